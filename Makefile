@@ -1,0 +1,60 @@
+# Everything sets itself up in .venv; only Python 3.11+, make and the package registries are needed.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+STAMP   = $(VENV)/.ready
+BENCH   = $(VENV)/.bench-ready
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test check fix demo acceptance bench torture mutate coverage clean
+
+help:            ## list the commands
+	@grep -E '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Safepoint needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@touch $(STAMP)
+
+$(BENCH): $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,bench]'
+	@touch $(BENCH)
+
+setup: $(STAMP)  ## create .venv with all the tools (the others do it by themselves)
+
+test: $(STAMP)   ## run lint, types and all tests
+	@$(MAKE) --no-print-directory check
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+check: $(STAMP)  ## ruff, mypy --strict, the house test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_house.py
+
+fix: $(STAMP)    ## format, and repair what ruff can repair
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo: $(STAMP)   ## see a stop happen
+	$(BIN)/python examples/01_signal.py
+
+acceptance: $(STAMP) ## the table of what the five systems do: passing and open lines
+	$(BIN)/python scripts/acceptance.py
+
+coverage: $(STAMP) ## branch coverage of the abort layer (must be 100 %)
+	$(BIN)/python scripts/coverage.py
+
+bench: $(BENCH)  ## ratios against unmodified peers, printed and written to benchmarks/results/
+	$(BIN)/python -m benchmarks
+
+torture: $(STAMP) ## the full counts of races and kills (bounded: 30 minutes)
+	SAFEPOINT_TORTURE=1 timeout 1800 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 900
+
+mutate: $(STAMP) ## break guard.py and signal.py line by line; every break must be noticed
+	$(BIN)/python scripts/mutate.py
+
+clean:           ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis htmlcov .coverage*

@@ -1,0 +1,39 @@
+"""Safepoint: a Python runtime for AI agents in which stopping works.
+
+Press Stop. Get a receipt. Keep the conversation.
+
+The names everybody needs are here; the rest comes from its room, such as `safepoint.abort`.
+"""
+
+from .abort import (
+    AbortController,
+    AbortError,
+    AbortReason,
+    AbortSignal,
+    AbortTimeout,
+    checkpoint,
+    current_signal,
+    fence,
+    on_abort_timeout,
+    run_in_thread,
+    run_process,
+    shield,
+)
+from .errors import SafepointError, UsageError
+
+__all__ = [
+    "AbortController",
+    "AbortError",
+    "AbortReason",
+    "AbortSignal",
+    "AbortTimeout",
+    "SafepointError",
+    "UsageError",
+    "checkpoint",
+    "current_signal",
+    "fence",
+    "on_abort_timeout",
+    "run_in_thread",
+    "run_process",
+    "shield",
+]

@@ -1,0 +1,163 @@
+"""Owns time: what deadlines, sleeps and timers ask. Knows nothing of signals.
+
+The system clock's timers live on one daemon thread, so that a deadline needs no event loop, outlives the loop that
+first looked at it, and never keeps the process alive. A test puts a clock of its own in place with `use_clock`.
+"""
+
+import asyncio
+import heapq
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from ..errors import UsageError
+
+__all__ = ["Clock", "SystemClock", "Timer", "current_clock", "use_clock"]
+
+log = logging.getLogger("safepoint")
+
+
+class Timer:
+    """A callback that is due at a time. `disarm()` is allowed anywhere, also in `__del__` and signal handlers."""
+
+    __slots__ = ("_callback", "when")
+
+    def __init__(self, when: float, callback: Callable[[], object]) -> None:
+        self.when = when
+        # A list, because `pop()` is atomic: of a firing and a disarming thread exactly one gets the callback.
+        self._callback = [callback]
+
+    @property
+    def armed(self) -> bool:
+        """True until it fired or was disarmed."""
+        return bool(self._callback)
+
+    def disarm(self) -> bool:
+        """True: the callback will not run, because of this call."""
+        return self._take() is not None
+
+    def fire(self) -> None:
+        """Run the callback, if nobody has yet. What it raises is logged: a clock outlives its users' mistakes."""
+        callback = self._take()
+        if callback is None:
+            return
+        try:
+            callback()
+        except BaseException:
+            log.exception("A timer's callback failed: %r", callback)
+
+    def _take(self) -> Callable[[], object] | None:
+        try:
+            return self._callback.pop()
+        except IndexError:
+            return None
+
+
+class Clock(Protocol):
+    """What a clock must do. Times are absolute seconds of this clock, durations relative ones."""
+
+    def monotonic(self) -> float:
+        """The time now."""
+        ...
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        """Call back once `when` has come, in any thread."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Suspend the current task."""
+        ...
+
+    def acquire(self, lock: threading.Lock, seconds: float | None) -> bool:
+        """Block this thread until it has the lock (True) or the time is up (False)."""
+        ...
+
+
+class SystemClock:
+    """Real time. Every method may be called from any thread, signal handler or `__del__`."""
+
+    def __init__(self) -> None:
+        self._inbox: SimpleQueue[Timer] | None = None
+
+    monotonic = staticmethod(time.monotonic)
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        timer = Timer(when, callback)
+        inbox = self._inbox
+        if inbox is None:
+            # Two threads may get here at once and both start a timer thread: wasteful once, harmless, and no lock
+            # that a signal handler could find held.
+            inbox = self._inbox = SimpleQueue()
+            threading.Thread(target=_serve, args=(inbox,), name="safepoint-timers", daemon=True).start()
+        inbox.put(timer)
+        return timer
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def acquire(self, lock: threading.Lock, seconds: float | None) -> bool:
+        if seconds is None:
+            return lock.acquire()
+        return lock.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+
+    def forget_thread(self) -> None:
+        """In a forked child the timer thread does not exist: start a new one when next needed."""
+        self._inbox = None
+
+
+def _serve(inbox: "SimpleQueue[Timer]") -> None:
+    """The timer thread: it alone owns the heap; others only put timers into its inbox."""
+    heap: list[tuple[float, int, Timer]] = []
+    order = itertools.count()  # equal times fire in the order in which they were asked for
+    sweep_at = 64
+    while True:
+        wait = max(0.0, heap[0][0] - time.monotonic()) if heap else None
+        try:
+            timer = inbox.get(timeout=None if wait is None else min(wait, threading.TIMEOUT_MAX))
+            heapq.heappush(heap, (timer.when, next(order), timer))
+        except Empty:
+            pass
+        while heap and (not heap[0][2].armed or heap[0][0] <= time.monotonic()):
+            heapq.heappop(heap)[2].fire()
+        if len(heap) > sweep_at:
+            # Disarmed timers of far-off deadlines would otherwise stay until their time: drop them each time the
+            # heap has doubled, which costs nothing per timer.
+            heap = [entry for entry in heap if entry[2].armed]
+            heapq.heapify(heap)
+            sweep_at = max(64, 2 * len(heap))
+
+
+SYSTEM = SystemClock()
+_clock: ContextVar[Clock] = ContextVar("safepoint_clock", default=SYSTEM)
+os.register_at_fork(after_in_child=SYSTEM.forget_thread)
+
+
+def current_clock() -> Clock:
+    """The clock of the code that asks: the system's, unless `use_clock` put another in its place."""
+    return _clock.get()
+
+
+@contextmanager
+def use_clock(clock: Clock) -> Iterator[Clock]:
+    """Everything made inside the block, and in tasks and threads started there, runs on this clock."""
+    token = _clock.set(clock)
+    try:
+        yield clock
+    finally:
+        _clock.reset(token)
+
+
+def check_seconds(name: str, seconds: object) -> float:
+    """A relative duration: a number that is not negative and not NaN. The error names the argument."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"{name} must be a number of seconds, not {type(seconds).__name__}")
+    if not seconds >= 0:
+        raise UsageError(f"{name} must be a relative number of seconds, 0 or more, not {seconds!r}")
+    return float(seconds)

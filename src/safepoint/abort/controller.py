@@ -1,0 +1,70 @@
+"""Owns the write side: the controller, and Ctrl-C as an abort. Knows nothing of what hears it."""
+
+import signal as os_signals
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from ..errors import UsageError
+from .clock import current_clock
+from .reason import AbortReason, caller, reason_from
+from .signal import AbortSignal, Composite, Source, roots_of
+
+__all__ = ["AbortController"]
+
+
+class AbortController:
+    """Whoever holds it may abort; give away its `signal`. With a parent, the parent's abort is also this one's."""
+
+    __slots__ = ("__weakref__", "_source", "signal")
+
+    def __init__(self, parent: AbortSignal | None = None) -> None:
+        source = self._source = Source()
+        self.signal: AbortSignal = source
+        if parent is not None:
+            if not isinstance(parent, AbortSignal):
+                raise TypeError(f"parent must be an AbortSignal, not {type(parent).__name__}")
+            self.signal = Composite(roots_of((source, parent)))
+
+    def abort(self, reason: AbortReason | BaseException | str | None = None) -> bool:
+        """Abort, now and for ever. True: this call did it. Any thread, any signal handler, `__del__`.
+
+        When it returns, the whole graph is aborted, all listeners have run, and every guarded task has been woken.
+        """
+        return self._abort(reason_from(reason, caller(1)))
+
+    def _abort(self, reason: AbortReason) -> bool:
+        if self.signal.aborted or not self._source.decide(reason, current_clock().monotonic()):
+            return False
+        self._source.tell()
+        return True
+
+    @contextmanager
+    def on_signals(self, *numbers: int) -> Iterator[None]:
+        """Inside the block these OS signals abort: Ctrl-C does not raise KeyboardInterrupt; a second one does."""
+        if not numbers:
+            raise UsageError("on_signals() needs at least one signal number, such as signal.SIGINT")
+        if threading.current_thread() is not threading.main_thread():
+            raise UsageError("on_signals() works in the main thread only: there the system delivers signals")
+        seen: list[int] = []
+
+        def heard(number: int, frame: FrameType | None) -> None:
+            seen.append(number)
+            if len(seen) > 1:
+                raise KeyboardInterrupt
+            name = os_signals.Signals(number).name
+            self._abort(AbortReason("user" if number == os_signals.SIGINT else "shutdown", name, _place(frame)))
+
+        before = {}
+        try:
+            for number in numbers:
+                before[number] = os_signals.signal(number, heard)
+            yield
+        finally:
+            for number, handler in before.items():
+                os_signals.signal(number, handler)
+
+
+def _place(frame: FrameType | None) -> str | None:
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

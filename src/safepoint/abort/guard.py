@@ -1,0 +1,257 @@
+"""Owns the way from a signal to the await it interrupts: the ONLY file that cancels tasks.
+
+Knows of a signal no more than `Observable`. Knows nothing of timers, threads or what the work is.
+
+A guard registers the current task with a signal for the time of a `with` block. Its life:
+
+    NEW ──enter──▶ ARMED ──deliver──▶ SENT ────exit──▶ LEFT     CancelledError becomes AbortError
+                     │                                   ▲
+                     ├──an inner guard raised it──▶ SERVED ─────┤     the abort is already on its way out
+                     └──────────exit─────────────────────┘     nothing was sent, nothing to balance
+
+Delivery always happens in a callback of the task's own loop, while the task is suspended inside the block. So a
+cancellation is never left over after the block, and which of several nested guards delivers is decided in one place.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Iterable
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Literal, Protocol, TypeVar
+
+from ..errors import UsageError
+from .reason import AbortError, AbortReason, error_from
+
+__all__ = ["Guard", "Observable", "Scope", "Waiter", "abort_error", "enclosing", "run", "scope", "wake"]
+
+log = logging.getLogger("safepoint")
+T = TypeVar("T")
+
+NEW, ARMED, SENT, SERVED, LEFT = range(5)
+
+
+class Observable(Protocol):
+    """What a guard needs of a signal."""
+
+    @property
+    def aborted(self) -> bool: ...
+    @property
+    def reason(self) -> AbortReason | None: ...
+    def attach(self, entry: "Guard | Waiter") -> None:
+        """Deliver to this entry on abort. Checking `aborted` afterwards is the caller's part: no abort is lost."""
+        ...
+
+    def detach(self, entry: "Guard | Waiter") -> bool:
+        """True: the entry was still attached, so no delivery is under way."""
+        ...
+
+
+class Scope:
+    """One link of the chain of signals that surround the running code. `shields`: what lies outside is not heard."""
+
+    __slots__ = ("outer", "shields", "signal", "task")
+
+    def __init__(self, signal: Observable, outer: "Scope | None") -> None:
+        self.signal = signal
+        self.outer = outer
+        self.shields = False
+        self.task: asyncio.Task[object] | None = None
+
+
+scope: ContextVar[Scope | None] = ContextVar("safepoint_scope", default=None)
+
+
+def enclosing() -> list[Observable]:
+    """The signals around the running code, innermost first. Beyond a shield only the bounds of shields count."""
+    signals: dict[Observable, None] = {}
+    shielded = False
+    link = scope.get()
+    while link is not None:
+        if link.shields or not shielded:
+            signals[link.signal] = None
+        shielded = shielded or link.shields
+        link = link.outer
+    return list(signals)
+
+
+class Guard(Scope):
+    """`with Guard(signal):` interrupts the await in its body on abort, and AbortError comes out.
+
+    It delivers at most one cancellation and takes it back; an outer cancellation, a value and any other exception
+    pass through unchanged. Once per object, entered and left by the same task.
+    """
+
+    __slots__ = ("_base", "_held", "_inner", "_pending", "_state", "_token")
+
+    def __init__(self, signal: Observable, *, shields: bool = False) -> None:
+        self.signal = signal
+        self.shields = shields
+        self._state = NEW
+
+    def __enter__(self) -> None:
+        if self._state != NEW:
+            raise UsageError("This guard was entered before; ask the signal for a new one: `with signal.guard():`")
+        task = self.task = _running_task()
+        base = self._base = task.cancelling()
+        # An outer cancellation that was asked for but has not been thrown yet: the next CancelledError is its own.
+        self._pending = base > 0 and getattr(task, "_must_cancel", False)
+        self._inner: Guard | None = None
+        self._held: tuple[Guard, ...] = ()
+        outer = self.outer = scope.get()
+        if outer is not None and outer.task is task and isinstance(outer, Guard):
+            outer._inner = self
+        self._token: Token[Scope | None] = scope.set(self)
+        self._state = ARMED
+        signal = self.signal
+        signal.attach(self)
+        if signal.aborted:
+            self.__exit__(None, None, None)
+            raise abort_error(signal)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        task = self.task
+        outer = self.outer
+        if outer is not None and outer.task is task and isinstance(outer, Guard):
+            outer._inner = None
+        self.task = None
+        try:
+            scope.reset(self._token)
+        except ValueError:  # another context: not the task that entered
+            self.signal.detach(self)
+            self._state = LEFT
+            raise UsageError(
+                "A guard was left by another task than the one that entered it. Was it held across `yield` in an"
+                " async generator? Use `async with signal.stream(source)`, or guard each step."
+            ) from exc
+        if self.signal.detach(self) and not self._held:
+            self._state = LEFT
+            return False
+        assert task is not None  # set on entry; a guard is left once
+        return self._leave_aborted(task, exc_type)
+
+    def _leave_aborted(self, task: "asyncio.Task[object]", exc_type: type[BaseException] | None) -> Literal[False]:
+        state, self._state = self._state, LEFT
+        ours = False
+        if state == SENT:
+            left = task.uncancel()
+            ours = (
+                exc_type is not None
+                and issubclass(exc_type, asyncio.CancelledError)
+                and left <= self._base
+                and not self._pending
+            )
+        for guard in self._held:
+            guard._released_by(self, task, raised=ours)
+        if ours:
+            raise abort_error(self.signal)
+        return False
+
+    def deliver(self, *, force: bool = False) -> None:
+        """Interrupt the body's await, once. Runs as a callback of the task's loop."""
+        task = self.task
+        if self._state != ARMED or task is None:
+            return
+        inner = self._inner
+        while inner is not None:
+            if inner.signal.aborted or (inner.shields and not self.shields):
+                inner._held += (self,)  # it is nearer to the await; its exit passes the abort on
+                return
+            inner = inner._inner
+        waiter = getattr(task, "_fut_waiter", None)
+        if waiter is not None and waiter.done() and not force:
+            # What the body waits for has come, the task only has not run yet: let it have its result. If it is
+            # still inside the block one tick later, it waits for something that it began after the abort.
+            task.get_loop().call_soon(lambda: self.deliver(force=True))
+            return
+        self._state = SENT
+        task.cancel("abort signal")
+
+    def _released_by(self, inner: "Guard", task: "asyncio.Task[object]", *, raised: bool) -> None:
+        if self._state != ARMED:
+            return
+        if raised and self.signal.reason is inner.signal.reason:
+            self._state = SERVED  # the same abort: a second cancellation would only hit the clean-up
+        else:
+            task.get_loop().call_soon(self.deliver)
+
+
+class Waiter:
+    """A future of a loop that an abort resolves."""
+
+    __slots__ = ("future", "task")
+
+    def __init__(self) -> None:
+        self.task = _running_task()
+        self.future: asyncio.Future[None] = self.task.get_loop().create_future()
+
+    def deliver(self) -> None:
+        """Resolve it. Runs as a callback of the loop."""
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+def wake(entries: Iterable[Guard | Waiter]) -> None:
+    """Deliver to all of them: one call per loop, from any thread, signal handler or `__del__`.
+
+    Also from the loop's own thread it goes through the self-pipe: a raw signal handler interrupts `select()`, which
+    then goes on sleeping, and a plain `call_soon` would wait for the next timer.
+    """
+    loops: dict[asyncio.AbstractEventLoop, list[Guard | Waiter]] = {}
+    for entry in entries:
+        task = entry.task
+        if task is not None:  # None: the guard is being left at this moment, in its own thread
+            loops.setdefault(task.get_loop(), []).append(entry)
+    for loop, batch in loops.items():
+        try:
+            loop.call_soon_threadsafe(_deliver_all, batch)
+        except RuntimeError:
+            log.debug("An abort found a closed event loop with %d entries still attached", len(batch))
+
+
+def _deliver_all(batch: list[Guard | Waiter]) -> None:
+    for entry in batch:
+        entry.deliver()
+
+
+async def run(signal: Observable, awaitable: Awaitable[T]) -> T:
+    """The awaitable's value, or AbortError. An awaitable that could not begin is closed, not left behind."""
+    begun = False
+    try:
+        with Guard(signal):
+            begun = True
+            return await awaitable
+    finally:
+        if not begun:
+            discard(awaitable)
+
+
+def discard(awaitable: object) -> None:
+    """End an awaitable nobody will await: as if the abort had come a moment after the await began."""
+    if inspect.iscoroutine(awaitable):
+        awaitable.close()
+    elif isinstance(awaitable, asyncio.Future):
+        awaitable.cancel("abort signal")
+
+
+def _running_task() -> "asyncio.Task[object]":
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    if task is None:
+        raise UsageError(
+            "There is no running asyncio task to interrupt. In a thread use `signal.wait()`,"
+            " `signal.raise_if_aborted()` or a listener; in async code call this inside a task."
+        )
+    return task
+
+
+def abort_error(signal: Observable) -> AbortError:
+    """The error for a signal that is aborted."""
+    reason = signal.reason
+    assert reason is not None, "asked only of an aborted signal"
+    return error_from(reason)

@@ -1,0 +1,260 @@
+"""Owns running a program under a signal: its whole process group ends with the abort. Knows nothing of tools.
+
+The program is supervised by a thread, in plain blocking code: the same on every event loop, and it goes on to its end
+when the loop is busy or gone. POSIX only.
+"""
+
+import asyncio
+import os
+import selectors
+import signal as os_signals
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+from . import processgroup
+from .ambient import current_signal, shield
+from .clock import check_seconds
+from .controller import AbortController
+from .guard import Guard
+from .reason import AbortError, AbortReason, error_from
+from .signal import AbortSignal
+from .threads import start_in_thread
+
+__all__ = ["ProcessResult", "run_process"]
+
+# After TERM and its grace: how long a killed group may take to be gone (a process in the kernel cannot be hurried).
+KILL_SECONDS = 2.0
+# A grandchild may hold the pipe open long after the program has ended: that is not output of ours to wait for.
+DRAIN_SECONDS = 0.2
+POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessResult:
+    """How a program ended. `survivors`: pids that came from it and still run. `dropped`: bytes beyond the bound."""
+
+    returncode: int | None
+    stdout: bytes
+    stderr: bytes
+    dropped: int = 0
+    survivors: tuple[int, ...] = ()
+    stopped: bool = False
+
+
+async def run_process(
+    argv: Sequence[str],
+    *,
+    signal: AbortSignal | None = None,
+    grace: float = 2.0,
+    stdin: bytes = b"",
+    cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    max_output: int = 1_000_000,
+) -> ProcessResult:
+    """Run a program in a process group of its own. Without `signal` the ambient one counts.
+
+    On abort the group gets TERM, and KILL after `grace` seconds; AbortError comes out when the group is empty, with
+    the `ProcessResult` so far as its `.partial`. Of each stream the last `max_output` bytes are kept.
+    Raises: AbortError; OSError if the program cannot be started.
+    """
+    if isinstance(argv, str | bytes) or not argv or not all(isinstance(word, str | os.PathLike) for word in argv):
+        raise TypeError(f"argv must be a non-empty sequence of strings, not {argv!r}; a shell: ['sh', '-c', command]")
+    grace = check_seconds("grace", grace)
+    signal = current_signal() if signal is None else signal
+    signal.raise_if_aborted()
+    # Also a cancellation of the awaiting task must end the program, so the supervisor hears a signal of this call.
+    controller = AbortController(signal)
+    program = _Program(argv, stdin, cwd, env, max_output)
+    ended = start_in_thread(program.supervise, controller.signal, grace)
+    try:
+        with Guard(signal):
+            await asyncio.wait([ended])
+    except AbortError:
+        await _settle(ended, grace)
+    except asyncio.CancelledError:
+        controller.abort(AbortReason("parent", "the task that awaited the program was cancelled"))
+        await _settle(ended, grace)
+        raise
+    result = ended.result()
+    if result.stopped:
+        raise error_from(signal.reason or AbortReason(), result)
+    return result
+
+
+async def _settle(ended: "asyncio.Future[ProcessResult]", grace: float) -> None:
+    """Wait until the supervisor has the evidence; it needs no longer than this."""
+    with shield(grace + KILL_SECONDS + 10):
+        await asyncio.wait([ended])
+
+
+class _Program:
+    """One program, from its start to the end of its group. All of it runs in one thread."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        stdin: bytes,
+        cwd: str | os.PathLike[str] | None,
+        env: Mapping[str, str] | None,
+        max_output: int,
+    ) -> None:
+        self._argv = list(argv)
+        self._input = memoryview(stdin)
+        self._cwd = cwd
+        self._mark = uuid.uuid4().hex
+        self._env = {**(os.environ if env is None else env), processgroup.MARK: self._mark}
+        self._max_output = max_output
+        self._output: dict[IO[bytes], bytearray] = {}
+        self._dropped = 0
+
+    def supervise(self, stop: AbortSignal, grace: float) -> ProcessResult:
+        """Run it to its end, or to the end that the signal makes."""
+        stop.raise_if_aborted()
+        heard, tell = socket.socketpair()
+        with heard, tell, stop.add_listener(lambda: _poke(tell)), selectors.DefaultSelector() as self._selector:
+            self._selector.register(heard, selectors.EVENT_READ)
+            with _started(self._argv, bool(self._input), self._cwd, self._env) as process:
+                self._register(process)
+                stopped = self._run_until(process, stop)
+                survivors = self._stop(process, grace) if stopped else self._drain()
+                returncode = _collect(process)
+            if not stopped and processgroup.send(process.pid, 0):
+                survivors = tuple(processgroup.members(process.pid))
+        out, err = (bytes(kept) for kept in self._output.values())
+        return ProcessResult(returncode, out, err, self._dropped, survivors, stopped)
+
+    def _register(self, process: "subprocess.Popen[bytes]") -> None:
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            self._output[pipe] = bytearray()
+            self._selector.register(pipe, selectors.EVENT_READ)
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            self._selector.register(process.stdin, selectors.EVENT_WRITE)
+
+    def _run_until(self, process: "subprocess.Popen[bytes]", stop: AbortSignal) -> bool:
+        """Carry data until the program has ended (False) or must be stopped (True)."""
+        with _exit_watch(process.pid, self._selector):
+            while not stop.aborted:
+                if _has_ended(process.pid):
+                    return False
+                self._carry(None if hasattr(os, "pidfd_open") else POLL_SECONDS)
+            return not _has_ended(process.pid)
+
+    def _stop(self, process: "subprocess.Popen[bytes]", grace: float) -> tuple[int, ...]:
+        """TERM, grace, KILL; ends when the group is empty. What left the group is not touched, but named."""
+        group = process.pid
+        for number, seconds in ((os_signals.SIGTERM, grace), (os_signals.SIGKILL, KILL_SECONDS)):
+            processgroup.send(group, number)
+            until = time.monotonic() + seconds
+            while processgroup.members(group) and time.monotonic() < until:
+                self._carry(POLL_SECONDS)
+        self._drain()
+        return tuple({*processgroup.members(group), *processgroup.marked(self._mark)})
+
+    def _drain(self) -> tuple[int, ...]:
+        """Take what is still in the pipes."""
+        until = time.monotonic() + DRAIN_SECONDS
+        while self._open_pipes() and (left := until - time.monotonic()) > 0:
+            self._carry(left)
+        return ()
+
+    def _open_pipes(self) -> bool:
+        return any(key.fileobj in self._output for key in self._selector.get_map().values())
+
+    def _carry(self, seconds: float | None) -> None:
+        """Move what can be moved now, or wait for it at most this long."""
+        for key, _ in self._selector.select(seconds):
+            pipe = key.fileobj
+            if pipe in self._output:
+                self._receive(pipe)
+            elif key.events & selectors.EVENT_WRITE:
+                self._feed(pipe)  # type: ignore[arg-type]  # the only writable one is the program's stdin
+            else:  # woken: by the abort or by the program's end; once is enough
+                self._selector.unregister(pipe)
+
+    def _receive(self, pipe: IO[bytes]) -> None:
+        chunk = pipe.read(65536)
+        if not chunk:
+            self._selector.unregister(pipe)
+            return
+        kept = self._output[pipe]
+        kept += chunk
+        over = len(kept) - self._max_output
+        if over > 0:
+            del kept[:over]
+            self._dropped += over
+
+    def _feed(self, pipe: IO[bytes]) -> None:
+        try:
+            self._input = self._input[os.write(pipe.fileno(), self._input[:65536]) :]
+        except BrokenPipeError:
+            self._input = self._input[:0]
+        if not self._input:
+            self._selector.unregister(pipe)
+            pipe.close()
+
+
+@contextmanager
+def _started(
+    argv: list[str], feeds: bool, cwd: str | os.PathLike[str] | None, env: Mapping[str, str]
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """The program in a session, and so a group, of its own. Its pipes are closed at the end, and nobody waits."""
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE if feeds else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        cwd=cwd,
+        env=env,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextmanager
+def _exit_watch(pid: int, selector: selectors.BaseSelector) -> Iterator[None]:
+    """Wake the selector when the process ends, where the system can tell."""
+    if not hasattr(os, "pidfd_open"):
+        yield
+        return
+    fd = os.pidfd_open(pid)
+    selector.register(fd, selectors.EVENT_READ)
+    try:
+        yield
+    finally:
+        if fd in selector.get_map():
+            selector.unregister(fd)
+        os.close(fd)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether the process is over. It is not collected yet: until then its group's number cannot be reused."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _collect(process: "subprocess.Popen[bytes]") -> int | None:
+    try:
+        return process.wait(0.1)
+    except subprocess.TimeoutExpired:  # killed, but still inside the kernel: it is among the survivors
+        return None
+
+
+def _poke(tell: socket.socket) -> None:
+    try:
+        tell.send(b"!")
+    except OSError:
+        pass  # the program has ended in this very moment

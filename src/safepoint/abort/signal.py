@@ -1,0 +1,404 @@
+"""Owns the state of a signal: aborted or not, why, and who wants to hear of it. No locks, no loop, no threads.
+
+Knows nothing of tasks (`guard.py`) and of what asks for the abort (`controller.py`).
+
+Two kinds of signal abort by themselves, the roots: a `Source` when its controller says so, a `Deadline` when its time
+has come. A `Composite` only looks at its roots, and is registered with them only while somebody listens: a signal that
+lives for days does not grow with the composites made over it.
+
+Races are decided by single dict operations, which are atomic: `setdefault` finds the one winner of an abort, `pop`
+the one owner of an entry. A lock would deadlock when `abort()` runs in a signal handler or `__del__`.
+"""
+
+import itertools
+import math
+import threading
+import weakref
+from abc import abstractmethod
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+from ..errors import UsageError
+from .clock import Timer, check_seconds, current_clock
+from .guard import Guard, Waiter, abort_error, run, wake
+from .listeners import Registration, run_all
+from .reason import AbortReason, ReasonKind, caller, reason_from
+
+if TYPE_CHECKING:
+    from .stream import Stream
+
+__all__ = ["AbortSignal"]
+
+T = TypeVar("T")
+_created = itertools.count()
+
+
+class AbortSignal:
+    """The read side: is it aborted, why, tell me when. Made by an `AbortController` or the factories below."""
+
+    __slots__ = ("__weakref__",)
+
+    def __init__(self) -> None:
+        raise UsageError("AbortSignal() cannot be made directly; use `AbortController().signal` or a factory")
+
+    if TYPE_CHECKING:  # plain slots on a Source, where a property would cost ten times as much
+
+        @property
+        def aborted(self) -> bool:
+            """True from the abort on, for ever."""
+
+        @property
+        def reason(self) -> AbortReason | None:
+            """Why it was aborted, or None. The first reason stays."""
+
+        @property
+        def deadline(self) -> float | None:
+            """The absolute time of its clock at which it will abort by itself, or None."""
+
+    def remaining(self) -> float:
+        """Seconds until the deadline, not below 0; `inf` without one."""
+        return math.inf if self.deadline is None else max(0.0, self.deadline - current_clock().monotonic())
+
+    def raise_if_aborted(self) -> None:
+        """Raises: AbortError once aborted; AbortTimeout when time was up."""
+        if self.aborted:
+            raise abort_error(self)
+
+    def add_listener(self, fn: Callable[[], object]) -> Registration:
+        """Call `fn()` once on abort, in the thread that aborts. Never, if it is aborted already: check first."""
+        if not callable(fn):
+            raise TypeError(f"fn must be callable, not {type(fn).__name__}")
+        if self.aborted:
+            return Registration(fn, lambda _: False)
+        registration = Registration(fn, self._forget)
+        self._listen(registration)
+        # Inserted first, looked second: an abort in between either found it or leaves it to us.
+        if self.aborted and self._forget(registration):
+            registration.run()
+        return registration
+
+    @property
+    @abstractmethod
+    def observers(self) -> int:
+        """How many guards, listeners and listened-to composites are registered here now. For tests and diagnosis."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block this thread until the abort (True) or until `timeout` seconds have passed (False)."""
+        clock = current_clock()
+        ends = None if timeout is None else clock.monotonic() + check_seconds("timeout", timeout)
+        # A bare lock of our own: an Event's inner lock could be held by the very thread a signal handler interrupts.
+        lock = threading.Lock()
+        lock.acquire()
+        with self.add_listener(lock.release):
+            while not self.aborted:
+                left = min((t - clock.monotonic() for t in (ends, self.deadline) if t is not None), default=None)
+                if clock.acquire(lock, left) or (ends is not None and clock.monotonic() >= ends):
+                    break
+        return self.aborted
+
+    async def wait_async(self) -> None:
+        """Suspend this task until the abort."""
+        if self.aborted:
+            return
+        waiter = Waiter()
+        self.attach(waiter)
+        try:
+            if not self.aborted:
+                await waiter.future
+        finally:
+            self.detach(waiter)
+
+    async def sleep(self, seconds: float) -> None:
+        """Raises: AbortError, at once on abort."""
+        seconds = check_seconds("seconds", seconds)
+        with Guard(self):
+            await current_clock().sleep(seconds)
+
+    async def run(self, awaitable: Awaitable[T]) -> T:
+        """Await it. Raises: AbortError on abort; the awaitable is interrupted, or closed if it had not begun."""
+        return await run(self, awaitable)
+
+    def guard(self) -> Guard:
+        """`with signal.guard():` interrupts the await in the body on abort, and AbortError comes out."""
+        return Guard(self)
+
+    def stream(self, source: AsyncIterable[T]) -> "Stream[T]":
+        """Iterate over `source` under this signal: checked before each chunk, closed on abort, break and error."""
+        from .stream import Stream  # it stands above this file: closing a source needs a shield, which is a signal
+
+        return Stream(self, source)
+
+    @staticmethod
+    def any(signals: "Iterable[AbortSignal]") -> "AbortSignal":
+        """A signal that is aborted as soon as one of these is, with its reason."""
+        given = list(signals)
+        roots = roots_of(given)
+        for signal in given:
+            if signal.aborted:
+                return AbortSignal.already(signal.reason)
+        return Composite(roots)
+
+    @staticmethod
+    def timeout(seconds: float) -> "AbortSignal":
+        """A signal that aborts by itself after `seconds`. Needs no loop and keeps nothing alive."""
+        return Deadline(check_seconds("seconds", seconds), "timeout", caller(1))
+
+    @staticmethod
+    def already(reason: AbortReason | BaseException | str | None = None) -> "AbortSignal":
+        """A signal that is aborted from birth. Its listeners never run."""
+        signal = Source()
+        signal.decide(reason_from(reason, caller(1)), current_clock().monotonic())
+        return signal
+
+    @staticmethod
+    def never() -> "AbortSignal":
+        """A signal that is never aborted."""
+        return Composite(())
+
+    @abstractmethod
+    def attach(self, entry: Guard | Waiter) -> None:
+        """Deliver to this entry on abort. For `guard.py`."""
+
+    @abstractmethod
+    def detach(self, entry: Guard | Waiter) -> bool:
+        """True: it was still attached everywhere. For `guard.py`."""
+
+    @abstractmethod
+    def _listen(self, registration: Registration) -> None: ...
+
+    @abstractmethod
+    def _forget(self, registration: Registration) -> bool: ...
+
+
+class Root(AbortSignal):
+    """A signal that aborts by itself: it has the guards, the listeners and the composites that are listened to."""
+
+    __slots__ = ("_decision", "_guards", "_listeners")
+
+    if TYPE_CHECKING:
+
+        @property
+        def at(self) -> float:
+            """When it was aborted, or will be."""
+
+    def __init__(self) -> None:
+        self._decision: dict[None, tuple[AbortReason, float]] = {}
+        self._guards: dict[Guard | Waiter, bool] = {}
+        self._listeners: dict[Registration | Composite, bool] = {}
+
+    @property
+    def observers(self) -> int:
+        return len(self._guards) + len(self._listeners)
+
+    def attach(self, entry: Guard | Waiter) -> None:
+        self._guards[entry] = True
+
+    def detach(self, entry: Guard | Waiter) -> bool:
+        return self._guards.pop(entry, False)
+
+    def _listen(self, registration: "Registration | Composite") -> None:
+        self._listeners[registration] = True
+
+    def _forget(self, registration: "Registration | Composite") -> bool:
+        return self._listeners.pop(registration, False)
+
+    def tell(self) -> None:
+        """Wake the guards, then the listeners in order, then composites by age. The state is set before, everywhere."""
+        wake([entry for entry in list(self._guards) if self._guards.pop(entry, False)])
+        run_all(self._owned())
+
+    def _owned(self) -> Iterable[Registration]:
+        composites: list[Composite] = []
+        for entry in list(self._listeners):
+            if self._listeners.pop(entry, False):  # False: a listener that ran before has removed it
+                if isinstance(entry, Composite):
+                    composites.append(entry)
+                else:
+                    yield entry
+        for composite in sorted(composites, key=lambda c: c.number):
+            yield from composite.owned()
+
+
+class Source(Root):
+    """The root behind an `AbortController`."""
+
+    __slots__ = ("aborted", "at", "reason")
+    deadline: float | None = None
+
+    def __init__(self) -> None:
+        # Every request and every tool makes one of these: written out, it costs a third less than with super().
+        self._decision = {}
+        self._guards = {}
+        self._listeners = {}
+        self.aborted: bool = False
+        self.reason: AbortReason | None = None
+        self.at: float
+
+    def decide(self, reason: AbortReason, at: float) -> bool:
+        """Set the state. True: this call did it. Also for a losing call the signal is aborted when it returns."""
+        mine = (reason, at)
+        won = self._decision.setdefault(None, mine)
+        self.reason, self.at = won
+        self.aborted = True
+        return won is mine
+
+
+# Deadlines with listeners, which nobody else may hold on to: they are kept until their time or the last removal.
+_kept: "dict[Deadline, bool]" = {}
+
+
+class Deadline(Root):
+    """The root that aborts when its time has come. Asked, it looks at the clock; observed, it sets one timer."""
+
+    __slots__ = ("_clock", "_kind", "_origin", "_seconds", "_timer", "deadline")
+
+    def __init__(self, seconds: float, kind: ReasonKind, origin: str | None) -> None:
+        super().__init__()
+        self._clock = current_clock()
+        self._seconds = seconds
+        self._kind: ReasonKind = kind
+        self._origin = origin
+        self._timer: Timer | None = None
+        self.deadline: float | None = self._clock.monotonic() + seconds
+
+    @property
+    def at(self) -> float:
+        return self.deadline or 0.0
+
+    @property
+    def aborted(self) -> bool:
+        return self._clock.monotonic() >= self.at
+
+    @property
+    def reason(self) -> AbortReason | None:
+        if not self.aborted:
+            return None
+        reason = AbortReason(self._kind, f"{self._seconds:g} s passed", self._origin)
+        return self._decision.setdefault(None, (reason, self.at))[0]
+
+    def attach(self, entry: Guard | Waiter) -> None:
+        super().attach(entry)
+        self._arm()
+
+    def _listen(self, registration: "Registration | Composite") -> None:
+        super()._listen(registration)
+        _kept[self] = True
+        self._arm()
+
+    def _forget(self, registration: "Registration | Composite") -> bool:
+        forgotten = super()._forget(registration)
+        if not self._listeners:
+            _kept.pop(self, None)
+            if self._listeners:  # another thread has just come to listen
+                _kept[self] = True
+        return forgotten
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            return
+
+        def expire() -> None:
+            signal = ref()
+            if signal is not None:
+                signal._expire()
+
+        # Weak, so that a far-off deadline does not keep what its guards and listeners held.
+        ref = weakref.ref(self, lambda _: timer.disarm())
+        timer = self._timer = self._clock.call_at(self.at, expire)
+
+    def _expire(self) -> None:
+        if not self.aborted:  # some clocks fire early
+            self._timer = None
+            self._arm()
+            return
+        self.tell()
+        _kept.pop(self, None)
+
+
+class Composite(AbortSignal):
+    """A signal that follows roots: any of them. Pulled when asked, registered with them only while listened to."""
+
+    __slots__ = ("_decision", "_listeners", "_roots", "number")
+
+    def __init__(self, roots: tuple[Root, ...]) -> None:
+        self._roots = roots
+        self._decision: dict[None, AbortReason] = {}
+        self._listeners: dict[Registration, bool] = {}
+        self.number = next(_created)
+
+    @property
+    def roots(self) -> tuple[Root, ...]:
+        """What it follows. Never composites: those are replaced by their own roots."""
+        return self._roots
+
+    @property
+    def aborted(self) -> bool:
+        for root in self._roots:  # a plain loop: any() with a generator costs three times as much
+            if root.aborted:
+                return True
+        return False
+
+    @property
+    def reason(self) -> AbortReason | None:
+        if not self._decision:
+            aborted = [root for root in self._roots if root.aborted]
+            if not aborted:
+                return None
+            first = min(aborted, key=lambda root: root.at)  # first in time; in one instant, first in the list
+            assert first.reason is not None
+            # Kept from the first look on, also where a root with an earlier time is slow to say so.
+            self._decision.setdefault(None, first.reason)
+        return self._decision[None]
+
+    @property
+    def deadline(self) -> float | None:
+        return min((root.deadline for root in self._roots if root.deadline is not None), default=None)
+
+    @property
+    def observers(self) -> int:
+        return len(self._listeners)
+
+    def attach(self, entry: Guard | Waiter) -> None:
+        for root in self._roots:
+            root.attach(entry)
+
+    def detach(self, entry: Guard | Waiter) -> bool:
+        attached = True
+        for root in self._roots:
+            attached = root.detach(entry) and attached
+        return attached
+
+    def _listen(self, registration: Registration) -> None:
+        self._listeners[registration] = True
+        for root in self._roots:
+            root._listen(self)
+
+    def _forget(self, registration: Registration) -> bool:
+        forgotten = self._listeners.pop(registration, False)
+        if not self._listeners:
+            for root in self._roots:
+                root._forget(self)
+                if self._listeners:  # another thread has just come to listen
+                    root._listen(self)
+        return forgotten
+
+    def owned(self) -> Iterable[Registration]:
+        """The listeners, each given to one caller only; the roots that did not abort are left."""
+        for root in self._roots:
+            root._forget(self)
+        for registration in list(self._listeners):
+            if self._listeners.pop(registration, False):
+                yield registration
+
+
+def roots_of(signals: Iterable[object]) -> tuple[Root, ...]:
+    """The roots of these signals, each once, in order. Raises: TypeError that names the wrong one."""
+    roots: dict[Root, None] = {}
+    for index, signal in enumerate(signals):
+        if isinstance(signal, Root):
+            roots[signal] = None
+        elif isinstance(signal, Composite):
+            roots.update(dict.fromkeys(signal.roots))
+        else:
+            raise TypeError(f"signals[{index}] must be an AbortSignal, not {type(signal).__name__}")
+    return tuple(roots)

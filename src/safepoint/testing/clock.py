@@ -1,0 +1,113 @@
+"""Owns time that only moves when a test says so. Knows nothing of what waits for it."""
+
+import asyncio
+import heapq
+import itertools
+import threading
+from collections.abc import Callable
+
+from ..abort.clock import Timer, check_seconds
+
+__all__ = ["FakeClock", "settle"]
+
+# A loop that does not show its queue (uvloop) is given this many turns instead: enough for any chain of wake-ups.
+BLIND_TURNS = 50
+
+
+class FakeClock:
+    """A clock for tests: `with use_clock(FakeClock()) as clock:`, then `clock.advance(3)`.
+
+    Timers fire inside `advance`, in the order of their times, each at its own time.
+    """
+
+    def __init__(self, start: float = 1000.0) -> None:
+        self._now = start
+        self._order = itertools.count()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._lock = threading.Lock()
+
+    def monotonic(self) -> float:
+        """The time now."""
+        return self._now
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        """Call back inside the `advance` that reaches `when`; a time that has passed: inside the next one."""
+        timer = Timer(when, callback)
+        with self._lock:
+            heapq.heappush(self._timers, (when, next(self._order), timer))
+        return timer
+
+    async def sleep(self, seconds: float) -> None:
+        """Suspend the current task until `advance` has reached the time."""
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        timer = self.call_at(self._now + seconds, lambda: loop.call_soon_threadsafe(wake))
+        try:
+            if seconds <= 0:
+                await asyncio.sleep(0)
+            else:
+                await woken
+        finally:
+            timer.disarm()
+
+    def acquire(self, lock: threading.Lock, seconds: float | None) -> bool:
+        """Block this thread until it has the lock or `advance` has reached the time."""
+        if seconds is None:
+            return lock.acquire()
+        gate = threading.Event()
+        timer = self.call_at(self._now + seconds, gate.set)
+        try:
+            # The thread waits for two things at once; fake time has no other way to be heard by a blocked thread.
+            while not lock.acquire(timeout=0.001):
+                if gate.is_set() or seconds <= 0:
+                    return lock.acquire(blocking=False)
+            return True
+        finally:
+            timer.disarm()
+
+    @property
+    def pending(self) -> int:
+        """How many timers are armed."""
+        with self._lock:
+            return sum(timer.armed for _, _, timer in self._timers)
+
+    def advance(self, seconds: float) -> None:
+        """Move on, firing what is due."""
+        target = self._now + check_seconds("seconds", seconds)
+        while (timer := self._due(target)) is not None:
+            self._now = max(self._now, timer.when)
+            timer.fire()
+        self._now = target
+
+    async def elapse(self, seconds: float) -> None:
+        """Move on from timer to timer, letting everything that became ready run in between."""
+        target = self._now + check_seconds("seconds", seconds)
+        await settle()
+        while (timer := self._due(target)) is not None:
+            self._now = max(self._now, timer.when)
+            timer.fire()
+            await settle()
+        self._now = target
+        await settle()
+
+    def _due(self, target: float) -> Timer | None:
+        with self._lock:
+            while self._timers and (self._timers[0][0] <= target or not self._timers[0][2].armed):
+                timer = heapq.heappop(self._timers)[2]
+                if timer.armed:
+                    return timer
+        return None
+
+
+async def settle() -> None:
+    """Return when the loop has nothing ready to run but the caller. Bounded."""
+    ready = getattr(asyncio.get_running_loop(), "_ready", None)
+    for _ in range(BLIND_TURNS if ready is None else 10_000):
+        await asyncio.sleep(0)
+        if ready is not None and not ready:
+            return

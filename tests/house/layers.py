@@ -1,0 +1,77 @@
+"""Owns who may import whom in src/."""
+
+import ast
+import sys
+from collections.abc import Iterator
+
+from tests.house.source import Source
+
+LAYERS = {
+    "errors": 0,
+    "abort": 1,
+    "run": 2,
+    "agent": 3,
+    "flow": 3,
+    "models": 3,
+    "turns": 4,
+    "session": 5,
+    "worker": 6,
+    "server": 7,
+    "cli": 8,
+}
+FACE = "__init__"
+CORE = {"errors", "abort", "run"}
+NOT_CORE = {"run/wire.py"}
+
+
+def upward_imports(source: Source) -> Iterator[str]:
+    importer = room(source)
+    if importer not in {*LAYERS, "testing", FACE}:
+        yield source.at(1, f"{importer} has no layer")
+        return
+    found = set()
+    for line, name in imports(source):
+        package, _, inside = name.partition(".")
+        top = inside.partition(".")[0]
+        imported = top if top in {*LAYERS, "testing"} else FACE
+        if package == "safepoint" and not may_import(importer, imported):
+            found.add((line, "the public face" if imported == FACE else imported))
+    yield from (source.at(line, f"{importer} imports {imported}") for line, imported in sorted(found))
+
+
+def may_import(importer: str, imported: str) -> bool:
+    if importer in (imported, FACE):
+        return True
+    if imported not in LAYERS:
+        return False
+    if importer == "testing":
+        return LAYERS[imported] < LAYERS["cli"]
+    return LAYERS[imported] < LAYERS[importer] or (importer, imported) == ("models", "agent")
+
+
+def foreign_imports(source: Source) -> Iterator[str]:
+    """What the core imports beyond the standard library and itself."""
+    if room(source) not in CORE or str(source.path) in NOT_CORE:
+        return
+    for line, name in imports(source):
+        top = name.partition(".")[0]
+        if top not in sys.stdlib_module_names and top != "safepoint":
+            yield source.at(line, f"imports {top}")
+
+
+def room(source: Source) -> str:
+    """The folder, or top-level module, a file belongs to; `__main__.py` is a door of the cli."""
+    top = source.path.parts[0].removesuffix(".py")
+    return "cli" if top == "__main__" else top
+
+
+def imports(source: Source) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything a file imports, wherever in the file."""
+    package = ("safepoint", *source.path.parent.parts)
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else ()
+            module = ".".join([*base, *filter(None, [node.module])])
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)

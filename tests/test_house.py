@@ -1,0 +1,174 @@
+"""Owns the verdict on this repository: each house rule, applied, with what to do when it is broken."""
+
+import subprocess
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+import safepoint
+from tests.house import calls, layers, names, shape, triggers
+from tests.house.source import Rule, Source, read
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+
+@cache
+def package() -> list[Source]:
+    return read(ROOT / "src" / "safepoint")
+
+
+@cache
+def suite() -> list[Source]:
+    return read(ROOT / "tests")
+
+
+def tracked() -> list[Source]:
+    """The text files of the repository, those not added yet included."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: there is no list of the project's files")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    found = []
+    for name in filter(None, listed.split("\0")):
+        try:
+            found.append(Source(PurePosixPath(name), (ROOT / name).read_text(encoding="utf-8")))
+        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
+            continue
+    return found
+
+
+def require(offenders: Iterable[str], otherwise: str) -> None:
+    """Fail with what to do, and all offenders, unless there are none."""
+    __tracebackhide__ = True
+    if found := list(offenders):
+        pytest.fail("\n  ".join([otherwise, *found]), pytrace=False)
+
+
+def each(rule: Rule, sources: list[Source]) -> list[str]:
+    assert sources, "no files to check"
+    return [offender for source in sources for offender in rule(source)]
+
+
+def test_imports_point_down() -> None:
+    require(
+        each(layers.upward_imports, package()),
+        "Imports point down and never sideways or to the public face: import the name from a lower room, "
+        "or move it there; a new folder gets its layer in tests/house/layers.py.",
+    )
+
+
+def test_the_core_needs_only_the_standard_library() -> None:
+    require(
+        each(layers.foreign_imports, package()),
+        "abort/, run/ and errors.py work without any other package: move this up, or to run/wire.py.",
+    )
+
+
+def test_files_and_functions_are_small() -> None:
+    require(
+        each(shape.oversized, package()),
+        f"At most {shape.MAX_FILE_LINES} lines per file and {shape.MAX_FUNCTION_LINES} per function: "
+        "find the second noun, or the second verb, and give it its own.",
+    )
+
+
+def test_every_file_is_named_after_what_it_owns() -> None:
+    require(each(shape.nameless, package()), "Name the file after its one noun; what has no name has no place.")
+
+
+def test_every_module_says_what_it_owns() -> None:
+    require(each(shape.undescribed, package()), 'Begin the file with a docstring: "Owns X. Knows nothing of Y."')
+
+
+def test_tests_mirror_modules() -> None:
+    paths = {test.path for test in suite()}
+    require(
+        each(lambda source: shape.unmirrored(source, paths), package()),
+        "Every module has its own test file: write it.",
+    )
+
+
+def test_public_names_are_few_and_documented() -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
+    require(
+        names.faulty_face(safepoint, pages),
+        f"safepoint.__all__: at most {names.MAX_PUBLIC_NAMES} names, each once, each there, each with a docstring, "
+        "and each in backticks on a page in docs/.",
+    )
+
+
+def test_every_name_in_all_resolves() -> None:
+    require(each(names.unresolved_exports, package()), "Remove the name from __all__, or define it in the module.")
+
+
+def test_packages_export_exactly_what_they_import() -> None:
+    require(
+        each(names.uneven_exports, package()),
+        "A package's __all__ is the list of its public names: add it there, or import it as a private name.",
+    )
+
+
+def test_only_the_guard_touches_cancellation() -> None:
+    require(
+        each(calls.cancel_calls, package()),
+        f"Only {calls.CANCEL_FILE} speaks to the event loop about cancelling: use the guard, or a function there.",
+    )
+
+
+def test_no_public_name_says_cancel() -> None:
+    require(each(names.cancel_names, package()), "Our words are abort (now) and stop (a request): rename it.")
+
+
+def test_every_abort_trigger_is_listed() -> None:
+    page = DOCS / "abort-triggers.md"
+    if not page.exists():
+        pytest.fail(
+            "docs/abort-triggers.md is missing: write it, with a table whose columns are "
+            f"| {' | '.join(triggers.COLUMNS)} |",
+            pytrace=False,
+        )
+    require(
+        triggers.unlisted_triggers(package(), page.read_text(encoding="utf-8")),
+        "docs/abort-triggers.md lists every place that may abort, and no other:",
+    )
+
+
+def test_nothing_waits_with_wait_for() -> None:
+    require(
+        each(calls.lossy_waits, package()),
+        "asyncio.wait_for can swallow a cancellation on Python 3.11: use asyncio.timeout or a guard.",
+    )
+
+
+def test_a_task_group_owns_every_task() -> None:
+    require(
+        each(calls.stray_tasks, package()),
+        "Start the task in an asyncio.TaskGroup; if none can own it, add the file and the reason to TASK_OWNERS "
+        "in tests/house/calls.py.",
+    )
+
+
+def test_only_the_cli_prints() -> None:
+    require(each(calls.prints, package()), "Emit an event or log a warning instead; printing is for cli/.")
+
+
+def test_nothing_is_left_unfinished() -> None:
+    require(each(shape.unfinished, package()), "Finish it, or take it out; plans do not live in the source.")
+
+
+def test_tests_do_not_sleep() -> None:
+    require(
+        each(calls.real_sleeps, suite()),
+        "Wait for an event, or drive the fake clock; where only real time will do, "
+        "say so on the line: # real time: <why>",
+    )
+
+
+def test_the_project_speaks_of_itself_alone() -> None:
+    require(
+        each(shape.private_paths, tracked()),
+        "A path of one machine means nothing on another: make it relative, or take it from tmp_path.",
+    )
