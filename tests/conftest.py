@@ -56,7 +56,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
         left = asyncio.all_tasks() - {asyncio.current_task()}
         assert not left, f"the test left tasks behind: {left}"
 
-    with asyncio.Runner(loop_factory=LOOPS[pyfuncitem.callspec.params["event_loop_name"]]) as runner:
+    with asyncio.Runner(loop_factory=LOOPS[str(pyfuncitem.callspec.params["event_loop_name"])]) as runner:
         runner.run(bounded())
     return True
 

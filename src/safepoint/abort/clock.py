@@ -4,6 +4,7 @@ The system clock's timers live on one daemon thread, so that a deadline needs no
 first looked at it, and never keeps the process alive. A test puts a clock of its own in place with `use_clock`.
 """
 
+import _thread
 import asyncio
 import heapq
 import itertools
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ..errors import UsageError
 
@@ -93,9 +94,10 @@ class SystemClock:
         inbox = self._inbox
         if inbox is None:
             # Two threads may get here at once and both start a timer thread: wasteful once, harmless, and no lock
-            # that a signal handler could find held.
-            inbox = self._inbox = SimpleQueue()
-            threading.Thread(target=_serve, args=(inbox,), name="safepoint-timers", daemon=True).start()
+            # that a signal handler could find held. For the same reason not a `threading.Thread`, which takes one.
+            inbox = SimpleQueue()
+            _thread.start_new_thread(_serve, (inbox,))
+            self._inbox = inbox
         inbox.put(timer)
         return timer
 
@@ -114,6 +116,7 @@ class SystemClock:
 
 def _serve(inbox: "SimpleQueue[Timer]") -> None:
     """The timer thread: it alone owns the heap; others only put timers into its inbox."""
+    threading.current_thread().name = "safepoint-timers"
     heap: list[tuple[float, int, Timer]] = []
     order = itertools.count()  # equal times fire in the order in which they were asked for
     sweep_at = 64
@@ -121,7 +124,9 @@ def _serve(inbox: "SimpleQueue[Timer]") -> None:
         wait = max(0.0, heap[0][0] - time.monotonic()) if heap else None
         try:
             timer = inbox.get(timeout=None if wait is None else min(wait, threading.TIMEOUT_MAX))
-            heapq.heappush(heap, (timer.when, next(order), timer))
+            while True:  # all there are, before any fires: the first in the inbox need not be the first in time
+                heapq.heappush(heap, (timer.when, next(order), timer))
+                timer = inbox.get_nowait()
         except Empty:
             pass
         while heap and (not heap[0][2].armed or heap[0][0] <= time.monotonic()):
@@ -134,6 +139,7 @@ def _serve(inbox: "SimpleQueue[Timer]") -> None:
             sweep_at = max(64, 2 * len(heap))
 
 
+C = TypeVar("C", bound=Clock)
 SYSTEM = SystemClock()
 _clock: ContextVar[Clock] = ContextVar("safepoint_clock", default=SYSTEM)
 os.register_at_fork(after_in_child=SYSTEM.forget_thread)
@@ -145,8 +151,8 @@ def current_clock() -> Clock:
 
 
 @contextmanager
-def use_clock(clock: Clock) -> Iterator[Clock]:
-    """Everything made inside the block, and in tasks and threads started there, runs on this clock."""
+def use_clock(clock: C) -> Iterator[C]:
+    """Everything made inside the block runs on this clock, also in tasks and `run_in_thread` calls started there."""
     token = _clock.set(clock)
     try:
         yield clock

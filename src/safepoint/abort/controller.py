@@ -8,7 +8,7 @@ from types import FrameType
 
 from ..errors import UsageError
 from .clock import current_clock
-from .reason import AbortReason, caller, reason_from
+from .reason import AbortReason, ReasonKind, caller, reason_from
 from .signal import AbortSignal, Composite, Source, roots_of
 
 __all__ = ["AbortController"]
@@ -53,8 +53,8 @@ class AbortController:
             seen.append(number)
             if len(seen) > 1:
                 raise KeyboardInterrupt
-            name = os_signals.Signals(number).name
-            self._abort(AbortReason("user" if number == os_signals.SIGINT else "shutdown", name, _place(frame)))
+            kind: ReasonKind = "user" if number == os_signals.SIGINT else "shutdown"
+            self._abort(AbortReason(kind, _name(number), _place(frame)))
 
         before = {}
         try:
@@ -64,6 +64,13 @@ class AbortController:
         finally:
             for number, handler in before.items():
                 os_signals.signal(number, handler)
+
+
+def _name(number: int) -> str:
+    try:
+        return os_signals.Signals(number).name
+    except ValueError:  # most real-time signals have a number only
+        return f"signal {number}"
 
 
 def _place(frame: FrameType | None) -> str | None:

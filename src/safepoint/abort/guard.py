@@ -120,18 +120,25 @@ class Guard(Scope):
         self.task = None
         try:
             scope.reset(self._token)
-        except ValueError:  # another context: not the task that entered
-            self.signal.detach(self)
-            self._state = LEFT
-            raise UsageError(
-                "A guard was left by another task than the one that entered it. Was it held across `yield` in an"
-                " async generator? Use `async with signal.stream(source)`, or guard each step."
-            ) from exc
+        except ValueError:
+            self._leave_elsewhere(exc)
+            return False
         if self.signal.detach(self) and not self._held:
             self._state = LEFT
             return False
         assert task is not None  # set on entry; a guard is left once
         return self._leave_aborted(task, exc_type)
+
+    def _leave_elsewhere(self, exc: BaseException | None) -> None:
+        """Left in another context, so not by the task that entered: that task must not be touched from here."""
+        self.signal.detach(self)
+        self._state = LEFT
+        if isinstance(exc, GeneratorExit) and _current_task() is None:
+            return  # a coroutine whose loop is gone, being collected
+        raise UsageError(
+            "A guard was left by another task than the one that entered it. Was it held across `yield` in an"
+            " async generator? Use `async with signal.stream(source)`, or guard each step."
+        ) from exc
 
     def _leave_aborted(self, task: "asyncio.Task[object]", exc_type: type[BaseException] | None) -> Literal[False]:
         state, self._state = self._state, LEFT
@@ -237,11 +244,15 @@ def discard(awaitable: object) -> None:
         awaitable.cancel("abort signal")
 
 
-def _running_task() -> "asyncio.Task[object]":
+def _current_task() -> "asyncio.Task[object] | None":
     try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        task = None
+        return asyncio.current_task()
+    except RuntimeError:  # no running loop
+        return None
+
+
+def _running_task() -> "asyncio.Task[object]":
+    task = _current_task()
     if task is None:
         raise UsageError(
             "There is no running asyncio task to interrupt. In a thread use `signal.wait()`,"

@@ -79,9 +79,10 @@ def on_abort_timeout(signal: "AbortSignal", seconds: float, callback: Callable[[
     timers: list[Timer] = []
 
     def start() -> None:
-        timers.append(clock.call_at(clock.monotonic() + seconds, alarm.fire))
+        timer = clock.call_at(clock.monotonic() + seconds, alarm.fire)
+        timers.append(timer)
         if not alarm.armed:  # removed while we were starting
-            remove()
+            timer.disarm()
 
     def remove(_: object = None) -> bool:
         prevented = alarm.disarm()
@@ -90,5 +91,8 @@ def on_abort_timeout(signal: "AbortSignal", seconds: float, callback: Callable[[
             timer.disarm()
         return prevented
 
-    listener = signal.add_listener(start)
+    starting = Timer(-math.inf, start)
+    listener = signal.add_listener(starting.fire)
+    if signal.aborted:  # perhaps since our first look but before the listener had its place: then nobody called it
+        starting.fire()
     return Registration(callback, remove)

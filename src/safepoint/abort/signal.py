@@ -378,8 +378,11 @@ class Composite(AbortSignal):
         if not self._listeners:
             for root in self._roots:
                 root._forget(self)
-                if self._listeners:  # another thread has just come to listen
+            if self._listeners:  # another thread has just come to listen: back to the roots, which may have aborted
+                for root in self._roots:
                     root._listen(self)
+                if self.aborted:
+                    run_all(self.owned())
         return forgotten
 
     def owned(self) -> Iterable[Registration]:

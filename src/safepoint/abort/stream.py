@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from .ambient import shield
-from .guard import Guard
+from .guard import Guard, Scope, scope
 from .signal import AbortSignal
 
 __all__ = ["Stream"]
@@ -107,29 +107,44 @@ class Stream(Generic[T]):
 
 
 async def _close(chunks: object, source: object) -> None:
-    """Close the iterator; where that has no way to be closed, what it came from."""
-    for target in (chunks, source):
-        close = getattr(target, "aclose", None) or getattr(target, "close", None)
-        if close is not None:
-            closing = close()
-            if isinstance(closing, Awaitable):
-                await closing
-            return
+    """Close the iterator, then what it came from: an SDK's stream hands out a generator and keeps the connection."""
+    try:
+        await _close_one(chunks)
+    finally:
+        if source is not chunks:
+            await _close_one(source)
+
+
+async def _close_one(target: object) -> None:
+    close = getattr(target, "aclose", None) or getattr(target, "close", None)
+    if close is not None:
+        closing = close()
+        if isinstance(closing, Awaitable):
+            await closing
 
 
 def _close_here(closing: Coroutine[Any, None, None]) -> None:
     """Run the closing as far as it goes without waiting; only a rest that waits becomes a task."""
+    # Guards that the closing enters must not link up with those of the running task: when it waits inside one, that
+    # one would stay behind, between the next await of this task and its abort.
+    apart = scope.set(Scope(AbortSignal.never(), None))
     try:
         waits_for = closing.send(None)
+        entered = scope.get()
     except StopIteration:
         return
-    except Exception:
+    except (Exception, asyncio.CancelledError):  # nobody cancels this task here: the closing itself says so
         log.warning("Closing a stream failed after a break", exc_info=True)
         return
-    _finish(_resume(closing, waits_for))
+    finally:
+        scope.reset(apart)
+    task = _finish(_resume(closing, waits_for))
+    while isinstance(entered, Guard):  # from here on it is the new task that they interrupt
+        entered.task = task
+        entered = entered.outer
 
 
-def _finish(closing: Coroutine[Any, Any, None]) -> None:
+def _finish(closing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
     async def finish() -> None:
         try:
             with shield(CLOSE_SECONDS):
@@ -140,6 +155,7 @@ def _finish(closing: Coroutine[Any, Any, None]) -> None:
     task = asyncio.get_running_loop().create_task(finish())
     _closing.add(task)
     task.add_done_callback(_closing.discard)
+    return task
 
 
 @types.coroutine

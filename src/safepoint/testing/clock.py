@@ -82,7 +82,7 @@ class FakeClock:
         while (timer := self._due(target)) is not None:
             self._now = max(self._now, timer.when)
             timer.fire()
-        self._now = target
+        self._now = max(self._now, target)  # a callback may have moved it further
 
     async def elapse(self, seconds: float) -> None:
         """Move on from timer to timer, letting everything that became ready run in between."""
@@ -92,7 +92,7 @@ class FakeClock:
             self._now = max(self._now, timer.when)
             timer.fire()
             await settle()
-        self._now = target
+        self._now = max(self._now, target)
         await settle()
 
     def _due(self, target: float) -> Timer | None:

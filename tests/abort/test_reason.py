@@ -1,0 +1,275 @@
+"""Reasons: typed, with the place that asked, and the same after JSON and pickling."""
+
+import _thread
+import copy
+import inspect
+import json
+import pickle
+import threading
+from typing import get_args
+
+import pytest
+
+from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal, AbortTimeout, ReasonKind
+from safepoint.abort.reason import caller, error_from, reason_from
+from safepoint.errors import RemoteError, SafepointError, UsageError
+
+ALL_KINDS = ["user", "deadline", "timeout", "parent", "preempted", "shutdown", "disconnected", "lease_lost", "error"]
+
+
+def here(*, lines_up=0):
+    """`file:line` of the line that asks, or of one above it."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    return f"{__file__}:{frame.f_back.f_lineno - lines_up}"
+
+
+def through_json(reason):
+    return AbortReason.from_dict(json.loads(json.dumps(reason.to_dict())))
+
+
+def test_the_kinds_are_these_nine():
+    assert list(get_args(ReasonKind)) == ALL_KINDS
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_each_kind_makes_a_reason(kind):
+    assert AbortReason(kind).kind == kind
+
+
+def test_another_kind_is_refused_and_the_error_lists_those_there_are():
+    with pytest.raises(ValueError, match=r"AbortReason\.kind must be one of .*user, not 'users'") as caught:
+        AbortReason("users")  # type: ignore[arg-type]  # the mistake under test
+    assert all(kind in str(caught.value) for kind in ALL_KINDS)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_time_ran_out_in_two_kinds_only(kind):
+    assert AbortReason(kind).timed_out is (kind in ("deadline", "timeout"))
+
+
+def test_a_reason_reads_as_kind_message_and_place():
+    assert str(AbortReason()) == "user"
+    assert str(AbortReason("shutdown", "SIGTERM")) == "shutdown: SIGTERM"
+    assert str(AbortReason("user", "stop", "page.py:7")) == "user: stop (page.py:7)"
+    assert str(AbortReason("user", "", "page.py:7")) == "user (page.py:7)"
+
+
+def test_a_reason_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        AbortReason().message = "other"  # type: ignore[misc]  # the mistake under test
+
+
+def test_reasons_are_equal_when_kind_and_message_are():
+    reason = AbortReason("error", "broken", "a.py:1", ValueError("one"))
+    assert reason == AbortReason("error", "broken", "b.py:2", KeyError("two"))
+    assert hash(reason) == hash(AbortReason("error", "broken"))
+    assert reason != AbortReason("error", "other", "a.py:1")
+    assert reason != AbortReason("user", "broken", "a.py:1")
+
+
+def test_a_string_is_a_users_reason():
+    reason = reason_from("visitor closed page", "page.py:7")
+    assert (reason.kind, reason.message, reason.origin, reason.cause) == (
+        "user",
+        "visitor closed page",
+        "page.py:7",
+        None,
+    )
+
+
+def test_nothing_is_a_users_reason_without_words():
+    reason = reason_from(None, "page.py:7")
+    assert (reason.kind, reason.message, reason.origin, reason.cause) == ("user", "", "page.py:7", None)
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong"), KeyboardInterrupt("ctrl")], ids=repr)
+def test_an_exception_is_an_error_with_its_cause(error):
+    reason = reason_from(error, "page.py:7")
+    assert reason.kind == "error"
+    assert reason.message == f"{type(error).__name__}: {error}"
+    assert reason.origin == "page.py:7"
+    assert reason.cause is error
+
+
+def test_a_reason_that_says_where_it_comes_from_is_taken_as_it_is():
+    reason = AbortReason("shutdown", "drain", "worker.py:3")
+    assert reason_from(reason, "page.py:7") is reason
+
+
+def test_a_reason_without_a_place_gets_the_one_that_aborts():
+    cause = ValueError("wrong")
+    reason = reason_from(AbortReason("error", "drain", None, cause), "page.py:7")
+    assert reason == AbortReason("error", "drain")
+    assert reason.origin == "page.py:7"
+    assert reason.cause is cause
+
+
+@pytest.mark.parametrize("given", [7, b"stop", ["stop"], ValueError], ids=repr)
+def test_anything_else_is_no_reason(given):
+    with pytest.raises(TypeError, match=f"reason must be .* not {type(given).__name__}$"):
+        AbortController().abort(given)
+
+
+@pytest.mark.parametrize("given", ["stop", None, ValueError("wrong"), AbortReason("shutdown")], ids=repr)
+def test_the_origin_is_the_line_that_called_abort(given):
+    controller = AbortController()
+    controller.abort(given)
+    assert controller.signal.reason is not None
+    assert controller.signal.reason.origin == here(lines_up=2)
+
+
+def test_the_origin_is_the_line_that_made_the_signal():
+    already = AbortSignal.already("stop")
+    assert already.reason is not None
+    assert already.reason.origin == here(lines_up=2)
+    timeout = AbortSignal.timeout(0)
+    assert timeout.reason is not None
+    assert timeout.reason.origin == here(lines_up=2)
+
+
+def test_the_origin_stays_that_of_the_first_abort():
+    controller = AbortController()
+    controller.abort("first")
+    first = here(lines_up=1)
+    assert not controller.abort("second")
+    assert controller.signal.reason is not None
+    assert controller.signal.reason.origin == first
+
+
+def test_where_python_code_does_not_call_there_is_no_origin():
+    origins = []
+    done = threading.Event()
+
+    class Asking:
+        def __init__(self):
+            origins.append(caller(1))
+            done.set()
+
+    _thread.start_new_thread(Asking, ())  # its first frame is the one that asks
+    assert done.wait(10)
+    assert origins == [None]
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("origin", [None, "page.py:7"])
+def test_a_reason_survives_json(kind, origin):
+    reason = AbortReason(kind, "schluß ☂", origin)
+    back = through_json(reason)
+    assert back == reason
+    assert back.origin == origin
+    assert back.cause is None
+
+
+def test_the_json_form_has_these_fields():
+    reason = AbortReason("error", "KeyError: 'x'", "page.py:7", KeyError("x"))
+    assert reason.to_dict() == {
+        "kind": "error",
+        "message": "KeyError: 'x'",
+        "origin": "page.py:7",
+        "cause": {"type": "KeyError", "message": "'x'"},
+    }
+
+
+def test_a_cause_arrives_as_a_remote_error_and_travels_on_unchanged():
+    reason = AbortReason("error", "wrong", "page.py:7", ValueError("wrong"))
+    once = through_json(reason)
+    assert isinstance(once.cause, RemoteError)
+    assert (once.cause.type_name, once.cause.message) == ("ValueError", "wrong")
+    assert str(once.cause) == "ValueError: wrong"
+    twice = through_json(once)
+    assert isinstance(twice.cause, RemoteError)
+    assert twice.to_dict() == once.to_dict() == reason.to_dict()
+
+
+def test_a_remote_error_without_words_reads_as_its_type():
+    assert str(RemoteError("ValueError", "")) == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "expected"),
+    [
+        ("paused", "for a while", "[paused] for a while"),
+        ("paused", "", "[paused]"),
+        (None, "", "[None]"),
+        (7, "x", "[7] x"),
+        (["user"], "x", "[['user']] x"),
+    ],
+)
+def test_an_unknown_kind_is_still_an_abort_and_keeps_its_name(kind, message, expected):
+    reason = AbortReason.from_dict(json.loads(json.dumps({"kind": kind, "message": message})))
+    assert reason == AbortReason("error", expected)
+
+
+def test_unknown_fields_are_ignored_and_wrong_ones_are_empty():
+    data = {"kind": "shutdown", "message": 5, "origin": 7, "cause": "x", "colour": "red"}
+    reason = AbortReason.from_dict(json.loads(json.dumps(data)))
+    assert (reason.kind, reason.message, reason.origin, reason.cause) == ("shutdown", "", None, None)
+
+
+def test_an_empty_dict_is_an_abort_too():
+    assert AbortReason.from_dict({}) == AbortReason("error", "[None]")
+
+
+def pickled(thing):
+    return [pickle.loads(pickle.dumps(thing, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+
+
+def test_a_reason_survives_pickling():
+    reason = AbortReason("error", "wrong", "page.py:7", ValueError("wrong"))
+    for back in pickled(reason):
+        assert back == reason
+        assert back.origin == reason.origin
+        assert isinstance(back.cause, ValueError)
+        assert back.cause.args == ("wrong",)
+
+
+@pytest.mark.parametrize("partial", [None, ["so", "far"]])
+@pytest.mark.parametrize(("kind", "error_type"), [("user", AbortError), ("timeout", AbortTimeout)])
+def test_an_error_survives_pickling_and_copying_with_its_reason_and_partial(kind, error_type, partial):
+    error = error_from(AbortReason(kind, "stop", "page.py:7"), partial)
+    for back in [*pickled(error), copy.copy(error), copy.deepcopy(error)]:
+        assert type(back) is error_type
+        assert back.reason == error.reason
+        assert back.reason.origin == "page.py:7"
+        assert back.partial == partial
+        assert str(back) == str(error)
+
+
+def test_a_remote_error_survives_pickling():
+    for back in pickled(RemoteError("ValueError", "wrong")):
+        assert (back.type_name, back.message) == ("ValueError", "wrong")
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_the_error_is_a_timeout_exactly_when_time_ran_out(kind):
+    reason = AbortReason(kind, "stop")
+    error = error_from(reason, "so far")
+    assert type(error) is (AbortTimeout if kind in ("deadline", "timeout") else AbortError)
+    assert isinstance(error, TimeoutError) is reason.timed_out
+    assert isinstance(error, SafepointError)
+    assert error.reason is reason
+    assert error.partial == "so far"
+
+
+def test_an_error_has_nothing_partial_unless_given():
+    assert error_from(AbortReason()).partial is None
+
+
+def test_a_timeout_has_no_error_number_or_file_of_an_os_error():
+    error = AbortTimeout(AbortReason("timeout", "5 s passed"), "so far")
+    assert error.errno is None
+    assert error.strerror is None
+    assert error.filename is None
+    assert error.args == (error.reason,)
+
+
+def test_an_error_says_who_aborted():
+    assert str(AbortError(AbortReason("user", "stop", "page.py:7"))) == "aborted by user: stop (page.py:7)"
+    assert str(AbortTimeout(AbortReason("timeout", "5 s passed"))) == "timed out by timeout: 5 s passed"
+
+
+def test_the_callers_mistake_is_also_a_value_error():
+    assert issubclass(UsageError, ValueError)
+    assert issubclass(UsageError, SafepointError)
