@@ -740,6 +740,23 @@ async def test_three_levels_and_composites_end_with_one_error_and_no_leftovers()
     await nothing_is_left(b.signal)
 
 
+async def test_an_outer_guard_that_hears_of_two_aborts_at_once_is_served_once():
+    a, b = AbortController(), AbortController()
+    soon(a.abort, "a")
+    soon(b.abort, "b")
+    path = []
+    with pytest.raises(AbortError, match="a"):
+        with AbortSignal.any([a.signal, b.signal]).guard():
+            try:
+                with a.signal.guard():
+                    await forever()
+            finally:
+                await settle()
+                path.append("cleaned")
+    assert path == ["cleaned"]
+    await nothing_is_left(a.signal)
+
+
 async def test_a_guard_of_a_parent_task_does_not_hold_back_the_one_of_its_child():
     controller = AbortController()
 

@@ -836,6 +836,76 @@ def test_a_listener_that_comes_while_the_last_one_is_removed_hears_an_abort_in_t
     assert controller.signal.observers == 0
 
 
+def test_a_listener_that_comes_while_the_last_one_is_removed_is_registered_again(monkeypatch: pytest.MonkeyPatch):
+    controller = AbortController()
+    signal = AbortSignal.any([controller.signal])
+    heard: list[int] = []
+    registration = signal.add_listener(lambda: None)
+    root = type(controller.signal)
+    forget = root._forget
+
+    def interleaved(root: Any, entry: Any) -> bool:
+        monkeypatch.undo()
+        signal.add_listener(partial(heard.append, 1))
+        return forget(root, entry)
+
+    monkeypatch.setattr(root, "_forget", interleaved)
+    registration.remove()
+    assert controller.signal.observers == 1
+    controller.abort()
+    assert heard == [1]
+
+
+def test_a_listener_whose_abort_comes_between_the_look_and_the_insertion_runs_at_once(monkeypatch: pytest.MonkeyPatch):
+    controller = AbortController()
+    heard: list[int] = []
+    root = type(controller.signal)
+    listen = root._listen
+
+    def interleaved(root: Any, entry: Any) -> None:
+        controller.abort()
+        listen(root, entry)
+
+    monkeypatch.setattr(root, "_listen", interleaved)
+    controller.signal.add_listener(partial(heard.append, 1))
+    assert heard == [1]
+    assert controller.signal.observers == 0
+
+
+def test_a_listener_of_a_composite_that_removes_a_later_one_prevents_it():
+    controller = AbortController()
+    signal = AbortSignal.any([controller.signal])
+    heard: list[str] = []
+    signal.add_listener(lambda: later.remove())
+    later = signal.add_listener(lambda: heard.append("later"))
+    controller.abort()
+    assert heard == []
+
+
+def test_a_deadline_is_kept_until_the_last_of_its_listeners_is_removed(clock: FakeClock):
+    signal = AbortSignal.timeout(5)
+    first, second = signal.add_listener(lambda: None), signal.add_listener(lambda: None)
+    first.remove()
+    assert signal in _kept
+    second.remove()
+    assert signal not in _kept
+
+
+def test_a_timer_that_fires_in_the_moment_its_signal_is_collected_does_nothing():
+    fired: list[Callable[[], object]] = []
+
+    class Keeping(FakeClock):
+        def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+            fired.append(callback)
+            return super().call_at(when, callback)
+
+    with use_clock(Keeping()):
+        signal = AbortSignal.timeout(5)
+        signal.add_listener(lambda: None).remove()
+        del signal
+    assert fired[0]() is None
+
+
 def test_a_deadline_that_is_listened_to_while_its_last_listener_is_removed_is_kept(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ):

@@ -37,7 +37,7 @@ class AbortController:
     def _abort(self, reason: AbortReason) -> bool:
         if self.signal.aborted or not self._source.decide(reason, current_clock().monotonic()):
             return False
-        self._source.tell()
+        self._source.announce()
         return True
 
     @contextmanager

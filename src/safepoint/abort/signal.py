@@ -202,7 +202,7 @@ class Root(AbortSignal):
     def _forget(self, registration: "Registration | Composite") -> bool:
         return self._listeners.pop(registration, False)
 
-    def tell(self) -> None:
+    def announce(self) -> None:
         """Wake the guards, then the listeners in order, then composites by age. The state is set before, everywhere."""
         wake([entry for entry in list(self._guards) if self._guards.pop(entry, False)])
         run_all(self._owned())
@@ -311,7 +311,7 @@ class Deadline(Root):
             self._timer = None
             self._arm()
             return
-        self.tell()
+        self.announce()
         _kept.pop(self, None)
 
 

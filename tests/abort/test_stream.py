@@ -1,0 +1,659 @@
+"""A stream: checked before each chunk, and its source closed on every path, in the task that read it, once."""
+
+import asyncio
+import gc
+import logging
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal, AbortTimeout, current_signal, shield
+from safepoint.testing import settle
+
+SECONDS = 10.0
+pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
+
+
+async def numbers(closed, *, last=3, closing=None, error=None, then_wait=False):
+    """An async generator that says in which task it was closed."""
+    try:
+        for number in range(1, last + 1):
+            yield number
+        if error is not None:
+            raise error
+        if then_wait:
+            await asyncio.Event().wait()
+    finally:
+        if closing is not None:
+            await closing()
+        closed.append(asyncio.current_task())
+
+
+class Numbers:
+    """An async iterator with a closing of its own, as the streams of SDKs are."""
+
+    def __init__(self, last=3, error=None):
+        self.asked = 0
+        self.closed = []
+        self.last = last
+        self.error = error
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        self.asked += 1
+        if self.asked > self.last:
+            raise self.error or StopAsyncIteration
+        return self.asked
+
+    async def aclose(self):
+        self.closed.append(asyncio.current_task())
+
+
+@pytest.fixture
+def finalizer_calls():
+    """The generators that the garbage collector had to close, because nobody else did."""
+    calls = []
+
+    @contextmanager
+    def watched():
+        before = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(finalizer=calls.append)
+        try:
+            yield calls
+        finally:
+            gc.collect()
+            sys.set_asyncgen_hooks(*before)
+
+    return watched
+
+
+async def test_the_chunks_come_in_order_and_the_end_closes_the_source():
+    closed, source = [], Numbers()
+    assert [chunk async for chunk in AbortSignal.never().stream(numbers(closed))] == [1, 2, 3]
+    assert [chunk async for chunk in AbortSignal.never().stream(source)] == [1, 2, 3]
+    assert closed == source.closed == [asyncio.current_task()]
+
+
+async def test_an_abort_while_waiting_for_a_chunk_closes_the_source():
+    controller, closed, chunks = AbortController(), [], []
+    with pytest.raises(AbortError) as caught:
+        async for chunk in controller.signal.stream(numbers(closed, then_wait=True)):
+            chunks.append(chunk)
+            if chunk == 3:
+                asyncio.get_running_loop().call_soon(controller.abort, "stop")
+    assert chunks == [1, 2, 3]
+    assert closed == [asyncio.current_task()]
+    assert caught.value.reason is controller.signal.reason
+
+
+@pytest.mark.parametrize("form", ["plain", "async with"])
+async def test_an_abort_between_two_chunks_asks_for_no_further_one(form):
+    controller, source, chunks = AbortController(), Numbers(), []
+
+    async def read(stream):
+        async for chunk in stream:
+            chunks.append(chunk)
+            if chunk == 2:
+                controller.abort("stop")
+
+    with pytest.raises(AbortError):
+        if form == "plain":
+            await read(controller.signal.stream(source))
+        else:
+            async with controller.signal.stream(source) as stream:
+                await read(stream)
+    assert chunks == [1, 2]
+    assert source.asked == 2
+    assert source.closed == [asyncio.current_task()]
+
+
+async def test_under_an_aborted_signal_the_source_does_not_begin_and_is_closed():
+    source = Numbers()
+    with pytest.raises(AbortError):
+        async for _ in AbortSignal.already("before").stream(source):
+            pytest.fail("no chunk")
+    assert source.asked == 0
+    assert source.closed == [asyncio.current_task()]
+
+
+async def test_a_chunk_that_arrives_together_with_the_abort_is_not_lost():
+    controller, chunks = AbortController(), []
+    arriving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def source():
+        yield await arriving
+        yield "second"
+
+    def both():
+        controller.abort("stop")
+        arriving.set_result("first")
+
+    asyncio.get_running_loop().call_soon(both)
+    with pytest.raises(AbortError):
+        async for chunk in controller.signal.stream(source()):
+            chunks.append(chunk)
+    assert chunks == ["first"]
+
+
+async def test_a_break_closes_the_source_at_once_and_in_the_same_task():
+    closed, source = [], Numbers()
+    async for _ in AbortSignal.never().stream(numbers(closed)):
+        break
+    async for _ in AbortSignal.never().stream(source):
+        break
+    assert closed == source.closed == [asyncio.current_task()]
+
+
+async def test_an_error_in_the_body_closes_the_source_at_once_and_in_the_same_task():
+    closed, source = [], Numbers()
+    with pytest.raises(ZeroDivisionError):
+        async for _ in AbortSignal.never().stream(numbers(closed)):
+            raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        async for _ in AbortSignal.never().stream(source):
+            raise ZeroDivisionError
+    assert closed == source.closed == [asyncio.current_task()]
+
+
+async def test_an_error_of_the_source_comes_out_and_closes_it():
+    error = ValueError("wrong")
+    closed, source, chunks = [], Numbers(error=error), []
+    with pytest.raises(ValueError) as caught:
+        async for chunk in AbortSignal.never().stream(numbers(closed, error=error)):
+            chunks.append(chunk)
+    assert caught.value is error
+    with pytest.raises(ValueError):
+        async for chunk in AbortSignal.never().stream(source):
+            chunks.append(chunk)
+    assert chunks == [1, 2, 3] * 2
+    assert closed == source.closed == [asyncio.current_task()]
+
+
+async def test_an_outer_cancellation_passes_through_and_closes_the_source():
+    closed, waiting = [], asyncio.Event()
+
+    async def read():
+        async for chunk in AbortSignal.never().stream(numbers(closed, then_wait=True)):
+            if chunk == 3:
+                asyncio.get_running_loop().call_soon(waiting.set)
+
+    task = asyncio.create_task(read())
+    await waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert closed == [task]
+
+
+async def ends_well(stream):
+    async for _ in stream:
+        pass
+
+
+async def breaks_off(stream):
+    async for _ in stream:
+        break
+
+
+async def fails(stream):
+    async for _ in stream:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("body", [ends_well, breaks_off, fails])
+async def test_async_with_awaits_the_closing_on_every_path_in_the_same_task(body):
+    closed = []
+
+    async def closing():
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    try:
+        async with AbortSignal.never().stream(numbers(closed, closing=closing)) as stream:
+            await body(stream)
+    except ZeroDivisionError:
+        assert body is fails
+    assert closed == [asyncio.current_task()]
+
+
+async def test_async_with_awaits_the_closing_after_an_abort():
+    controller, closed = AbortController(), []
+
+    async def closing():
+        await settle()
+
+    with pytest.raises(AbortError):
+        async with controller.signal.stream(numbers(closed, closing=closing)) as stream:
+            async for _ in stream:
+                controller.abort("stop")
+    assert closed == [asyncio.current_task()]
+
+
+async def test_a_closing_that_waits_is_not_interrupted_by_the_abort_that_made_it_necessary():
+    controller, closed = AbortController(), []
+
+    async def closing():
+        assert not current_signal().aborted
+        await settle()
+
+    with pytest.raises(AbortError):
+        with controller.signal.guard():
+            async for _ in controller.signal.stream(numbers(closed, closing=closing)):
+                controller.abort("stop")
+    assert closed == [asyncio.current_task()]
+
+
+async def test_the_rest_of_a_closing_that_waits_runs_on_after_a_break():
+    closed, began, go_on = [], [], asyncio.Event()
+
+    async def closing():
+        began.append(asyncio.current_task())
+        await go_on.wait()
+        await asyncio.sleep(0)
+
+    async for _ in AbortSignal.never().stream(numbers(closed, closing=closing)):
+        break
+    assert began == [asyncio.current_task()]
+    gc.collect()  # the loop holds tasks only weakly
+    go_on.set()
+    await settle()
+    [task] = closed
+    assert task is not asyncio.current_task()
+    assert task.done()
+
+
+async def test_a_closing_that_waits_behind_its_own_shield_does_not_keep_the_abort_from_the_one_who_broke_off():
+    controller, closed, go_on = AbortController(), [], asyncio.Event()
+
+    async def closing():
+        with shield(60):
+            await go_on.wait()
+
+    with pytest.raises(AbortError):
+        with controller.signal.guard():
+            async for _ in controller.signal.stream(numbers(closed, closing=closing)):
+                break
+            assert current_signal() is controller.signal
+            asyncio.get_running_loop().call_soon(controller.abort, "stop")
+            async with asyncio.timeout(SECONDS):
+                await asyncio.Event().wait()
+    assert current_signal() is not controller.signal
+    go_on.set()
+    await settle()
+
+
+async def test_a_closing_whose_own_shield_ends_does_not_interrupt_the_one_who_broke_off(clock, caplog):
+    began = []
+
+    async def closing():
+        with shield(3), shield(2):
+            began.append(1)
+            await asyncio.Event().wait()
+
+    async def break_off():
+        async for _ in AbortSignal.never().stream(numbers([], closing=closing)):
+            break
+        assert began == [1]
+        await clock.sleep(10)
+        return "undisturbed"
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(break_off())
+        await clock.elapse(10)
+    assert task.result() == "undisturbed"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+async def test_a_closing_that_hangs_after_a_break_is_bounded(clock, caplog):
+    ended = []
+
+    async def closing():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(clock.monotonic())
+
+    start = clock.monotonic()
+    async for _ in AbortSignal.never().stream(numbers([], closing=closing)):
+        break
+    await clock.elapse(10)
+    assert ended == [start + 5]
+    assert "after a break" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["plain", "async with"])
+async def test_a_closing_that_hangs_after_an_abort_is_bounded_and_does_not_hide_the_abort(how, clock, caplog):
+    controller, source = AbortController(), Numbers()
+
+    async def hang():
+        source.closed.append(clock.monotonic())
+        await asyncio.Event().wait()
+
+    source.aclose = hang  # type: ignore[method-assign]
+
+    async def read():
+        with pytest.raises(AbortError) as caught:
+            if how == "plain":
+                async for _ in controller.signal.stream(source):
+                    controller.abort("stop")
+            else:
+                async with controller.signal.stream(source):
+                    controller.abort("stop")
+                    controller.signal.raise_if_aborted()
+        return caught.value, clock.monotonic()
+
+    start = clock.monotonic()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(read())
+        await clock.elapse(4.9)
+        assert not task.done()
+        await clock.elapse(0.1)
+    error, ended = task.result()
+    assert error.reason is controller.signal.reason
+    assert not isinstance(error, AbortTimeout)
+    assert source.closed == [start]
+    assert ended == start + 5
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize("body", [ends_well, fails, breaks_off])
+async def test_an_error_of_the_closing_is_logged_and_hides_nothing(body, caplog):
+    async def closing():
+        raise OSError("cannot close")
+
+    source = Numbers()
+    source.aclose = closing  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING, "safepoint"):
+        try:
+            await body(AbortSignal.never().stream(source))
+        except ZeroDivisionError:
+            assert body is fails
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "cannot close"
+
+
+async def test_an_error_of_the_closing_does_not_hide_the_abort(caplog):
+    async def closing():
+        raise OSError("cannot close")
+
+    source = Numbers()
+    source.aclose = closing  # type: ignore[method-assign]
+    with pytest.raises(AbortError):
+        await ends_well(AbortSignal.already("stop").stream(source))
+    assert "cannot close" in caplog.text
+
+
+async def test_an_error_in_the_rest_of_a_closing_after_a_break_is_logged(caplog):
+    async def closing():
+        await asyncio.sleep(0)
+        raise OSError("cannot close")
+
+    async for _ in AbortSignal.never().stream(numbers([], closing=closing)):
+        break
+    await settle()
+    assert "cannot close" in caplog.text
+
+
+async def test_a_closing_after_a_break_that_says_it_was_cancelled_is_logged(caplog):
+    async def closing():
+        raise asyncio.CancelledError("a reader of its own")
+
+    async for _ in AbortSignal.never().stream(numbers([], closing=closing)):
+        break
+    assert "a reader of its own" in caplog.text
+
+
+async def test_at_the_end_of_a_block_without_an_error_an_error_of_the_closing_comes_out():
+    async def closing():
+        raise OSError("cannot close")
+
+    with pytest.raises(OSError, match="cannot close"):
+        async with AbortSignal.never().stream(numbers([], closing=closing)) as stream:
+            await anext(stream)
+
+
+async def test_an_error_of_a_block_is_not_hidden_by_one_of_the_closing(caplog):
+    async def closing():
+        raise OSError("cannot close")
+
+    with pytest.raises(ZeroDivisionError):
+        async with AbortSignal.never().stream(numbers([], closing=closing)) as stream:
+            await anext(stream)
+            raise ZeroDivisionError
+    assert "cannot close" in caplog.text
+
+
+async def test_closing_again_is_harmless_and_a_closed_stream_has_ended():
+    source = Numbers()
+    stream = AbortSignal.never().stream(source)
+    assert aiter(stream) is stream
+    assert await anext(stream) == 1
+    await stream.aclose()
+    await stream.aclose()
+    assert [chunk async for chunk in stream] == []
+    assert len(source.closed) == 1
+
+
+class WithClose:
+    """A source that is closed by `close()`, as files and some SDKs have it."""
+
+    def __init__(self, *, awaits):
+        self.closed = []
+        if awaits:
+            self.close = self.close_async
+        else:
+            self.close = self.close_now
+
+    def close_now(self):
+        self.closed.append(asyncio.current_task())
+
+    async def close_async(self):
+        await asyncio.sleep(0)
+        self.closed.append(asyncio.current_task())
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        return 1
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+@pytest.mark.parametrize("how", ["break", "abort", "async with"])
+async def test_a_source_with_close_instead_of_aclose_is_closed_too(awaits, how):
+    controller, source = AbortController(), WithClose(awaits=awaits)
+    if how == "abort":
+        with pytest.raises(AbortError):
+            async for _ in controller.signal.stream(source):
+                controller.abort()
+    elif how == "break":
+        await breaks_off(controller.signal.stream(source))
+        await settle()
+    else:
+        async with controller.signal.stream(source) as stream:
+            await anext(stream)
+    assert len(source.closed) == 1
+    if how != "break" or not awaits:
+        assert source.closed == [asyncio.current_task()]
+
+
+class Response:
+    """What an SDK hands out: iterating goes through generators, the connection is closed by `close()` only."""
+
+    def __init__(self, error=None):
+        self.story = []
+        self.error = error
+
+    async def __aiter__(self):
+        try:
+            for number in range(3):
+                yield number
+        finally:
+            self.story.append("iterator")
+            if self.error is not None:
+                raise self.error
+
+    async def close(self):
+        self.story.append("connection")
+
+
+@pytest.mark.parametrize("body", [ends_well, fails, breaks_off])
+async def test_a_source_whose_iterator_is_a_generator_is_closed_itself_as_well(body):
+    source = Response()
+    try:
+        await body(AbortSignal.never().stream(source))
+    except ZeroDivisionError:
+        assert body is fails
+    assert source.story == ["iterator", "connection"]
+
+
+async def test_the_source_is_closed_also_when_closing_its_iterator_fails():
+    source = Response(error=OSError("cannot close"))
+    with pytest.raises(OSError, match="cannot close"):
+        async with AbortSignal.never().stream(source) as stream:
+            await anext(stream)
+    assert source.story == ["iterator", "connection"]
+
+
+async def test_a_source_that_cannot_be_closed_needs_no_closing():
+    class Plain:
+        def __aiter__(self):
+            return self
+
+        async def __anext__(self):
+            return 1
+
+    await breaks_off(AbortSignal.never().stream(Plain()))
+    async with AbortSignal.never().stream(Plain()) as stream:
+        assert await anext(stream) == 1
+
+
+@pytest.mark.parametrize("source", [None, 7, [1, 2], iter(())], ids=lambda source: type(source).__name__)
+def test_a_source_must_be_an_async_iterable(source):
+    with pytest.raises(TypeError, match=f"^source must be an async iterable, not {type(source).__name__}$"):
+        AbortSignal.never().stream(source)
+
+
+@pytest.mark.parametrize("how", ["end", "break", "body error", "source error", "abort while waiting", "abort between"])
+async def test_nothing_is_left_for_the_garbage_collector(how, finalizer_calls):
+    controller, closed = AbortController(), []
+    source = numbers(
+        closed, error=ValueError() if how == "source error" else None, then_wait=how == "abort while waiting"
+    )
+    with finalizer_calls() as calls:
+        try:
+            async for chunk in controller.signal.stream(source):
+                if how == "break":
+                    break
+                if how == "body error":
+                    raise ZeroDivisionError
+                if how == "abort between":
+                    controller.abort()
+                if how == "abort while waiting" and chunk == 3:
+                    asyncio.get_running_loop().call_soon(controller.abort)
+        except (ZeroDivisionError, ValueError, AbortError):
+            pass
+        assert closed == [asyncio.current_task()]
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        del source
+    assert calls == []
+
+
+async def test_the_finalizer_of_a_generator_without_a_stream_would_have_been_called(finalizer_calls):
+    async def plain():
+        yield 1
+
+    with finalizer_calls() as calls:
+        async for _ in plain():
+            break
+    assert len(calls) == 1
+    await calls[0].aclose()
+
+
+async def test_a_stream_that_is_dropped_before_it_began_closes_its_source():
+    source = Numbers()
+    AbortSignal.never().stream(source)
+    assert source.closed == [asyncio.current_task()]
+    assert source.asked == 0
+
+
+def test_a_stream_that_is_dropped_where_there_is_no_loop_leaves_its_source_alone():
+    source = Numbers()
+    AbortSignal.never().stream(source)
+    gc.collect()
+    assert source.closed == []
+
+
+async def test_a_stream_that_is_dropped_by_a_callback_of_the_loop_is_closed_in_a_task():
+    source = Numbers()
+    held = [AbortSignal.never().stream(source)]
+    await anext(held[0])
+    asyncio.get_running_loop().call_soon(held.clear)
+    await settle()
+    [task] = source.closed
+    assert task is not None
+    assert task is not asyncio.current_task()
+
+
+async def test_a_stream_that_is_dropped_in_another_task_is_closed_by_the_loop():
+    source = Numbers()
+    held = [AbortSignal.never().stream(source)]
+    await anext(held[0])
+
+    async def drop():
+        held.clear()
+
+    await asyncio.create_task(drop())
+    await settle()
+    assert len(source.closed) == 1
+    assert source.closed != [asyncio.current_task()]
+
+
+async def test_a_stream_that_is_dropped_in_another_thread_is_closed_in_its_loop():
+    source, closed = Numbers(), asyncio.Event()
+    threads = []
+
+    async def close():
+        threads.append(threading.current_thread())
+        closed.set()
+
+    source.aclose = close  # type: ignore[method-assign]
+    held = [AbortSignal.never().stream(source)]
+    await anext(held[0])
+    await asyncio.to_thread(held.clear)
+    async with asyncio.timeout(SECONDS):
+        await closed.wait()
+    await settle()
+    assert threads == [threading.current_thread()]
+
+
+def test_a_stream_that_is_dropped_after_its_loop_was_closed_makes_no_noise(caplog):
+    closed = []
+    held = []
+
+    async def read():
+        held.append(AbortSignal.never().stream(numbers(closed)))
+        await anext(held[0])
+
+    with asyncio.Runner() as runner:
+        runner.run(read())
+    held.clear()
+    gc.collect()
+    assert caplog.records == []
+
+
+async def test_a_stream_is_closed_once_when_it_is_aborted_by_a_deadline(clock):
+    source, chunks = Numbers(last=1_000), []
+    with pytest.raises(AbortTimeout) as caught:
+        async for chunk in AbortSignal.timeout(5).stream(source):
+            chunks.append(chunk)
+            clock.advance(1)
+    assert chunks == [1, 2, 3, 4, 5]
+    assert source.closed == [asyncio.current_task()]
+    assert caught.value.reason == AbortReason("timeout", "5 s passed")
+    assert clock.pending == 0
