@@ -15,6 +15,7 @@ from .measure import AtMost, Contender, Limit, Line, Measure, statement
 from .peers import crowds, listeners, races, wakes
 from .peers.node import Node, Task, node
 
+SHORT = 4  # many short samples forget a burst of other load better than a few long ones
 CROWD = 10_000
 COMPOSITES = 100_000
 MANY, SOME, FEW = listeners.TOTAL, 10_000, 1_000
@@ -39,7 +40,7 @@ def lines(measure: Measure) -> Iterator[Line]:
 
 
 def flag(measure: Measure) -> Iterator[Line]:
-    count = 1_000_000
+    count = 200_000
     samples = measure(
         "flag check",
         statement("signal.aborted", count, signal=AbortController().signal),
@@ -48,12 +49,13 @@ def flag(measure: Measure) -> Iterator[Line]:
             "asyncio.Event.is_set": statement("event.is_set()", count, event=asyncio.Event()),
             "AutoGen is_cancelled": statement("token.is_cancelled()", count // 5, token=CancellationToken()),
         },
+        samples=SHORT,
     )
     return samples.lines({"threading.Event.is_set": AtMost(0.5)})
 
 
 def creation(measure: Measure) -> Iterator[Line]:
-    count = 50_000
+    count = 10_000
     samples = measure(
         "AbortController()",
         statement("AbortController()", count, AbortController=AbortController),
@@ -62,17 +64,19 @@ def creation(measure: Measure) -> Iterator[Line]:
             "threading.Event": statement("Event()", count, Event=threading.Event),
             "AutoGen CancellationToken": statement("Token()", count, Token=CancellationToken),
         },
+        samples=SHORT,
     )
     return samples.lines({"asyncio.Event": AtMost(2)})
 
 
 def composites(measure: Measure, found: Node | None) -> Iterator[Line]:
-    count = 20_000
+    count = 5_000
     p, q = AbortController(), AbortController()
     samples = measure(
         "any([p, q]): make, check, drop",
         statement("any([p, q]).aborted", count, any=AbortSignal.any, p=p.signal, q=q.signal),
         {"Node AbortSignal.any": asked(found, "any", count)},
+        samples=SHORT,
     )
     target = AtMost(0.3) if found else Limit(1e-6)
     return samples.lines({"Node AbortSignal.any": target})
@@ -109,20 +113,25 @@ def kept_composites(measure: Measure, found: Node | None) -> Iterator[Line]:
 
 def listening(measure: Measure, found: Node | None) -> Iterator[Line]:
     """Growth: with a hundred times as many listeners, one costs the same. Node's add looks through all others."""
+    fewer = f"itself with {FEW:,}"
 
-    def growth(what: str, ours: Callable[[int], float], floor: Callable[[int], float], task: Task) -> Iterator[Line]:
-        fewer = f"itself with {FEW:,}"
+    def growth(verb: str, ours: Callable[[int], float], floor: Callable[[int], float]) -> Iterator[Line]:
         samples = measure(
-            f"{what} {MANY:,} listeners, each",
+            f"{verb} {MANY:,} listeners, each",
             lambda: ours(MANY),
             {fewer: lambda: ours(FEW), "a list of callables": lambda: floor(MANY)},
         )
-        yield from samples.lines({fewer: AtMost(2)})
-        samples = measure(f"{what} {SOME:,} listeners, each", lambda: ours(SOME), {"Node": asked(found, task, SOME)})
-        yield from samples.lines()
+        return samples.lines({fewer: AtMost(2)})
 
-    yield from growth("add", listeners.add, listeners.list_add, "addListeners")
-    yield from growth("abort", listeners.tell, listeners.list_tell, "tellListeners")
+    def beside(verb: str, ours: Callable[[int], float], size: int, task: Task) -> Iterator[Line]:
+        return measure(
+            f"{verb} {size:,} listeners, each", lambda: ours(size), {"Node": asked(found, task, size)}
+        ).lines()
+
+    yield from growth("add", listeners.add, listeners.list_add)
+    yield from beside("add", listeners.add, SOME, "addListeners")
+    yield from growth("abort", listeners.tell, listeners.list_tell)
+    yield from beside("abort", listeners.tell, FEW, "tellListeners")
 
 
 def guard(measure: Measure) -> Iterator[Line]:
@@ -132,12 +141,13 @@ def guard(measure: Measure) -> Iterator[Line]:
     def added(what: str, operation: races.Operation) -> Iterator[Line]:
         samples = measure(
             what,
-            run(lambda: races.guarded(operation, 20_000)),
+            run(lambda: races.guarded(operation, 5_000)),
             {
-                "bare": run(lambda: races.bare(operation, 20_000)),
-                scope: run(lambda: races.scoped(operation, 5_000)),
-                tasks: run(lambda: races.two_tasks(operation, 2_000)),
+                "bare": run(lambda: races.bare(operation, 5_000)),
+                scope: run(lambda: races.scoped(operation, 1_000)),
+                tasks: run(lambda: races.two_tasks(operation, 500)),
             },
+            samples=SHORT,
         )
         return samples.over("bare").lines(targets if operation is races.instant else None)
 

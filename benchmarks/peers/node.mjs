@@ -26,12 +26,17 @@ const makeAndDrop = (count, signals) => {
 
 const twoParents = () => [new AbortController().signal, new AbortController().signal];
 
-const withListeners = (count) => {
-  const controller = new AbortController();
-  // Different functions: the same one would be registered only once.
-  const listeners = Array.from({ length: count }, () => () => {});
-  const add = () => listeners.forEach((listener) => controller.signal.addEventListener("abort", listener));
-  return { controller, add };
+// As many controllers as it takes for 10,000 listeners; `timed` is told which and how to add and to abort.
+const perListener = (count, timed) => {
+  let spent = 0;
+  for (let told = 0; told < 10_000; told += count) {
+    const controller = new AbortController();
+    // Different functions: the same one would be registered only once.
+    const listeners = Array.from({ length: count }, () => () => {});
+    const add = () => listeners.forEach((listener) => controller.signal.addEventListener("abort", listener));
+    spent += timed(add, () => controller.abort()) / count;
+  }
+  return spent / Math.ceil(10_000 / count);
 };
 
 const longLived = twoParents();
@@ -58,13 +63,9 @@ const tasks = {
     return symbol ? (signals[0][symbol]?.size ?? 0) : NaN;
   },
 
-  addListeners: (count) => seconds(withListeners(count).add) / count,
+  addListeners: (count) => perListener(count, (add) => seconds(add)),
 
-  tellListeners: (count) => {
-    const { controller, add } = withListeners(count);
-    add();
-    return seconds(() => controller.abort()) / count;
-  },
+  tellListeners: (count) => perListener(count, (add, abort) => (add(), seconds(abort))),
 };
 
 process.on("warning", () => {}); // the number of listeners is meant

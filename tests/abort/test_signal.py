@@ -26,7 +26,7 @@ from safepoint.abort import (
     Timer,
     use_clock,
 )
-from safepoint.abort.signal import _kept
+from safepoint.abort.deadline import _kept
 from safepoint.errors import UsageError
 from safepoint.testing import FakeClock
 from tests.conftest import counts
@@ -922,7 +922,7 @@ def test_a_deadline_that_is_listened_to_while_its_last_listener_is_removed_is_ke
             return popped
 
     kept = Kept(_kept)
-    monkeypatch.setattr("safepoint.abort.signal._kept", kept)
+    monkeypatch.setattr("safepoint.abort.deadline._kept", kept)
     registration.remove()
     assert signal in kept
     clock.advance(5)

@@ -5,9 +5,10 @@ inside a guard have it too.
 """
 
 from .clock import check_seconds
+from .deadline import Deadline
 from .guard import Guard, abort_error, enclosing
 from .reason import caller
-from .signal import AbortSignal, Deadline
+from .signal import AbortSignal
 
 __all__ = ["checkpoint", "current_signal", "shield"]
 

@@ -2,9 +2,9 @@
 
 Knows nothing of tasks (`guard.py`) and of what asks for the abort (`controller.py`).
 
-Two kinds of signal abort by themselves, the roots: a `Source` when its controller says so, a `Deadline` when its time
-has come. A `Composite` only looks at its roots, and is registered with them only while somebody listens: a signal that
-lives for days does not grow with the composites made over it.
+Two kinds of signal abort by themselves, the roots: a `Source` when its controller says so, a `Deadline` (`deadline.py`)
+when its time has come. A `Composite` only looks at its roots, and is registered with them only while somebody listens:
+a signal that lives for days does not grow with the composites made over it.
 
 Races are decided by single dict operations, which are atomic: `setdefault` finds the one winner of an abort, `pop`
 the one owner of an entry. A lock would deadlock when `abort()` runs in a signal handler or `__del__`.
@@ -13,16 +13,15 @@ the one owner of an entry. A lock would deadlock when `abort()` runs in a signal
 import itertools
 import math
 import threading
-import weakref
 from abc import abstractmethod
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import UsageError
-from .clock import Timer, check_seconds, current_clock
+from .clock import check_seconds, current_clock
 from .guard import Guard, Waiter, abort_error, run, wake
 from .listeners import Registration, run_all
-from .reason import AbortReason, ReasonKind, caller, reason_from
+from .reason import AbortReason, caller, reason_from
 
 if TYPE_CHECKING:
     from .stream import Stream
@@ -141,6 +140,8 @@ class AbortSignal:
     @staticmethod
     def timeout(seconds: float) -> "AbortSignal":
         """A signal that aborts by itself after `seconds`. Needs no loop and keeps nothing alive."""
+        from .deadline import Deadline  # it stands above this file: it is a signal
+
         return Deadline(check_seconds("seconds", seconds), "timeout", caller(1))
 
     @staticmethod
@@ -241,78 +242,6 @@ class Source(Root):
         self.reason, self.at = won
         self.aborted = True
         return won is mine
-
-
-# Deadlines with listeners, which nobody else may hold on to: they are kept until their time or the last removal.
-_kept: "dict[Deadline, bool]" = {}
-
-
-class Deadline(Root):
-    """The root that aborts when its time has come. Asked, it looks at the clock; observed, it sets one timer."""
-
-    __slots__ = ("_clock", "_kind", "_origin", "_seconds", "_timer", "deadline")
-
-    def __init__(self, seconds: float, kind: ReasonKind, origin: str | None) -> None:
-        super().__init__()
-        self._clock = current_clock()
-        self._seconds = seconds
-        self._kind: ReasonKind = kind
-        self._origin = origin
-        self._timer: Timer | None = None
-        self.deadline: float | None = self._clock.monotonic() + seconds
-
-    @property
-    def at(self) -> float:
-        return self.deadline or 0.0
-
-    @property
-    def aborted(self) -> bool:
-        return self._clock.monotonic() >= self.at
-
-    @property
-    def reason(self) -> AbortReason | None:
-        if not self.aborted:
-            return None
-        reason = AbortReason(self._kind, f"{self._seconds:g} s passed", self._origin)
-        return self._decision.setdefault(None, (reason, self.at))[0]
-
-    def attach(self, entry: Guard | Waiter) -> None:
-        super().attach(entry)
-        self._arm()
-
-    def _listen(self, registration: "Registration | Composite") -> None:
-        super()._listen(registration)
-        _kept[self] = True
-        self._arm()
-
-    def _forget(self, registration: "Registration | Composite") -> bool:
-        forgotten = super()._forget(registration)
-        if not self._listeners:
-            _kept.pop(self, None)
-            if self._listeners:  # another thread has just come to listen
-                _kept[self] = True
-        return forgotten
-
-    def _arm(self) -> None:
-        if self._timer is not None:
-            return
-
-        def expire() -> None:
-            signal = ref()
-            if signal is not None:
-                signal._expire()
-
-        # Weak, so that a far-off deadline does not keep what its guards and listeners held.
-        ref = weakref.ref(self, lambda _: timer.disarm())
-        timer = self._timer = self._clock.call_at(self.at, expire)
-
-    def _expire(self) -> None:
-        if not self.aborted:  # some clocks fire early
-            self._timer = None
-            self._arm()
-            return
-        self.announce()
-        _kept.pop(self, None)
 
 
 class Composite(AbortSignal):

@@ -6,6 +6,7 @@ and must neither take the place of the next one nor hold up the end of the progr
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
@@ -145,3 +146,12 @@ def _work(inbox: "SimpleQueue[Callable[[], None]]") -> None:
         job()
         del job  # an idle thread holds on to nothing
         _idle.append(inbox)
+
+
+def _forget_threads() -> None:
+    """In a forked child none of them exists: a job given to an idle one would wait for ever."""
+    _idle.clear()
+    _abandoned.clear()
+
+
+os.register_at_fork(after_in_child=_forget_threads)

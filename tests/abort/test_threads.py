@@ -1,0 +1,462 @@
+"""Functions in threads: an abort ends the await at once, a late end is dropped and counted, threads are given back."""
+
+import asyncio
+import contextvars
+import logging
+import random
+import threading
+import time
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from safepoint.abort import (
+    AbandonedThreads,
+    AbortController,
+    AbortError,
+    AbortReason,
+    AbortSignal,
+    AbortTimeout,
+    abandoned_threads,
+    current_signal,
+    run_in_thread,
+    threads,
+    use_clock,
+)
+from safepoint.testing import FakeClock, settle
+from tests.abort.programs import printed
+from tests.conftest import counts
+
+SECONDS = 10.0
+pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
+
+
+@pytest.fixture
+def abandoned():
+    """How many functions run abandoned and how many late ends were dropped since the test began."""
+    begin = abandoned_threads()
+
+    def since():
+        now = abandoned_threads()
+        return AbandonedThreads(now.running - begin.running, now.dropped - begin.dropped)
+
+    return since
+
+
+def wait_until(condition):
+    for _ in range(10_000):
+        if condition():
+            return
+        threading.Event().wait(0.001)
+    pytest.fail("it did not come true in time")
+
+
+async def test_the_value_comes_back_from_another_thread():
+    def work(first, second):
+        return first, second, threading.current_thread()
+
+    first, second, thread = await run_in_thread(work, 1, "two")
+    assert (first, second) == (1, "two")
+    assert thread is not threading.current_thread()
+    assert thread.daemon
+
+
+@pytest.mark.parametrize("value", [None, False, ValueError("returned, not raised")], ids=repr)
+async def test_any_value_is_a_value(value):
+    assert await run_in_thread(lambda: value) is value
+
+
+class Fatal(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong"), AbortError(AbortReason()), Fatal()], ids=repr)
+async def test_the_exception_of_the_function_comes_out_itself(error):
+    def fail():
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        await run_in_thread(fail)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("error", [StopIteration(7), asyncio.CancelledError("not ours")], ids=repr)
+async def test_an_exception_that_would_end_the_caller_comes_out_as_the_cause_of_another(error):
+    def fail():
+        raise error
+
+    with pytest.raises(RuntimeError, match=f"fail.* raised {type(error).__name__}") as caught:
+        await run_in_thread(fail)
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("fn", [None, "fn", 7])
+async def test_only_what_can_be_called_is_run(fn):
+    with pytest.raises(TypeError, match=f"^fn must be callable, not {type(fn).__name__}$"):
+        await run_in_thread(fn)
+
+
+async def test_the_function_has_the_callers_context_variables_and_keeps_its_changes_to_itself():
+    variable = contextvars.ContextVar("variable", default="unset")
+    variable.set("caller")
+
+    def work():
+        seen = variable.get()
+        variable.set("thread")
+        return seen
+
+    assert await run_in_thread(work) == "caller"
+    assert variable.get() == "caller"
+
+
+async def test_the_function_finds_the_signal_it_was_called_with():
+    controller = AbortController()
+    ambient = await run_in_thread(current_signal, signal=controller.signal)
+    assert not ambient.aborted
+    controller.abort("stop")
+    assert ambient.reason is controller.signal.reason
+
+
+async def test_without_a_signal_the_ambient_one_counts():
+    controller, began, gate = AbortController(), threading.Event(), threading.Event()
+
+    def work():
+        began.set()
+        gate.wait(SECONDS)
+
+    with controller.signal.guard():
+        task = asyncio.create_task(run_in_thread(work))
+        await asyncio.to_thread(began.wait, SECONDS)
+    controller.abort("stop")
+    with pytest.raises(AbortError) as caught:
+        await task
+    assert caught.value.reason is controller.signal.reason
+    gate.set()
+
+
+async def test_the_function_can_wait_for_the_abort(abandoned):
+    controller, began, answers = AbortController(), threading.Event(), []
+
+    def work():
+        began.set()
+        answers.append(current_signal().wait(SECONDS))
+        current_signal().raise_if_aborted()
+        answers.append("not reached")
+
+    task = asyncio.create_task(run_in_thread(work, signal=controller.signal))
+    assert await asyncio.to_thread(began.wait, SECONDS)
+    controller.abort("stop")
+    with pytest.raises(AbortError):
+        await task
+    wait_until(lambda: abandoned() == AbandonedThreads(0, 1))
+    assert answers == [True]
+
+
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+@pytest.mark.parametrize("stop", ["abort", "abort from a thread", "outer cancellation"])
+async def test_a_stop_ends_the_await_at_once_and_the_late_end_is_dropped_and_counted(ends, stop, abandoned, caplog):
+    controller, began, gate = AbortController(), threading.Event(), threading.Event()
+
+    def work():
+        began.set()
+        assert gate.wait(SECONDS)
+        if ends == "raises":
+            raise ValueError("late")
+        return "late"
+
+    task = asyncio.create_task(run_in_thread(work, signal=controller.signal))
+    assert await asyncio.to_thread(began.wait, SECONDS)
+    if stop == "abort":
+        controller.abort("stop")
+    elif stop == "abort from a thread":
+        await asyncio.to_thread(controller.abort, "stop")
+    else:
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError if stop == "outer cancellation" else AbortError):
+        await task
+    assert abandoned() == AbandonedThreads(1, 0)
+    with caplog.at_level(logging.INFO, "safepoint"):
+        gate.set()
+        wait_until(lambda: abandoned() == AbandonedThreads(0, 1))
+        wait_until(lambda: caplog.records)
+    assert "work" in caplog.text
+    assert "dropped" in caplog.text
+
+
+def let_end(gate):
+    """Open the gate and hold up the loop until the thread behind it has sent its result and is idle again."""
+    idle = len(threads._idle)
+    gate.set()
+    wait_until(lambda: len(threads._idle) > idle)
+
+
+async def test_a_result_on_its_way_when_the_caller_is_cancelled_is_dropped_and_counted(abandoned):
+    began, gate = threading.Event(), threading.Event()
+
+    def work():
+        began.set()
+        gate.wait(SECONDS)
+
+    task = asyncio.create_task(run_in_thread(work))
+    assert await asyncio.to_thread(began.wait, SECONDS)
+    task.cancel()
+    let_end(gate)
+    assert abandoned() == AbandonedThreads(0, 0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert abandoned() == AbandonedThreads(0, 1)
+
+
+async def test_a_result_that_arrives_together_with_the_abort_is_not_lost(abandoned):
+    controller, began, gate = AbortController(), threading.Event(), threading.Event()
+
+    def work():
+        began.set()
+        gate.wait(SECONDS)
+        return "value"
+
+    task = asyncio.create_task(run_in_thread(work, signal=controller.signal))
+    assert await asyncio.to_thread(began.wait, SECONDS)
+    let_end(gate)
+    controller.abort("stop")
+    assert await task == "value"
+    assert abandoned() == AbandonedThreads(0, 0)
+
+
+@pytest.mark.parametrize("signal", [AbortSignal.already("before"), AbortSignal.timeout(0)], ids=["abort", "timeout"])
+async def test_under_an_aborted_signal_the_function_never_begins(signal, abandoned):
+    begun = []
+    with pytest.raises(AbortError) as caught:
+        await run_in_thread(begun.append, 1, signal=signal)
+    await run_in_thread(lambda: "a job that comes later")
+    assert begun == []
+    assert caught.value.reason is signal.reason
+    assert abandoned() == AbandonedThreads(0, 0)
+
+
+class TickingClock(FakeClock):
+    """A fake clock on which every look takes 0.6 seconds."""
+
+    def monotonic(self):
+        self.advance(0.6)
+        return super().monotonic()
+
+
+async def test_an_abort_before_the_thread_took_the_function_keeps_it_from_beginning():
+    begun = []
+    with use_clock(TickingClock()):
+        signal = AbortSignal.timeout(1.1)  # the first look makes it, the second is the guard's, the third the thread's
+        with pytest.raises(AbortTimeout):
+            await run_in_thread(begun.append, 1, signal=signal)
+    await run_in_thread(lambda: "a job that comes later")
+    assert begun == []
+
+
+async def test_a_stuck_function_does_not_block_later_calls(abandoned):
+    gate = threading.Event()
+    for number in range(1, 21):
+        controller = AbortController()
+        asyncio.get_running_loop().call_soon(controller.abort)
+        with pytest.raises(AbortError):
+            await run_in_thread(gate.wait, SECONDS, signal=controller.signal)
+        assert await run_in_thread(lambda: "value") == "value"
+        assert abandoned().running <= number
+    gate.set()
+    wait_until(lambda: abandoned().running == 0)
+
+
+async def test_each_call_ends_in_exactly_one_way_whatever_comes_first(abandoned):
+    rounds, seed = counts(2_000, 20_000), 11
+    chance = random.Random(seed)
+    values, aborts, begun = [], [], []
+
+    def work(number, seconds):
+        begun.append(number)
+        if seconds is not None:
+            current_signal().wait(seconds)
+        return number
+
+    async def call(number):
+        controller = AbortController()
+        loop = asyncio.get_running_loop()
+        match chance.randrange(4):
+            case 0:
+                loop.call_soon(controller.abort)
+            case 1:
+                loop.call_later(chance.random() / 500, controller.abort)
+            case 2:
+                loop.run_in_executor(None, controller.abort)
+            case _:
+                pass  # not aborted, or after its end
+        try:
+            values.append(await run_in_thread(work, number, chance.choice([None, 0, 0.001]), signal=controller.signal))
+            assert values[-1] == number
+        except AbortError:
+            assert controller.signal.aborted
+            aborts.append(number)
+        controller.abort()
+
+    for first in range(0, rounds, 50):
+        async with asyncio.TaskGroup() as group:
+            for number in range(first, first + 50):
+                group.create_task(call(number))
+    assert sorted(values + aborts) == list(range(rounds))
+    wait_until(lambda: abandoned().running == 0)
+    assert abandoned().dropped <= len(aborts)
+    assert len(begun) == len(set(begun))
+    assert set(values) <= set(begun)
+    assert values, "no call came to its value"
+    assert aborts, "no call was aborted"
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
+async def test_threads_are_used_again():
+    used = set()
+    for _ in range(50):
+        used.add(await run_in_thread(threading.current_thread))
+    assert len(used) < 25  # not one: a thread may take a moment to be idle again
+
+
+async def test_a_thread_that_is_idle_for_long_ends(monkeypatch):
+    monkeypatch.setattr(threads, "IDLE_SECONDS", 0.01)
+    thread = await run_in_thread(threading.current_thread)
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert await run_in_thread(lambda: "value") == "value"
+
+
+def test_a_thread_that_was_just_taken_waits_for_its_job():
+    class SlowInbox(SimpleQueue):  # type: ignore[type-arg]
+        """An inbox in which the job arrives only after the thread's time has passed."""
+
+        late = True
+
+        def get(self, block=True, timeout=None):
+            if self.late:
+                self.late = False
+                raise Empty
+            return super().get(block, timeout)
+
+    inbox, done = SlowInbox(), threading.Event()
+    inbox.put(done.set)
+    threading.Thread(target=threads._work, args=(inbox,), daemon=True).start()
+    assert done.wait(SECONDS)
+
+
+async def test_an_idle_thread_holds_on_to_nothing():
+    class Heavy:
+        def __del__(self):
+            gone.set()
+
+    gone = threading.Event()
+    await run_in_thread(lambda heavy: None, Heavy())
+    assert await asyncio.to_thread(gone.wait, SECONDS)
+
+
+def test_a_loop_that_closes_before_the_thread_ends_is_not_missed(caplog):
+    began, gate = threading.Event(), threading.Event()
+
+    def work():
+        began.set()
+        gate.wait(SECONDS)
+
+    async def start():
+        future = threads.start_in_thread(work)
+        assert not future.done()
+        assert began.wait(SECONDS)
+
+    with caplog.at_level(logging.DEBUG, "safepoint"):
+        with asyncio.Runner() as runner:
+            runner.run(start())
+        gate.set()
+        wait_until(lambda: "is closed" in caplog.text)
+
+
+def test_the_end_of_the_program_abandons_what_is_still_running(abandoned):
+    began, gate = threading.Event(), threading.Event()
+
+    def work():
+        began.set()
+        gate.wait(SECONDS)
+
+    async def start():
+        task = asyncio.create_task(run_in_thread(work))
+        while not began.is_set():
+            await asyncio.sleep(0)
+        return task
+
+    with asyncio.Runner() as runner:
+        task = runner.run(start())
+    assert task.cancelled()
+    assert abandoned() == AbandonedThreads(1, 0)
+    gate.set()
+    wait_until(lambda: abandoned() == AbandonedThreads(0, 1))
+
+
+async def test_a_function_started_on_its_own_does_not_hear_the_caller():
+    controller, gate = AbortController(), threading.Event()
+    future = None
+    with pytest.raises(AbortError):
+        with controller.signal.guard():
+            future = threads.start_in_thread(gate.wait, SECONDS)
+            controller.abort()
+            await asyncio.Event().wait()
+    assert future is not None
+    assert not future.done()
+    gate.set()
+    async with asyncio.timeout(SECONDS):
+        assert await future
+    await settle()
+
+
+def test_a_stuck_thread_does_not_keep_the_program_from_ending():
+    start = time.monotonic()
+    assert (
+        printed("""
+        import asyncio, threading
+        from safepoint.abort import AbortController, AbortError, abandoned_threads, run_in_thread
+
+        async def main():
+            controller, began = AbortController(), threading.Event()
+
+            def stuck():
+                began.set()
+                threading.Event().wait()
+
+            task = asyncio.create_task(run_in_thread(stuck, signal=controller.signal))
+            await asyncio.to_thread(began.wait)
+            controller.abort()
+            try:
+                await task
+            except AbortError:
+                print(abandoned_threads())
+
+        asyncio.run(main())
+    """)
+        == "AbandonedThreads(running=1, dropped=0)"
+    )
+    assert time.monotonic() - start < 20
+
+
+def test_functions_run_in_a_forked_child_too():
+    output = printed("""
+        import asyncio, os, threading, warnings
+        from safepoint.abort import AbandonedThreads, abandoned_threads, run_in_thread, threads
+
+        warnings.simplefilter("ignore")  # newer Pythons warn of every fork beside a thread
+
+        async def call():
+            async with asyncio.timeout(10):
+                return await run_in_thread(os.getpid)
+
+        assert asyncio.run(call()) == os.getpid()
+        while not threads._idle:  # its thread waits for the next call, and is not there after the fork
+            threading.Event().wait(0.001)
+        child = os.fork()
+        if child == 0:
+            assert asyncio.run(call()) == os.getpid()
+            assert abandoned_threads() == AbandonedThreads(0, 0)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), asyncio.run(call()) == os.getpid())
+    """)
+    assert output == "0 True"
