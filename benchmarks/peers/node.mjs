@@ -4,7 +4,6 @@
 import { createInterface } from "node:readline";
 
 const seconds = (work) => {
-  gc();
   const start = performance.now();
   work();
   return (performance.now() - start) / 1000;
@@ -72,5 +71,6 @@ process.on("warning", () => {}); // the number of listeners is meant
 console.log(AbortSignal.any ? process.version : "");
 for await (const line of createInterface({ input: process.stdin })) {
   const [task, count] = line.split(" ");
+  gc();
   console.log(await tasks[task](Number(count)));
 }

@@ -1,0 +1,215 @@
+"""Deadlines: pulled when asked, one timer when observed, nothing kept that nobody needs."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from safepoint.abort import AbortController, AbortReason, AbortSignal, AbortTimeout, SystemClock, Timer, use_clock
+from safepoint.abort.deadline import _kept
+from safepoint.testing import FakeClock
+
+
+def test_a_timeout_aborts_when_its_time_has_come_and_says_how_long_and_where(clock: FakeClock):
+    line = sys._getframe().f_lineno + 1
+    signal = AbortSignal.timeout(2.5)
+    assert (signal.aborted, signal.reason, signal.remaining()) == (False, None, 2.5)
+    clock.advance(2.5)
+    assert (signal.aborted, signal.remaining()) == (True, 0.0)
+    assert signal.reason == AbortReason("timeout", "2.5 s passed")
+    assert signal.reason is not None
+    assert signal.reason.origin == f"{__file__}:{line}"
+
+
+def test_equal_timeouts_fire_in_the_order_of_their_creation(clock: FakeClock):
+    heard: list[int] = []
+    signals = [AbortSignal.timeout(5) for _ in range(4)]
+    for number, signal in enumerate(signals):
+        signal.add_listener(partial(heard.append, number))
+    clock.advance(5)
+    assert heard == [0, 1, 2, 3]
+
+
+def test_a_timeout_of_zero_is_aborted_as_soon_as_one_looks():
+    """A deviation from the web, where it is aborted one turn of the loop later: here there need be no loop."""
+    assert AbortSignal.timeout(0).aborted
+
+
+def test_the_deadline_of_a_composite_is_the_earliest(clock: FakeClock):
+    late, early = AbortSignal.timeout(9), AbortSignal.timeout(4)
+    signal = AbortController(AbortSignal.any([late, early, AbortController().signal])).signal
+    assert signal.deadline == early.deadline == clock.monotonic() + 4
+    assert signal.remaining() == 4
+    assert AbortController().signal.deadline is None
+    assert AbortController().signal.remaining() == float("inf")
+    assert AbortSignal.any([AbortController().signal]).deadline is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"), [(-1, ValueError), (float("nan"), ValueError), ("5", TypeError), (True, TypeError)]
+)
+def test_a_wrong_duration_names_the_argument(wrong: object, error: type[Exception]):
+    with pytest.raises(error, match="seconds must be"):
+        AbortSignal.timeout(wrong)  # type: ignore[arg-type]
+    with pytest.raises(error, match="timeout must be"):
+        AbortController().signal.wait(wrong)  # type: ignore[arg-type]
+
+
+async def test_a_wrong_sleep_is_refused():
+    with pytest.raises(ValueError, match="seconds must be"):
+        await AbortController().signal.sleep(-1)
+
+
+def test_an_infinite_timeout_never_aborts():
+    signal = AbortSignal.timeout(float("inf"))
+    with signal.add_listener(lambda: None):
+        assert not signal.aborted
+        assert signal.remaining() == float("inf")
+
+
+def test_a_timer_that_fires_early_is_set_again():
+    class Early(FakeClock):
+        """Like uvloop, whose timers may fire up to a millisecond too soon: here, the first one does."""
+
+        early = 0.001
+
+        def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+            when, self.early = when - self.early, 0.0
+            return super().call_at(when, callback)
+
+    clock = Early()
+    with use_clock(clock):
+        signal = AbortSignal.timeout(5)
+        heard: list[float] = []
+        signal.add_listener(lambda: heard.append(clock.monotonic()))
+        clock.advance(4.9995)
+        assert heard == []
+        clock.advance(0.001)
+        assert heard == [1005.0]
+
+
+def test_a_real_timeout_needs_no_loop_and_fires_on_its_own():
+    with use_clock(SystemClock()):
+        heard = threading.Event()
+        AbortSignal.timeout(0.01).add_listener(heard.set)
+        assert heard.wait(10)
+
+
+def test_a_timeout_does_not_keep_the_process_alive():
+    program = "from safepoint import AbortSignal; AbortSignal.timeout(3600).add_listener(print)"
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.backends("asyncio", "uvloop")
+async def test_a_deadline_outlives_the_loop_that_first_looked_at_it():
+    signal = AbortSignal.timeout(0.05)
+
+    def look_on_another_loop() -> None:
+        async def look() -> None:
+            with signal.guard():
+                await asyncio.sleep(0)
+
+        asyncio.run(look())
+
+    thread = threading.Thread(target=look_on_another_loop)
+    thread.start()
+    thread.join()
+    with pytest.raises(AbortTimeout):
+        await signal.run(asyncio.get_running_loop().create_future())
+
+
+def test_a_timeout_is_collected_at_once_without_listeners_and_kept_while_it_has_one(clock: FakeClock):
+    lonely = weakref.ref(AbortSignal.timeout(1200))
+    assert lonely() is None
+    heard: list[int] = []
+    registration = AbortSignal.timeout(5).add_listener(lambda: heard.append(1))
+    gc.collect()
+    clock.advance(5)
+    assert heard == [1]
+    assert not registration.remove()
+    assert not _kept
+
+
+def test_a_timeout_whose_listener_was_removed_is_collected_and_its_timer_disarmed(clock: FakeClock):
+    signal = AbortSignal.timeout(1200)
+    signal.add_listener(lambda: None).remove()
+    ref = weakref.ref(signal)
+    assert clock.pending == 1
+    del signal
+    assert ref() is None
+    assert clock.pending == 0
+    assert not _kept
+
+
+def test_a_deadline_is_kept_until_the_last_of_its_listeners_is_removed(clock: FakeClock):
+    signal = AbortSignal.timeout(5)
+    first, second = signal.add_listener(lambda: None), signal.add_listener(lambda: None)
+    first.remove()
+    assert signal in _kept
+    second.remove()
+    assert signal not in _kept
+
+
+def test_a_timer_that_fires_in_the_moment_its_signal_is_collected_does_nothing():
+    fired: list[Callable[[], object]] = []
+
+    class Keeping(FakeClock):
+        def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+            fired.append(callback)
+            return super().call_at(when, callback)
+
+    with use_clock(Keeping()):
+        signal = AbortSignal.timeout(5)
+        signal.add_listener(lambda: None).remove()
+        del signal
+    assert fired[0]() is None
+
+
+def test_a_deadline_that_is_listened_to_while_its_last_listener_is_removed_is_kept(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+):
+    signal = AbortSignal.timeout(5)
+    heard: list[int] = []
+    registration = signal.add_listener(lambda: None)
+
+    class Kept(dict[Any, bool]):
+        def pop(self, key: Any, default: Any = None) -> Any:
+            popped = super().pop(key, default)
+            if not heard and signal.observers == 0:
+                signal.add_listener(partial(heard.append, 1))
+                super().pop(key, default)  # in the other order: its entry was there before ours was removed
+            return popped
+
+    kept = Kept(_kept)
+    monkeypatch.setattr("safepoint.abort.deadline._kept", kept)
+    registration.remove()
+    assert signal in kept
+    clock.advance(5)
+    assert heard == [1]
+    assert signal not in kept
+
+
+def test_a_composite_of_a_timeout_with_a_listener_survives_until_it_fired(clock: FakeClock):
+    heard: list[int] = []
+    parent = AbortController()
+    signal = AbortSignal.any([parent.signal, AbortSignal.timeout(5)])
+    signal.add_listener(lambda: heard.append(1))
+    ref = weakref.ref(signal)
+    del signal
+    gc.collect()
+    assert ref() is not None
+    clock.advance(5)
+    gc.collect()
+    assert heard == [1]
+    assert ref() is None
+    assert parent.signal.observers == 0
