@@ -42,7 +42,7 @@ demo: $(STAMP)   ## see a stop happen
 	$(BIN)/python examples/01_signal.py
 
 acceptance: $(STAMP) ## the table of what the five systems do: passing and open lines
-	$(BIN)/python scripts/acceptance.py
+	$(BIN)/python scripts/acceptance.py $(ARGS)
 
 coverage: $(STAMP) ## branch coverage of the abort layer (must be 100 %)
 	$(BIN)/python scripts/coverage.py

@@ -24,7 +24,7 @@ from safepoint.abort import (
     use_clock,
 )
 from safepoint.testing import FakeClock, settle
-from tests.abort.programs import printed
+from tests.abort.programs import printed, wait_until
 from tests.conftest import counts
 
 SECONDS = 10.0
@@ -41,14 +41,6 @@ def abandoned():
         return AbandonedThreads(now.running - begin.running, now.dropped - begin.dropped)
 
     return since
-
-
-def wait_until(condition):
-    for _ in range(10_000):
-        if condition():
-            return
-        threading.Event().wait(0.001)
-    pytest.fail("it did not come true in time")
 
 
 async def test_the_value_comes_back_from_another_thread():

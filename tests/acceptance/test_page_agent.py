@@ -1,6 +1,18 @@
 """Owns the acceptance lines of page-agent: one signal for the model and the tools."""
 
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from safepoint import AbortController, AbortError, AbortSignal, fence, on_abort_timeout, run_in_thread
+from safepoint.testing import FakeClock
 from tests.acceptance.lines import not_built, open_line
+from tests.house.source import read
+from tests.house.triggers import table_rows, unlisted_triggers
+
+ROOT = Path(__file__).parents[2]
 
 
 @open_line
@@ -59,12 +71,27 @@ def test_08_normal_execution_has_no_warning_no_timer_left_and_no_change() -> Non
     not_built()
 
 
-@open_line
-def test_09_on_abort_timeout_fires_when_its_time_is_up_and_never_once_removed() -> None:
+def test_09_on_abort_timeout_fires_when_its_time_is_up_and_never_once_removed(clock: FakeClock) -> None:
     """`on_abort_timeout(signal, seconds, callback)`: already aborted → the callback runs (its time is up at once);
     aborted later → after `seconds`; removed before → never.
     """
-    not_built()
+    rang: list[str] = []
+    on_abort_timeout(AbortSignal.already(), 3, lambda: rang.append("already aborted"))
+    assert rang == ["already aborted"]
+
+    controller = AbortController()
+    on_abort_timeout(controller.signal, 3, lambda: rang.append("aborted later"))
+    removed_before_the_abort = on_abort_timeout(controller.signal, 3, lambda: rang.append("never"))
+    removed_after_the_abort = on_abort_timeout(controller.signal, 3, lambda: rang.append("never"))
+    clock.advance(60)
+    assert removed_before_the_abort.remove()
+    controller.abort()
+    clock.advance(2.9)
+    assert rang == ["already aborted"]
+    assert removed_after_the_abort.remove()
+    clock.advance(0.1)
+    assert rang == ["already aborted", "aborted later"]
+    assert clock.pending == 0
 
 
 @open_line
@@ -82,13 +109,16 @@ def test_11_what_decides_is_the_signal_however_the_error_was_thrown_or_wrapped()
     not_built()
 
 
-@open_line
 def test_12_the_list_of_abort_triggers_is_complete_and_nothing_aborts_as_a_side_effect() -> None:
     """The trigger audit: the list of places that may abort is in `docs/abort-triggers.md`, complete (a test
     compares), and says for each whether it can hit a running tool; no clean-up path, error path or reset aborts as
     a side effect.
     """
-    not_built()
+    page = (ROOT / "docs" / "abort-triggers.md").read_text(encoding="utf-8")
+    assert list(unlisted_triggers(read(ROOT / "src" / "safepoint"), page)) == []
+    answers = [row[2] for row in table_rows(page)]
+    assert answers
+    assert all(answer.startswith(("yes", "no")) for answer in answers), "each row says whether it can hit running work"
 
 
 @open_line
@@ -97,12 +127,41 @@ def test_13_a_stop_before_the_body_of_a_tool_begins_keeps_it_from_beginning() ->
     not_built()
 
 
-@open_line
-def test_14_a_fenced_resource_refuses_calls_after_the_abort() -> None:
+async def test_14_a_fenced_resource_refuses_calls_after_the_abort() -> None:
     """The controller guard (their future layer): a resource handed to a tool through `fence` refuses calls after
     the abort, so that an orphaned tool has no further effect.
     """
-    not_built()
+
+    class Page:
+        def __init__(self) -> None:
+            self.clicks: list[str] = []
+
+        def click(self, button: str) -> None:
+            self.clicks.append(button)
+
+    page, controller = Page(), AbortController()
+    clicked, go_on, refused = threading.Event(), threading.Event(), threading.Event()
+
+    def orphan(page: Page) -> None:
+        page.click("search")
+        clicked.set()
+        go_on.wait(10)  # deaf to its signal
+        try:
+            page.click("buy")
+        except AbortError:
+            refused.set()
+
+    async def run() -> None:
+        await run_in_thread(orphan, fence(page, controller.signal), signal=controller.signal)
+
+    task = asyncio.ensure_future(run())
+    assert await asyncio.to_thread(clicked.wait, 10)
+    controller.abort("stop")
+    with pytest.raises(AbortError):
+        await task
+    go_on.set()
+    assert await asyncio.to_thread(refused.wait, 10)
+    assert page.clicks == ["search"]
 
 
 @open_line

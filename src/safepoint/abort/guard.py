@@ -133,7 +133,7 @@ class Guard(Scope):
         """Left in another context, so not by the task that entered: that task must not be touched from here."""
         self.signal.detach(self)
         self._state = LEFT
-        if isinstance(exc, GeneratorExit) and _current_task() is None:
+        if isinstance(exc, GeneratorExit) and asyncio._get_running_loop() is None:
             return  # a coroutine whose loop is gone, being collected
         raise UsageError(
             "A guard was left by another task than the one that entered it. Was it held across `yield` in an"
@@ -244,15 +244,11 @@ def discard(awaitable: object) -> None:
         awaitable.cancel("abort signal")
 
 
-def _current_task() -> "asyncio.Task[object] | None":
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no running loop
-        return None
-
-
 def _running_task() -> "asyncio.Task[object]":
-    task = _current_task()
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no running loop
+        task = None
     if task is None:
         raise UsageError(
             "There is no running asyncio task to interrupt. In a thread use `signal.wait()`,"

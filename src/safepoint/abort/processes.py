@@ -72,6 +72,7 @@ async def run_process(
     controller = AbortController(signal)
     program = _Program(argv, stdin, cwd, env, max_output)
     ended = start_in_thread(program.supervise, controller.signal, grace)
+    ended.add_done_callback(lambda future: future.exception())  # seen, also where a cancellation is what comes out
     try:
         with Guard(signal):
             await asyncio.wait([ended])
@@ -108,7 +109,9 @@ class _Program:
         self._input = memoryview(stdin)
         self._cwd = cwd
         self._mark = uuid.uuid4().hex
-        self._env = {**(os.environ if env is None else env), processgroup.MARK: self._mark}
+        # Behind the mark of the program that we ourselves may run in: for that one, ours are its children too.
+        marks = " ".join(filter(None, (os.environ.get(processgroup.MARK), self._mark)))
+        self._env = {**(os.environ if env is None else env), processgroup.MARK: marks}
         self._max_output = max_output
         self._output: dict[IO[bytes], bytearray] = {}
         self._dropped = 0
@@ -141,12 +144,12 @@ class _Program:
 
     def _run_until(self, process: "subprocess.Popen[bytes]", stop: AbortSignal) -> bool:
         """Carry data until the program has ended (False) or must be stopped (True)."""
-        with _exit_watch(process.pid, self._selector):
+        with _exit_watch(process.pid, self._selector) as watched:
             while not stop.aborted:
-                if _has_ended(process.pid):
+                if _has_ended(process):
                     return False
-                self._carry(None if hasattr(os, "pidfd_open") else POLL_SECONDS)
-            return not _has_ended(process.pid)
+                self._carry(None if watched else POLL_SECONDS)
+            return not _has_ended(process)
 
     def _stop(self, process: "subprocess.Popen[bytes]", grace: float) -> tuple[int, ...]:
         """TERM, grace, KILL; ends when the group is empty. What left the group is not touched, but named."""
@@ -154,10 +157,10 @@ class _Program:
         for number, seconds in ((os_signals.SIGTERM, grace), (os_signals.SIGKILL, KILL_SECONDS)):
             processgroup.send(group, number)
             until = time.monotonic() + seconds
-            while processgroup.members(group) and time.monotonic() < until:
+            while _members(process) and time.monotonic() < until:
                 self._carry(POLL_SECONDS)
         self._drain()
-        return tuple({*processgroup.members(group), *processgroup.marked(self._mark)})
+        return tuple(sorted({*_members(process), *processgroup.marked(self._mark)}))
 
     def _drain(self) -> tuple[int, ...]:
         """Take what is still in the pipes."""
@@ -219,6 +222,10 @@ def _started(
     )
     try:
         yield process
+    except BaseException:  # a failure of the supervisor: nobody would be left to stop the program
+        processgroup.send(process.pid, os_signals.SIGKILL)
+        _collect(process)
+        raise
     finally:
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
@@ -226,24 +233,37 @@ def _started(
 
 
 @contextmanager
-def _exit_watch(pid: int, selector: selectors.BaseSelector) -> Iterator[None]:
-    """Wake the selector when the process ends, where the system can tell."""
-    if not hasattr(os, "pidfd_open"):
-        yield
+def _exit_watch(pid: int, selector: selectors.BaseSelector) -> Iterator[bool]:
+    """Wake the selector when the process ends. False: the system cannot tell, so one has to look again and again."""
+    try:
+        fd = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not on this system, forbidden in this sandbox, or the process is gone
+        yield False
         return
-    fd = os.pidfd_open(pid)
     selector.register(fd, selectors.EVENT_READ)
     try:
-        yield
+        yield True
     finally:
         if fd in selector.get_map():
             selector.unregister(fd)
         os.close(fd)
 
 
-def _has_ended(pid: int) -> bool:
-    """Whether the process is over. It is not collected yet: until then its group's number cannot be reused."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    """Whether the program is over. If possible it is not collected yet: until then its group's number stays its own."""
+    if not hasattr(os, "waitid"):
+        return process.poll() is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # already collected: by us, or by a host program that ignores SIGCHLD
+        return True
+
+
+def _members(process: "subprocess.Popen[bytes]") -> list[int]:
+    """Who is left of its group. Where the dead look like the living, the program is collected as soon as it is dead."""
+    if not processgroup.tells_the_dead():
+        process.poll()
+    return processgroup.members(process.pid)
 
 
 def _collect(process: "subprocess.Popen[bytes]") -> int | None:

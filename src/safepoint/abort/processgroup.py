@@ -6,24 +6,28 @@ A zombie is not counted: it runs nothing, and in a container without an init nob
 import os
 from collections.abc import Iterator
 
-__all__ = ["MARK", "marked", "members", "send"]
+__all__ = ["MARK", "marked", "members", "send", "tells_the_dead"]
 
-# Children inherit it, also those that leave the group: that is how they are found.
+# Children inherit it, also those that leave the group: that is how they are found. Its value is a list of marks.
 MARK = "SAFEPOINT_PROCESS"
 PROC = "/proc"
 
 
+def tells_the_dead() -> bool:
+    """Whether this system shows who is in a group. Otherwise a group counts as alive until its last zombie is gone."""
+    return os.path.isdir(f"{PROC}/self")
+
+
 def members(group: int) -> list[int]:
     """The living processes of this group."""
-    if not os.path.isdir(f"{PROC}/self"):
+    if not tells_the_dead():
         return [group] if send(group, 0) else []
     return [pid for pid, pgrp in _living() if pgrp == group]
 
 
 def marked(mark: str) -> list[int]:
     """The living processes that descend from the one started with this mark, in the group or not."""
-    entry = f"{MARK}={mark}".encode()
-    return [pid for pid, _ in _living() if entry in _read(f"{PROC}/{pid}/environ")]
+    return [pid for pid, _ in _living() if mark.encode() in _marks(_read(f"{PROC}/{pid}/environ"))]
 
 
 def send(group: int, number: int) -> bool:
@@ -38,14 +42,17 @@ def send(group: int, number: int) -> bool:
 
 
 def _living() -> Iterator[tuple[int, int]]:
-    if not os.path.isdir(PROC):
-        return
-    for name in os.listdir(PROC):
+    for name in os.listdir(PROC) if tells_the_dead() else ():
         if name.isdigit():
             # The command's name, in parentheses, may itself hold blanks and parentheses.
             fields = _read(f"{PROC}/{name}/stat").rpartition(b")")[2].split()
             if fields and fields[0] not in (b"Z", b"X"):
                 yield int(name), int(fields[2])
+
+
+def _marks(environment: bytes) -> list[bytes]:
+    name = f"{MARK}=".encode()
+    return [mark for entry in environment.split(b"\0") if entry.startswith(name) for mark in entry[len(name) :].split()]
 
 
 def _read(path: str) -> bytes:

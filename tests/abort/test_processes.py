@@ -1,0 +1,540 @@
+"""Programs under a signal: their whole group ends with the abort, and what is left is named."""
+
+import asyncio
+import gc
+import os
+import random
+import signal as os_signals
+import socket
+import sys
+import threading
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from safepoint.abort import (
+    AbortController,
+    AbortError,
+    AbortReason,
+    AbortSignal,
+    AbortTimeout,
+    ProcessResult,
+    processes,
+    processgroup,
+    run_process,
+)
+from safepoint.errors import UsageError
+from tests.abort.programs import alive, printed, wait_until
+from tests.conftest import counts
+
+LONG = 60.0  # a grace that no test waits for
+pytestmark = pytest.mark.backends("asyncio", "uvloop")
+
+# Each process of these trees writes its pid, a line of the file `pids`, when it is ready.
+POLITE = """
+echo "working"
+sh -c 'sh -c "echo \\$\\$ >>pids; exec sleep 60" & echo $$ >>pids; wait' &
+echo $$ >>pids
+wait
+"""
+STUBBORN = "trap '' TERM" + POLITE
+
+
+def sh(script):
+    return ["sh", "-c", script]
+
+
+class Folder:
+    """The working directory of a test's programs."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def pids(self):
+        """The processes that have written their pid so far."""
+        try:
+            return [int(line) for line in (self.path / "pids").read_text().split()]
+        except FileNotFoundError:
+            return []
+
+    async def ready(self, number):
+        """Wait until so many processes are ready, and give their pids."""
+        await asyncio.to_thread(wait_until, lambda: len(self.pids()) >= number)
+        return self.pids()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A working directory; what still runs of the pids in it is killed at the end."""
+    folder = Folder(tmp_path)
+    yield folder
+    for pid in folder.pids():
+        if alive(pid):
+            os.kill(pid, os_signals.SIGKILL)
+
+
+@asynccontextmanager
+async def running(*args, **kwargs):
+    """The program in a task, which has ended when the block is left."""
+    task = asyncio.create_task(run_process(*args, **kwargs))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def aborted(task):
+    """The abort with which the task ends."""
+    with pytest.raises(AbortError) as caught:
+        await task
+    assert isinstance(caught.value.partial, ProcessResult)
+    return caught.value
+
+
+async def test_the_result_has_the_output_and_the_code():
+    result = await run_process(sh("echo out; echo err >&2; exit 3"))
+    assert result == ProcessResult(3, b"out\n", b"err\n")
+    assert result == ProcessResult(3, b"out\n", b"err\n", dropped=0, survivors=(), stopped=False)
+
+
+async def test_a_program_killed_by_a_signal_has_its_number_as_a_negative_code():
+    assert (await run_process(sh("kill -KILL $$"))).returncode == -os_signals.SIGKILL
+
+
+async def test_the_program_reads_what_it_is_given():
+    given = bytes(range(256)) * 4_000  # more than a pipe holds
+    result = await run_process(["cat"], stdin=given, max_output=len(given))
+    assert result.stdout == given
+    assert result.dropped == 0
+
+
+async def test_a_program_that_is_given_nothing_reads_an_end_at_once():
+    assert await run_process(["cat"]) == ProcessResult(0, b"", b"")
+
+
+async def test_a_program_that_does_not_read_what_it_is_given_ends_all_the_same():
+    result = await run_process(sh("exec <&-; echo done"), stdin=b"x" * 1_000_000)
+    assert result == ProcessResult(0, b"done\n", b"")
+
+
+async def test_the_program_runs_where_it_is_told(tmp_path):
+    assert (await run_process(["pwd", "-P"], cwd=tmp_path)).stdout.decode().strip() == str(tmp_path.resolve())
+
+
+async def test_the_program_has_the_environment_it_is_given_and_a_mark(monkeypatch):
+    monkeypatch.setenv("OURS", "1")
+    inherited = (await run_process(["env"])).stdout.decode().splitlines()
+    assert "OURS=1" in inherited
+    given = (await run_process(["env"], env={"PATH": os.environ["PATH"], "THEIRS": "2"})).stdout.decode().splitlines()
+    assert sorted(entry.partition("=")[0] for entry in given) == ["PATH", processgroup.MARK, "THEIRS"]
+    assert "THEIRS=2" in given
+
+
+async def test_the_program_may_be_a_path(tmp_path):
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\necho $1\n")
+    script.chmod(0o755)
+    assert (await run_process([script, "given"])).stdout == b"given\n"  # type: ignore[list-item]
+
+
+async def test_of_too_much_output_the_end_is_kept_and_the_rest_counted():
+    script = f"{sys.executable} -c \"import sys; sys.stdout.write('a' * 200_000 + 'end'); sys.stderr.write('b' * 15)\""
+    result = await run_process(sh(script), max_output=10)
+    assert result.stdout == b"aaaaaaaend"
+    assert result.stderr == b"b" * 10
+    assert result.dropped == 200_003 - 10 + 5
+
+
+async def test_a_program_that_never_stops_talking_is_stopped_and_its_output_bounded():
+    controller = AbortController()
+    async with running(["yes"], signal=controller.signal, grace=LONG, max_output=1_000) as task:
+        threading.Timer(0.05, controller.abort).start()
+        error = await aborted(task)
+    assert len(error.partial.stdout) == 1_000
+    assert error.partial.dropped > 0
+    assert error.partial.survivors == ()
+
+
+async def test_a_polite_tree_ends_on_term_long_before_the_grace(folder):
+    controller = AbortController()
+    async with running(sh(POLITE), signal=controller.signal, grace=LONG, cwd=folder.path) as task:
+        pids = await folder.ready(3)
+        start = time.monotonic()
+        controller.abort("stop")
+        error = await aborted(task)
+    assert time.monotonic() - start < LONG / 4
+    assert [pid for pid in pids if alive(pid)] == []
+    assert error.reason is controller.signal.reason
+    assert error.partial == ProcessResult(
+        -os_signals.SIGTERM, b"working\n", error.partial.stderr, dropped=0, survivors=(), stopped=True
+    )
+
+
+async def test_a_tree_that_ignores_term_is_gone_after_the_grace(folder):
+    controller = AbortController()
+    async with running(sh(STUBBORN), signal=controller.signal, grace=0.2, cwd=folder.path) as task:
+        pids = await folder.ready(3)
+        [group] = {os.getpgid(pid) for pid in pids}
+        assert len(processgroup.members(group)) == 3
+        start = time.monotonic()
+        controller.abort("stop")
+        error = await aborted(task)
+    assert time.monotonic() - start >= 0.2
+    assert processgroup.members(group) == []
+    assert [pid for pid in pids if alive(pid)] == []
+    assert error.partial.returncode == -os_signals.SIGKILL
+    assert error.partial.stdout == b"working\n"
+    assert error.partial.survivors == ()
+    assert error.partial.stopped
+
+
+async def test_a_tree_is_only_killed_when_the_grace_is_over(folder):
+    script = "trap 'echo asked; sleep 0.1; echo tidied; exit 7' TERM; echo $$ >>pids; while :; do sleep 0.01; done"
+    controller = AbortController()
+    async with running(sh(script), signal=controller.signal, grace=LONG, cwd=folder.path) as task:
+        await folder.ready(1)
+        controller.abort("stop")
+        error = await aborted(task)
+    assert error.partial.stdout == b"asked\ntidied\n"
+    assert error.partial.returncode == 7
+
+
+async def test_the_children_of_a_shell_that_is_gone_are_waited_for(folder):
+    script = "sh -c \"trap '' TERM; echo \\$\\$ >>pids; while :; do sleep 0.01; done\" & echo $$ >>pids; wait"
+    controller = AbortController()
+    async with running(sh(script), signal=controller.signal, grace=0.1, cwd=folder.path) as task:
+        pids = await folder.ready(2)
+        controller.abort("stop")
+        error = await aborted(task)
+    assert error.partial.returncode == -os_signals.SIGTERM  # the shell
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+async def test_a_process_that_left_the_group_is_named_and_left_alone(folder):
+    script = "setsid sh -c 'echo $$ >>pids; exec sleep 60' & echo $$ >>pids; wait"
+    controller = AbortController()
+    async with running(sh(script), signal=controller.signal, cwd=folder.path) as task:
+        pids = await folder.ready(2)
+        controller.abort("stop")
+        error = await aborted(task)
+    [survivor] = error.partial.survivors
+    assert survivor in pids
+    assert alive(survivor)
+    assert os.getpgid(survivor) == survivor
+    os.kill(survivor, os_signals.SIGKILL)
+    await asyncio.to_thread(wait_until, lambda: not alive(survivor))
+
+
+async def test_what_a_program_inside_the_program_left_behind_is_named_too(folder):
+    inner = """
+        import asyncio
+        from safepoint.abort import run_process
+        asyncio.run(run_process(["sh", "-c", "echo $$ >>pids; exec sleep 60"]))
+    """
+    source = "\n".join(line.strip() for line in inner.splitlines())
+    controller = AbortController()
+    async with running([sys.executable, "-c", source], signal=controller.signal, cwd=folder.path, grace=LONG) as task:
+        [pid] = await folder.ready(1)
+        controller.abort("stop")
+        error = await aborted(task)
+    assert error.partial.survivors == (pid,)
+
+
+async def test_a_child_that_holds_the_pipe_does_not_hold_up_a_normal_end(folder):
+    result = await run_process(sh("sleep 60 & echo $! >>pids; echo done"), cwd=folder.path)
+    assert result.stdout == b"done\n"
+    assert result.returncode == 0
+    assert result.survivors == tuple(folder.pids())
+
+
+async def test_a_child_that_holds_the_pipe_does_not_hold_up_an_abort(folder):
+    script = "setsid sh -c 'echo $$ >>pids; exec sleep 60' & echo said; echo $$ >>pids; wait"
+    controller = AbortController()
+    async with running(sh(script), signal=controller.signal, grace=LONG, cwd=folder.path) as task:
+        pids = await folder.ready(2)
+        controller.abort("stop")
+        async with asyncio.timeout(LONG / 4):
+            error = await aborted(task)
+    assert error.partial.stdout == b"said\n"
+    assert [pid for pid in pids if alive(pid)] == list(error.partial.survivors)
+
+
+async def test_an_outer_cancellation_ends_the_program_first_and_then_comes_out(folder):
+    async with running(sh(STUBBORN), signal=AbortSignal.never(), grace=0.1, cwd=folder.path) as task:
+        pids = await folder.ready(3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert task.cancelled()
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+async def test_a_second_cancellation_does_not_wait_and_the_program_ends_all_the_same(folder):
+    async with running(sh(STUBBORN), grace=0.3, cwd=folder.path) as task:
+        pids = await folder.ready(3)
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert any(alive(pid) for pid in pids)
+    await asyncio.to_thread(wait_until, lambda: not any(alive(pid) for pid in pids))
+
+
+async def test_a_program_under_an_outer_guard_ends_with_it(folder):
+    controller = AbortController()
+    with pytest.raises(AbortError) as caught:
+        with controller.signal.guard():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(run_process(sh(POLITE), signal=AbortSignal.never(), cwd=folder.path))
+                await folder.ready(3)
+                controller.abort("stop")
+                await asyncio.Event().wait()
+    assert caught.value.reason is controller.signal.reason
+    assert not any(alive(pid) for pid in folder.pids())
+
+
+async def test_without_a_signal_the_ambient_one_counts(folder):
+    controller = AbortController()
+    with pytest.raises(AbortError) as caught:
+        with controller.signal.guard():
+            threading.Thread(target=lambda: (wait_until(lambda: len(folder.pids()) == 3), controller.abort())).start()
+            await run_process(sh(POLITE), cwd=folder.path, grace=LONG)
+    assert isinstance(caught.value.partial, ProcessResult)
+    assert caught.value.partial.stdout == b"working\n"
+    assert not any(alive(pid) for pid in folder.pids())
+
+
+async def test_an_abort_while_the_loop_is_blocked_still_ends_the_program(folder):
+    controller = AbortController()
+    async with running(sh(STUBBORN), signal=controller.signal, grace=0.1, cwd=folder.path) as task:
+        pids = await folder.ready(3)
+        thread = threading.Thread(target=controller.abort, args=("stop",))
+        thread.start()
+        wait_until(lambda: not any(alive(pid) for pid in pids))  # nothing runs in the loop meanwhile
+        thread.join(10)
+        await aborted(task)
+
+
+async def test_a_deadline_gives_a_timeout_with_what_there_was(folder, clock):
+    async with running(sh(POLITE), signal=AbortSignal.timeout(5), grace=LONG, cwd=folder.path) as task:
+        pids = await folder.ready(3)
+        clock.advance(5)
+        error = await aborted(task)
+    assert type(error) is AbortTimeout
+    assert error.reason == AbortReason("timeout", "5 s passed")
+    assert error.partial.stdout == b"working\n"
+    assert not any(alive(pid) for pid in pids)
+    assert clock.pending == 0
+
+
+@pytest.mark.parametrize("signal", [AbortSignal.already("before"), AbortSignal.timeout(0)], ids=["abort", "timeout"])
+async def test_under_an_aborted_signal_nothing_is_started(signal, tmp_path):
+    with pytest.raises(AbortError) as caught:
+        await run_process(sh("touch started"), signal=signal, cwd=tmp_path)
+    assert caught.value.reason is signal.reason
+    assert os.listdir(tmp_path) == []
+
+
+async def test_an_abort_before_the_thread_began_starts_nothing(tmp_path):
+    controller = AbortController()
+    task = asyncio.create_task(run_process(sh("touch started"), signal=controller.signal, cwd=tmp_path))
+    stop = controller.signal.add_listener(lambda: None)
+    controller.abort("stop")
+    with pytest.raises(AbortError) as caught:
+        await task
+    assert caught.value.reason is controller.signal.reason
+    assert not stop.remove()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_program_that_is_not_there_is_an_os_error():
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        await run_process(["no-such-program"])
+
+
+async def test_a_folder_that_is_not_there_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        await run_process(["true"], cwd=tmp_path / "missing")
+
+
+async def test_a_failed_start_is_not_complained_of_when_a_cancellation_comes_out():
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context["message"]))
+    for _ in range(5):
+        task = asyncio.create_task(run_process(["no-such-program"]))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises((asyncio.CancelledError, FileNotFoundError)):
+            await task
+        del task
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []
+
+
+@pytest.mark.parametrize("argv", ["ls -l", b"ls", [], None, [1], ["ls", None], [b"ls"]], ids=repr)
+async def test_the_words_of_a_command_are_strings(argv):
+    with pytest.raises(TypeError, match="^argv must be a non-empty sequence of strings"):
+        await run_process(argv)
+
+
+async def test_the_grace_is_a_duration():
+    with pytest.raises(UsageError, match="^grace must be"):
+        await run_process(["true"], grace=-1)
+    with pytest.raises(TypeError, match="^grace must be"):
+        await run_process(["true"], grace="2")  # type: ignore[arg-type]  # the mistake under test
+
+
+async def test_a_program_that_ends_in_the_moment_of_the_abort_has_a_result_or_is_aborted():
+    chance, results, aborts = random.Random(5), 0, 0
+    loop = asyncio.get_running_loop()
+    for _ in range(counts(100, 5_000)):
+        controller = AbortController()
+        loop.call_later(chance.random() / 200, controller.abort)
+        try:
+            result = await run_process(["echo", "said"], signal=controller.signal, grace=LONG)
+        except AbortError as error:
+            aborts += 1
+            assert error.reason is controller.signal.reason
+            if error.partial is not None:  # None: it was not even started
+                assert isinstance(error.partial, ProcessResult)
+                assert error.partial.stopped
+                assert error.partial.survivors == ()
+        else:
+            results += 1
+            assert result == ProcessResult(0, b"said\n", b"")
+    assert results
+    assert aborts
+
+
+async def test_nothing_is_left_open_after_many_programs():
+    async def one(number):
+        controller = AbortController()
+        if number % 2:
+            asyncio.get_running_loop().call_later(0.005, controller.abort)
+        try:
+            await run_process(["cat"] if number % 3 else ["sleep", "0.01"], stdin=b"given", signal=controller.signal)
+        except AbortError:
+            pass
+
+    await one(0)
+    await one(1)
+    before = sorted(os.listdir("/proc/self/fd"))
+    for number in range(50):
+        await one(number)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+async def test_programs_run_side_by_side():
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(run_process(sh(f"echo {number}"))) for number in range(10)]
+    assert [task.result().stdout for task in tasks] == [f"{number}\n".encode() for number in range(10)]
+
+
+async def test_where_the_system_cannot_tell_of_an_end_one_looks_again_and_again(monkeypatch, folder):
+    monkeypatch.delattr(os, "pidfd_open")
+    assert await run_process(sh("sleep 0.02; echo said")) == ProcessResult(0, b"said\n", b"")
+    controller = AbortController()
+    async with running(sh(POLITE), signal=controller.signal, grace=LONG, cwd=folder.path) as task:
+        pids = await folder.ready(3)
+        controller.abort("stop")
+        await aborted(task)
+    assert not any(alive(pid) for pid in pids)
+
+
+async def test_a_sandbox_that_forbids_to_watch_a_process_does_not_forbid_to_run_it(monkeypatch):
+    def forbidden(pid, flags=0):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", forbidden)
+    assert await run_process(sh("sleep 0.02; echo said")) == ProcessResult(0, b"said\n", b"")
+
+
+async def test_where_one_cannot_look_without_collecting_a_program_is_collected(monkeypatch, folder):
+    monkeypatch.delattr(os, "waitid")
+    assert await run_process(sh("echo said; exit 3")) == ProcessResult(3, b"said\n", b"")
+    controller = AbortController()
+    async with running(sh(POLITE), signal=controller.signal, grace=LONG, cwd=folder.path) as task:
+        await folder.ready(3)
+        controller.abort("stop")
+        error = await aborted(task)
+    assert error.partial.returncode == -os_signals.SIGTERM
+
+
+@pytest.mark.parametrize("script", [POLITE, STUBBORN], ids=["polite", "stubborn"])
+async def test_where_the_system_shows_no_processes_an_empty_group_is_still_noticed(script, monkeypatch, folder):
+    controller = AbortController()
+    grace = LONG if script == POLITE else 0.1
+    monkeypatch.setattr(processgroup, "PROC", str(folder.path / "proc"))
+    start = time.monotonic()
+    async with running(sh(script), signal=controller.signal, grace=grace, cwd=folder.path) as task:
+        pids = await folder.ready(3)
+        controller.abort("stop")
+        error = await aborted(task)
+    assert time.monotonic() - start < LONG / 4
+    assert error.partial.survivors == ()
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_host_program_that_ignores_its_children_gets_the_output_all_the_same():
+    output = printed("""
+        import asyncio, signal
+        from safepoint.abort import run_process
+
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        for _ in range(20):
+            print(asyncio.run(run_process(["echo", "said"])).stdout)
+    """)
+    assert output.splitlines() == ["b'said\\n'"] * 20
+
+
+async def test_a_program_that_cannot_be_killed_is_reported_as_it_is(monkeypatch, folder):
+    monkeypatch.setattr(processes, "KILL_SECONDS", 0.05)
+    controller = AbortController()
+    async with running(sh("echo $$ >>pids; exec sleep 60"), signal=controller.signal, grace=0, cwd=folder.path) as task:
+        [pid] = await folder.ready(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "killpg", lambda group, number: None)  # as if it hung in the kernel
+            controller.abort("stop")
+            error = await aborted(task)
+    assert error.partial.returncode is None
+    assert error.partial.survivors == (pid,)
+    os.kill(pid, os_signals.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+async def test_a_failure_of_the_supervisor_does_not_leave_the_program_running(monkeypatch, folder):
+    def fail(fd, blocking):
+        wait_until(lambda: len(folder.pids()) == 3)
+        raise OSError(9, "Bad file descriptor")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "set_blocking", fail)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            await run_process(sh(STUBBORN), cwd=folder.path)
+    pids = folder.pids()
+    assert len(pids) == 3
+    await asyncio.to_thread(wait_until, lambda: not any(alive(pid) for pid in pids))
+
+
+def test_an_abort_that_finds_the_program_over_is_harmless():
+    heard, tell = socket.socketpair()
+    heard.close()
+    tell.close()
+    processes._poke(tell)
+
+
+def test_the_program_ends_also_when_the_loop_ends(folder):
+    async def start():
+        task = asyncio.create_task(run_process(sh(STUBBORN), grace=0.1, cwd=folder.path))
+        await folder.ready(3)
+        return task
+
+    with asyncio.Runner() as runner:
+        task = runner.run(start())
+    assert task.cancelled()
+    assert not any(alive(pid) for pid in folder.pids())
