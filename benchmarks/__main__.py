@@ -18,7 +18,7 @@ from .table import as_json, markdown
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-ROUNDS = 15
+ROUNDS = 11
 QUICK_ROUNDS = 3
 
 
@@ -80,8 +80,9 @@ def write(name: str, lines: list[Line], facts: Mapping[str, str]) -> None:
         f"# Benchmark: {name}",
         "",
         ", ".join(f"{fact} {value}" for fact, value in facts.items()) + ".",
-        "Medians over interleaved rounds in one run; garbage is collected between rounds, not inside them.",
-        "Compare ratios, not times. Written by `make bench`.",
+        "Medians over interleaved rounds in one run; a ratio is the median of the ratios within each round.",
+        "Garbage is collected between rounds, not inside them. CPU time, or wall time where another process or thread",
+        "takes part. Written by `make bench`.",
         "",
         markdown(lines),
         "",

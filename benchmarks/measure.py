@@ -1,7 +1,11 @@
 """Owns how a figure comes about: interleaved rounds, medians, ratios, verdicts. Knows nothing of what is measured.
 
 The machine is never quiet, so nothing is judged by the clock alone. All contenders of a comparison run in turns, once
-per round, in alternating order; what disturbs one disturbs the others, and the median forgets the worst of it.
+per round, in alternating order; what disturbs one disturbs the others. A ratio is taken within each round, and the
+median over all rounds forgets those in which the disturbance hit one side only.
+
+Two clocks: `cpu` for what happens in this thread alone, which does not count the time that other processes take away;
+`wall` where another process or thread takes part, and then with contenders that take about as long as each other.
 """
 
 import gc
@@ -9,9 +13,25 @@ import statistics
 import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import truediv
+from time import perf_counter as wall
+from time import thread_time as cpu
 from typing import Literal, TypeAlias
 
-__all__ = ["AtMost", "Contender", "Limit", "Line", "Measure", "Samples", "Target", "Unit", "Verdict", "statement"]
+__all__ = [
+    "AtMost",
+    "Contender",
+    "Limit",
+    "Line",
+    "Measure",
+    "Samples",
+    "Target",
+    "Unit",
+    "Verdict",
+    "cpu",
+    "statement",
+    "wall",
+]
 
 Unit: TypeAlias = Literal["s", "B", ""]
 Verdict: TypeAlias = Literal["ok", "MISSED", ""]
@@ -43,19 +63,15 @@ Target: TypeAlias = AtMost | Limit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line of the table. `theirs` is None where the peer is not on this machine."""
+    """One line of the table: two medians, and the median of the ratios. `theirs`: None for a peer that is not here."""
 
     what: str
     ours: float
     peer: str
     theirs: float | None
+    ratio: float | None = None
     unit: Unit = "s"
     target: Target | None = None
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times the peer's cost ours is; None where there is nothing to divide by."""
-        return self.ours / self.theirs if self.theirs else None
 
     @property
     def verdict(self) -> Verdict:
@@ -63,8 +79,8 @@ class Line:
         match self.target:
             case Limit(most):
                 return "ok" if self.ours <= most else "MISSED"
-            case AtMost(times) if self.theirs is not None:
-                return "ok" if self.ours <= times * self.theirs else "MISSED"
+            case AtMost(times) if self.ratio is not None:
+                return "ok" if self.ratio <= times else "MISSED"
             case _:
                 return ""
 
@@ -89,10 +105,15 @@ class Samples:
 
     def lines(self, targets: Mapping[str, Target] | None = None) -> Iterator[Line]:
         """Ours against each peer; those that `targets` does not name are only shown."""
-        ours = statistics.median(self.ours)
         for peer, costs in self.peers.items():
-            theirs = statistics.median(costs) if costs else None
-            yield Line(what=self.what, ours=ours, peer=peer, theirs=theirs, target=(targets or {}).get(peer))
+            yield Line(
+                what=self.what,
+                ours=statistics.median(self.ours),
+                peer=peer,
+                theirs=statistics.median(costs) if costs else None,
+                ratio=statistics.median(map(truediv, self.ours, costs)) if costs else None,
+                target=(targets or {}).get(peer),
+            )
 
 
 class Measure:
@@ -134,9 +155,9 @@ def _once(contender: Contender) -> float:
         gc.enable()
 
 
-def statement(code: str, count: int, **names: object) -> Contender:
+def statement(code: str, count: int, clock: Callable[[], float] = cpu, **names: object) -> Contender:
     """Run `code`, in which `names` are local variables, `count` times: written out in a row, so no loop is measured."""
     setup = "; ".join(f"{name} = names[{name!r}]" for name in names)
-    timer = timeit.Timer("; ".join([code] * UNROLLED), setup or "pass", globals={"names": names})
+    timer = timeit.Timer("; ".join([code] * UNROLLED), setup or "pass", clock, globals={"names": names})
     loops = max(1, count // UNROLLED)
     return lambda: timer.timeit(loops) / (loops * UNROLLED)

@@ -55,7 +55,7 @@ def _cells(line: Line) -> Sequence[str]:
         quantity(line.ours, line.unit),
         line.peer,
         "not here" if line.theirs is None else quantity(line.theirs, line.unit),
-        "" if line.ratio is None else f"{line.ratio:.2f}",
+        "" if line.ratio is None else f"{line.ratio:.3g}",
         _target(line.target, line.unit),
         line.verdict,
     )

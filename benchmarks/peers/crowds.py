@@ -5,13 +5,14 @@ one has run.
 """
 
 import asyncio
-from time import perf_counter
 
 import anyio
 import trio
 import trio.testing
 
 from safepoint.abort import AbortController, AbortError, AbortSignal
+
+from ..measure import cpu
 
 __all__ = ["aborted", "aborted_bare", "anyio_group", "event_set", "raw", "raw_bare", "trio_nursery"]
 
@@ -39,20 +40,20 @@ async def aborted(size: int) -> float:
         for _ in range(size):
             group.create_task(guarded(controller.signal))
         await all_wait()
-        start = perf_counter()
+        start = cpu()
         controller.abort()
-    return (perf_counter() - start) / size
+    return (cpu() - start) / size
 
 
 async def raw(size: int) -> float:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(forever()) for _ in range(size)]
         await all_wait()
-        start = perf_counter()
+        start = cpu()
         for task in tasks:
             task.cancel()
         tasks.clear()  # so that the tasks vanish as they end, like those of the others
-    return (perf_counter() - start) / size
+    return (cpu() - start) / size
 
 
 async def event_set(size: int) -> float:
@@ -61,9 +62,9 @@ async def event_set(size: int) -> float:
         for _ in range(size):
             group.create_task(event.wait())
         await all_wait()
-        start = perf_counter()
+        start = cpu()
         event.set()
-    return (perf_counter() - start) / size
+    return (cpu() - start) / size
 
 
 async def anyio_group(size: int) -> float:
@@ -71,9 +72,9 @@ async def anyio_group(size: int) -> float:
         for _ in range(size):
             group.start_soon(forever)
         await all_wait()
-        start = perf_counter()
+        start = cpu()
         group.cancel_scope.cancel()
-    return (perf_counter() - start) / size
+    return (cpu() - start) / size
 
 
 def trio_nursery(size: int) -> float:
@@ -82,9 +83,9 @@ def trio_nursery(size: int) -> float:
             for _ in range(size):
                 nursery.start_soon(trio.sleep_forever)
             await trio.testing.wait_all_tasks_blocked()
-            start = perf_counter()
+            start = cpu()
             nursery.cancel_scope.cancel()
-        return (perf_counter() - start) / size
+        return (cpu() - start) / size
 
     return float(trio.run(main))
 
@@ -93,17 +94,17 @@ async def aborted_bare(size: int) -> float:
     controller = AbortController()
     tasks = [asyncio.ensure_future(guarded(controller.signal)) for _ in range(size)]
     await all_wait()
-    start = perf_counter()
+    start = cpu()
     controller.abort()
     await asyncio.wait(tasks[-1:])  # they run in the order in which they were made
-    return (perf_counter() - start) / size
+    return (cpu() - start) / size
 
 
 async def raw_bare(size: int) -> float:
     tasks = [asyncio.ensure_future(forever()) for _ in range(size)]
     await all_wait()
-    start = perf_counter()
+    start = cpu()
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks[-1:])
-    return (perf_counter() - start) / size
+    return (cpu() - start) / size

@@ -5,12 +5,13 @@ The loops are written out: a function around each would cost as much as what is 
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from time import perf_counter
 from typing import TypeAlias
 
 import anyio
 
 from safepoint.abort import AbortController
+
+from ..measure import cpu
 
 __all__ = ["Operation", "bare", "guarded", "instant", "one_turn", "scoped", "two_tasks"]
 
@@ -30,33 +31,33 @@ async def one_turn() -> None:
 
 
 async def bare(operation: Operation, count: int) -> float:
-    start = perf_counter()
+    start = cpu()
     for _ in range(count):
         await operation()
-    return (perf_counter() - start) / count
+    return (cpu() - start) / count
 
 
 async def guarded(operation: Operation, count: int) -> float:
     signal = AbortController().signal
-    start = perf_counter()
+    start = cpu()
     for _ in range(count):
         with signal.guard():
             await operation()
-    return (perf_counter() - start) / count
+    return (cpu() - start) / count
 
 
 async def scoped(operation: Operation, count: int) -> float:
-    start = perf_counter()
+    start = cpu()
     for _ in range(count):
         with anyio.CancelScope():
             await operation()
-    return (perf_counter() - start) / count
+    return (cpu() - start) / count
 
 
 async def two_tasks(operation: Operation, count: int) -> float:
     """The usual race: whichever of two tasks ends first, and the other is ended properly."""
     event = asyncio.Event()
-    start = perf_counter()
+    start = cpu()
     for _ in range(count):
         work = asyncio.ensure_future(operation())
         stop = asyncio.ensure_future(event.wait())
@@ -67,4 +68,4 @@ async def two_tasks(operation: Operation, count: int) -> float:
         except asyncio.CancelledError:
             pass
         work.result()
-    return (perf_counter() - start) / count
+    return (cpu() - start) / count

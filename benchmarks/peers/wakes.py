@@ -3,9 +3,11 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from time import perf_counter, sleep
+from time import sleep
 
 from safepoint.abort import AbortController, AbortError
+
+from ..measure import wall
 
 __all__ = ["abort", "call_soon_threadsafe"]
 
@@ -26,7 +28,7 @@ class Caller(threading.Thread):
     def run(self) -> None:
         self._waiting.wait()
         sleep(FALLING_ASLEEP)
-        self.stamp = perf_counter()
+        self.stamp = wall()
         self._call()
 
 
@@ -38,7 +40,7 @@ async def abort() -> float:
         with controller.signal.guard():
             await future
     except AbortError:
-        awake = perf_counter()
+        awake = wall()
     thread.join()
     return awake - thread.stamp
 
@@ -48,6 +50,6 @@ async def call_soon_threadsafe() -> float:
     future: asyncio.Future[None] = loop.create_future()
     thread = Caller(lambda: loop.call_soon_threadsafe(future.set_result, None))
     await future
-    awake = perf_counter()
+    awake = wall()
     thread.join()
     return awake - thread.stamp

@@ -431,13 +431,13 @@ async def test_an_outer_asyncio_timeout_passes_through_a_shield():
 
 @pytest.mark.parametrize("seconds", [-1, math.nan])
 def test_the_seconds_of_a_shield_are_not_negative(seconds):
-    with pytest.raises(UsageError, match="^seconds must be"):
+    with pytest.raises(UsageError, match=r"^seconds must be"):
         shield(seconds)
 
 
 @pytest.mark.parametrize("seconds", [None, "5"])
 def test_a_shield_needs_its_seconds(seconds):
-    with pytest.raises(TypeError, match="^seconds must be a number"):
+    with pytest.raises(TypeError, match=r"^seconds must be a number"):
         shield(seconds)
 
 

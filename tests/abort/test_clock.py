@@ -7,11 +7,13 @@ import math
 import random
 import threading
 import time
+from functools import partial
+from queue import SimpleQueue
 
 import pytest
 
 from safepoint.abort import SystemClock, Timer, current_clock, run_in_thread, use_clock
-from safepoint.abort.clock import check_seconds
+from safepoint.abort.clock import _serve, check_seconds
 from safepoint.errors import UsageError
 from safepoint.testing import FakeClock
 from tests.abort.programs import printed
@@ -47,11 +49,12 @@ def held(clock):
 def test_timers_fire_in_the_order_of_their_times_and_equal_times_in_the_order_of_asking():
     clock = SystemClock()
     gate = held(clock)
-    fired, done = [], threading.Event()
+    done = threading.Event()
+    fired: list[tuple[float, int]] = []
     past = clock.monotonic() - 1
     asked = [(when, number) for number, when in enumerate(random.Random(7).choices([0.1, 0.2, 0.3], k=200))]
     for when, number in asked:
-        clock.call_at(past + when, lambda entry=(when, number): fired.append(entry))
+        clock.call_at(past + when, partial(fired.append, (when, number)))
     clock.call_at(clock.monotonic(), done.set)
     gate.set()
     assert done.wait(SECONDS)
@@ -62,8 +65,12 @@ def test_a_timer_never_fires_before_its_time():
     clock = current_clock()
     times, done = [], threading.Event()
     start = clock.monotonic()
+
+    def note(due):
+        times.append((due, time.monotonic()))
+
     for delay in (0.03, 0.0, 0.01, 0.02):
-        clock.call_at(start + delay, lambda due=start + delay: times.append((due, time.monotonic())))
+        clock.call_at(start + delay, partial(note, start + delay))
     clock.call_at(start + 0.04, done.set)
     assert done.wait(SECONDS)
     assert [due - start for due, _ in times] == pytest.approx([0.0, 0.01, 0.02, 0.03])
@@ -82,6 +89,36 @@ def test_a_timer_that_is_due_earlier_overtakes_the_one_the_thread_waits_for():
     assert later.disarm()
 
 
+def test_the_timer_thread_sleeps_until_the_next_timer_is_due_and_no_longer():
+    class Inbox(SimpleQueue):  # type: ignore[type-arg]
+        def get(self, block=True, timeout=None):
+            timeouts.append(timeout)
+            return super().get(block, timeout)
+
+    timeouts: list[float | None] = []
+    inbox, done = Inbox(), threading.Event()
+    inbox.put(Timer(time.monotonic() + 0.1, done.set))
+    threading.Thread(target=_serve, args=(inbox,), daemon=True).start()
+    assert done.wait(SECONDS)
+    nothing, first, *more = timeouts
+    assert nothing is None
+    assert first is not None
+    assert 0 <= first <= 0.1
+    assert len(more) < 3
+
+
+def test_timers_fire_on_a_thread_that_says_what_it_is_for():
+    names, done = [], threading.Event()
+
+    def note():
+        names.append(threading.current_thread().name)
+        done.set()
+
+    current_clock().call_at(current_clock().monotonic(), note)
+    assert done.wait(SECONDS)
+    assert names == ["safepoint-timers"]
+
+
 def test_a_disarmed_timer_does_not_fire_and_says_so_once():
     clock = SystemClock()
     gate = held(clock)
@@ -97,7 +134,7 @@ def test_a_disarmed_timer_does_not_fire_and_says_so_once():
     assert fired == []
 
 
-def test_a_timer_that_fired_cannot_be_disarmed_and_does_not_fire_again():
+def test_a_timer_that_fired_cannot_be_disarmed_and_does_not_fire_again(caplog):
     fired = []
     timer = Timer(0.0, lambda: fired.append(1))
     timer.fire()
@@ -105,12 +142,13 @@ def test_a_timer_that_fired_cannot_be_disarmed_and_does_not_fire_again():
     assert fired == [1]
     assert not timer.armed
     assert not timer.disarm()
+    assert caplog.records == []
 
 
 def test_of_threads_that_fire_and_threads_that_disarm_exactly_one_wins():
     rounds = counts(300, 20_000)
-    outcomes = [[] for _ in range(rounds)]
-    timers = [Timer(0.0, lambda outcome=outcome: outcome.append("fired")) for outcome in outcomes]
+    outcomes: list[list[str]] = [[] for _ in range(rounds)]
+    timers = [Timer(0.0, partial(outcome.append, "fired")) for outcome in outcomes]
     barrier = threading.Barrier(6)
 
     def compete(role):
@@ -148,16 +186,20 @@ def timers_alive():
     return sum(type(thing) is Timer for thing in gc.get_objects())
 
 
-def test_sweeping_keeps_the_timers_that_are_armed():
-    clock = SystemClock()
-    fired, done = [], threading.Event()
-    start = clock.monotonic()
-    for number in range(500):
-        clock.call_at(start + 0.05, lambda number=number: fired.append(number))
-        clock.call_at(start + 3600, lambda: None).disarm()
+def test_sweeping_keeps_the_timers_that_are_armed_and_their_order():
+    clock, chance, done = SystemClock(), random.Random(3), threading.Event()
+    gate = held(clock)
+    fired: list[float] = []
+    start = clock.monotonic() + 0.1
+    for _ in range(500):
+        when = start + chance.random() / 20
+        clock.call_at(when, partial(fired.append, when))
+        clock.call_at(start + chance.random() / 20, lambda: None).disarm()
     clock.call_at(start + 0.06, done.set)
+    gate.set()
     assert done.wait(SECONDS)
-    assert fired == list(range(500))
+    assert len(fired) == 500
+    assert fired == sorted(fired)
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
@@ -233,6 +275,16 @@ def test_timers_work_in_a_forked_child():
     assert output == "0 True"
 
 
+def test_a_clock_whose_thread_is_gone_starts_another():
+    clock = SystemClock()
+    gate = held(clock)
+    clock.forget_thread()
+    done = threading.Event()
+    clock.call_at(clock.monotonic(), done.set)
+    assert done.wait(SECONDS)
+    gate.set()
+
+
 def test_a_program_ends_although_a_timer_is_armed():
     assert (
         printed("""
@@ -271,6 +323,18 @@ def test_a_lock_that_stays_taken_is_given_up_when_the_time_is_up(seconds):
     assert time.monotonic() - start >= seconds
 
 
+def test_a_lock_is_waited_for_no_longer_and_no_shorter_than_asked_as_far_as_the_system_can():
+    class Lock:
+        def acquire(self, timeout):
+            timeouts.append(timeout)
+            return False
+
+    timeouts: list[float] = []
+    for seconds in (-1.0, 0.0, 0.25, math.inf):
+        SystemClock().acquire(Lock(), seconds)  # type: ignore[arg-type]  # it stands in for a lock of the system
+    assert timeouts == [0.0, 0.0, 0.25, threading.TIMEOUT_MAX]
+
+
 @pytest.mark.parametrize("seconds", [0, 2, 0.5, math.inf])
 def test_a_duration_is_a_number_that_is_not_negative(seconds):
     checked = check_seconds("grace", seconds)
@@ -293,6 +357,7 @@ def test_a_duration_below_zero_is_refused_by_the_name_of_the_argument(seconds):
 def test_without_another_the_clock_is_the_systems():
     assert isinstance(current_clock(), SystemClock)
     assert current_clock().monotonic() == pytest.approx(time.monotonic(), abs=5)
+    assert current_clock().time() == pytest.approx(time.time(), abs=5)
 
 
 def test_clocks_nest_and_each_block_gives_back_the_one_before():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import partial
 from signal import SIGINT, SIGRTMIN, SIGTERM, SIGUSR1
 
 import pytest
@@ -34,9 +35,10 @@ def test_the_signal_is_the_same_object_before_and_after():
 
 
 def test_all_listeners_have_run_when_abort_returns():
-    controller, heard = AbortController(), []
+    controller = AbortController()
+    heard: list[int] = []
     for number in range(3):
-        controller.signal.add_listener(lambda number=number: heard.append(number))
+        controller.signal.add_listener(partial(heard.append, number))
     controller.abort()
     assert heard == [0, 1, 2]
 
@@ -52,8 +54,9 @@ def test_a_listener_that_aborts_again_does_nothing():
 def test_of_many_threads_that_abort_at_once_exactly_one_did_it():
     rounds = counts(20, 2_000)
     for _ in range(rounds):
-        controller, heard = AbortController(), []
-        controller.signal.add_listener(lambda heard=heard: heard.append(1))
+        controller = AbortController()
+        heard: list[int] = []
+        controller.signal.add_listener(partial(heard.append, 1))
         answers = in_threads(50, lambda number, controller=controller: (number, controller.abort(str(number))))
         [winner] = [number for number, did_it in answers if did_it]
         assert controller.signal.reason == AbortReason("user", str(winner))
@@ -158,8 +161,9 @@ def test_a_parent_does_not_grow_with_its_children():
 def test_a_child_aborted_together_with_its_parent_tells_its_listeners_once():
     for _ in range(counts(100, 5_000)):
         parent = AbortController()
-        child, heard = AbortController(parent.signal), []
-        child.signal.add_listener(lambda heard=heard: heard.append(1))
+        child = AbortController(parent.signal)
+        heard: list[int] = []
+        child.signal.add_listener(partial(heard.append, 1))
         answers = in_threads(2, lambda number, pair=(parent, child): pair[number].abort(str(number)))
         assert any(answers)
         assert heard == [1]

@@ -8,13 +8,15 @@ import signal as os_signals
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal, AbortTimeout, Guard, shield, use_clock
-from safepoint.abort.guard import Waiter
+from safepoint.abort.guard import Ambient, Waiter, enclosing, asked_from_outside
 from safepoint.errors import UsageError
 from safepoint.testing import FakeClock, settle
 
@@ -1117,3 +1119,221 @@ def test_the_guards_on_a_thread_that_leaves_while_another_aborts_never_break(mon
         task = None
 
     wake([Leaving()])  # type: ignore[list-item]  # a guard whose own thread is just leaving it
+
+
+# --- small print: each of these is the one test that notices a certain broken line -----------------------------------
+
+
+async def test_an_ambient_signal_adds_to_those_around_and_interrupts_nothing():
+    outer, inner = AbortController(), AbortController()
+    with outer.signal.guard():
+        with Ambient(inner.signal):
+            assert enclosing() == [inner.signal, outer.signal]
+            inner.abort()
+            await settle()
+        assert enclosing() == [outer.signal]
+
+
+async def test_a_guard_that_was_left_does_not_keep_its_task():
+    guard = AbortController().signal.guard()
+    with guard:
+        assert guard.task is me()
+    assert guard.task is None
+
+
+async def test_an_abort_in_the_clean_up_of_a_cancelled_task_without_the_private_attributes_becomes_abort_error(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    class Hiding:
+        def __init__(self, task: "asyncio.Task[Any]") -> None:
+            self._task = task
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("_fut_waiter", "_must_cancel"):
+                raise AttributeError(name)
+            return getattr(self._task, name)
+
+    controller = AbortController()
+
+    async def victim() -> str:
+        hiding = Hiding(me())
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            monkeypatch.setattr("safepoint.abort.guard._running_task", lambda: hiding)
+            with pytest.raises(AbortError):
+                await controller.signal.run(forever())
+        return "cleaned"
+
+    task = asyncio.ensure_future(victim())
+    await settle()
+    task.cancel()
+    await settle()
+    controller.abort()
+    assert await task == "cleaned"
+
+
+def test_a_body_whose_coroutine_is_collected_does_not_go_on_behind_the_block():
+    controller = AbortController()
+    went_on = []
+
+    async def victim() -> None:
+        with controller.signal.guard():
+            await forever()
+        went_on.append(True)
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(victim())
+    loop.run_until_complete(settle())
+    loop.close()
+    controller.abort()  # until then the signal keeps its guard, and the guard its task
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # we destroy it on purpose
+    collected = weakref.ref(task)
+    del task
+    gc.collect()
+    assert collected() is None
+    assert went_on == []
+
+
+async def test_a_body_whose_next_result_is_always_there_already_keeps_one_and_is_interrupted():
+    controller = AbortController()
+    loop = asyncio.get_running_loop()
+    futures = [loop.create_future() for _ in range(50)]
+    got: list[int] = []
+
+    def complete(number: int) -> None:  # one in each tick, just after the body has begun to wait for it
+        futures[number].set_result(number)
+        if number + 1 < len(futures):
+            loop.call_soon(complete, number + 1)
+
+    loop.call_soon(complete, 0)
+    with pytest.raises(AbortError):
+        with controller.signal.guard():
+            for future in futures:
+                if len(got) == 5:
+                    controller.abort()
+                got.append(await future)
+    assert len(got) == 6
+    await nothing_is_left(controller.signal)
+
+
+@pytest.mark.parametrize("served", [True, False], ids=["served by an inner guard", "delivered"])
+async def test_a_later_abort_does_not_hit_the_clean_up_after_the_first(served: bool):
+    a, b = AbortController(), AbortController()
+    cleaned = []
+    soon(a.abort, "first")
+    with pytest.raises(AbortError) as caught:
+        with AbortSignal.any([a.signal, b.signal]).guard():
+            try:
+                with (a if served else AbortController()).signal.guard():
+                    await forever()
+            finally:
+                b.abort("second")
+                await settle()
+                cleaned.append(True)
+    assert cleaned == [True]
+    assert caught.value.reason.message == "first"
+    await nothing_is_left(a.signal)
+
+
+async def test_run_that_is_closed_while_it_waits_leaves_the_future_alone_as_await_does():
+    future = asyncio.get_running_loop().create_future()
+    running = AbortController().signal.run(future)
+    running.send(None)
+    running.close()
+    assert not future.done()
+
+
+async def test_a_body_that_goes_on_can_be_interrupted_again_and_each_cancellation_is_taken_back():
+    controller = AbortController()
+    guard = controller.signal.guard()
+    swallowed: list[int] = []
+
+    async def body() -> None:
+        while len(swallowed) < 3:
+            try:
+                await forever()
+            except asyncio.CancelledError:
+                swallowed.append(me().cancelling())
+        await forever()
+
+    async def victim() -> None:
+        with pytest.raises(AbortError):
+            with guard:
+                await body()
+        assert not guard.deliver_again()  # left
+        await nothing_is_left(controller.signal)
+
+    task = asyncio.ensure_future(victim())
+    await settle()
+    assert not guard.deliver_again()  # not aborted
+    controller.abort()
+    await settle()
+    for _ in range(3):
+        assert guard.deliver_again()
+        await settle()
+    await task
+    assert swallowed == [1, 2, 3]
+
+
+async def test_an_outer_cancellation_wins_over_an_abort_that_was_delivered_twice():
+    controller = AbortController()
+    guard = controller.signal.guard()
+    ended = []
+
+    async def victim() -> None:
+        try:
+            with guard:
+                try:
+                    await forever()
+                except asyncio.CancelledError:
+                    await forever()
+        except asyncio.CancelledError:
+            ended.append(me().cancelling())
+            raise
+
+    task = asyncio.ensure_future(victim())
+    await settle()
+    controller.abort()
+    await settle()
+    assert guard.deliver_again()
+    task.cancel()
+    await asyncio.wait([task])
+    assert ended == [1]
+
+
+@pytest.mark.parametrize("between", [True, False], ids=["a guard between", "nothing between"])
+async def test_a_shield_holds_off_a_second_interruption_and_a_plain_guard_does_not(between: bool):
+    controller = AbortController()
+    guard = controller.signal.guard()
+    path = []
+
+    async def victim() -> None:
+        with pytest.raises(AbortError):
+            with guard:
+                try:
+                    await forever()
+                except asyncio.CancelledError:
+                    with AbortController().signal.guard() if between else nullcontext():
+                        with shield(30):
+                            path.append(guard.deliver_again())
+                            await settle()
+                        path.append(guard.deliver_again())
+                        await forever()
+
+    task = asyncio.ensure_future(victim())
+    await settle()
+    controller.abort()
+    await task
+    assert path == [False, True]
+    await nothing_is_left(controller.signal)
+
+
+async def test_asked_from_outside_counts_those_of_the_running_task():
+    task = me()
+    assert asked_from_outside() == 0
+    task.cancel()
+    assert asked_from_outside() == 1
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    assert task.uncancel() == asked_from_outside() == 0

@@ -3,12 +3,14 @@
 import logging
 import math
 import threading
+from functools import partial
 
 import pytest
 
 from safepoint.abort import AbortController, AbortSignal, on_abort_timeout, use_clock
 from safepoint.errors import UsageError
 from safepoint.testing import FakeClock
+from tests.abort.clocks import HookedClock, TickingClock
 from tests.conftest import counts
 
 SECONDS = 10.0
@@ -46,7 +48,8 @@ def test_removing_while_the_listener_runs_comes_too_late():
 
 
 def test_a_listener_that_removes_a_later_one_prevents_it():
-    controller, heard = AbortController(), []
+    controller = AbortController()
+    heard: list[object] = []
     controller.signal.add_listener(lambda: heard.append(later.remove()))
     later = controller.signal.add_listener(lambda: heard.append("later"))
     controller.abort()
@@ -119,9 +122,9 @@ def test_of_removing_and_aborting_at_once_exactly_one_wins():
     rounds = counts(300, 20_000)
     barrier = threading.Barrier(3)
     controllers = [AbortController() for _ in range(rounds)]
-    outcomes = [[] for _ in range(rounds)]
+    outcomes: list[list[str]] = [[] for _ in range(rounds)]
     registrations = [
-        controller.signal.add_listener(lambda outcome=outcome: outcome.append("ran"))
+        controller.signal.add_listener(partial(outcome.append, "ran"))
         for controller, outcome in zip(controllers, outcomes, strict=True)
     ]
 
@@ -220,7 +223,8 @@ def test_removing_between_the_abort_and_the_alarm_prevents_it(clock):
 
 
 def test_an_alarm_is_removed_by_an_earlier_listener_of_the_same_abort(clock):
-    controller, heard = AbortController(), []
+    controller = AbortController()
+    heard: list[object] = []
     controller.signal.add_listener(lambda: heard.append(registration.remove()))
     registration = on_abort_timeout(controller.signal, 5, lambda: heard.append("alarm"))
     controller.abort()
@@ -237,20 +241,9 @@ def test_an_alarm_runs_on_real_time_too():
     assert not registration.remove()
 
 
-class HookedClock(FakeClock):
-    """A fake clock that calls a hook just before it sets a timer: the moment in which an alarm is starting."""
-
-    def __init__(self, hook):
-        super().__init__()
-        self.hook = hook
-
-    def call_at(self, when, callback):
-        self.hook()
-        return super().call_at(when, callback)
-
-
 def test_an_alarm_removed_while_it_is_starting_leaves_nothing_behind():
-    controller, heard = AbortController(), []
+    controller = AbortController()
+    heard: list[object] = []
     with use_clock(HookedClock(lambda: heard.append(registration.remove()))) as clock:
         registration = on_abort_timeout(controller.signal, 5, lambda: heard.append("alarm"))
         controller.abort()
@@ -285,14 +278,6 @@ def test_of_removing_and_starting_an_alarm_at_once_nothing_is_left_and_nothing_r
     assert heard == []
 
 
-class TickingClock(FakeClock):
-    """A fake clock on which every look takes 0.6 seconds."""
-
-    def monotonic(self):
-        self.advance(0.6)
-        return super().monotonic()
-
-
 def test_a_deadline_that_passes_between_the_first_look_and_the_registration_still_starts_the_alarm():
     heard = []
     with use_clock(TickingClock()) as clock:
@@ -309,7 +294,7 @@ def test_an_alarm_set_while_another_thread_aborts_always_runs():
     barrier = threading.Barrier(2)
     controllers = [AbortController() for _ in range(rounds)]
     clocks = [FakeClock() for _ in range(rounds)]
-    heard = []
+    heard: list[int] = []
 
     def abort():
         for controller in controllers:
@@ -320,7 +305,7 @@ def test_an_alarm_set_while_another_thread_aborts_always_runs():
         for number, (controller, clock) in enumerate(zip(controllers, clocks, strict=True)):
             barrier.wait(SECONDS)
             with use_clock(clock):
-                on_abort_timeout(controller.signal, 0, lambda number=number: heard.append(number))
+                on_abort_timeout(controller.signal, 0, partial(heard.append, number))
 
     in_threads(abort, register)
     for clock in clocks:
@@ -331,21 +316,21 @@ def test_an_alarm_set_while_another_thread_aborts_always_runs():
 
 @pytest.mark.parametrize("seconds", ["5", None, True])
 def test_an_alarm_needs_a_number_of_seconds(seconds):
-    with pytest.raises(TypeError, match="^seconds must be a number"):
+    with pytest.raises(TypeError, match=r"^seconds must be a number"):
         on_abort_timeout(AbortController().signal, seconds, print)
 
 
 @pytest.mark.parametrize("seconds", [-1, math.nan])
 def test_an_alarm_needs_seconds_that_are_not_negative(seconds):
-    with pytest.raises(UsageError, match="^seconds must be"):
+    with pytest.raises(UsageError, match=r"^seconds must be"):
         on_abort_timeout(AbortController().signal, seconds, print)
 
 
 def test_an_alarm_needs_a_callback():
-    with pytest.raises(TypeError, match="^callback must be callable, not str$"):
+    with pytest.raises(TypeError, match=r"^callback must be callable, not str$"):
         on_abort_timeout(AbortController().signal, 1, "call me")  # type: ignore[arg-type]  # the mistake under test
 
 
 def test_a_listener_must_be_callable():
-    with pytest.raises(TypeError, match="^fn must be callable, not str$"):
+    with pytest.raises(TypeError, match=r"^fn must be callable, not str$"):
         AbortController().signal.add_listener("call me")  # type: ignore[arg-type]  # the mistake under test

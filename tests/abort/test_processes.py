@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,11 @@ from safepoint.abort import (
     processes,
     processgroup,
     run_process,
+    use_clock,
 )
 from safepoint.errors import UsageError
-from tests.abort.programs import alive, printed, wait_until
+from tests.abort.clocks import TickingClock
+from tests.abort.programs import alive, wait_until
 from tests.conftest import counts
 
 LONG = 60.0  # a grace that no test waits for
@@ -85,7 +88,7 @@ async def running(*args, **kwargs):
         await asyncio.wait([task])
 
 
-async def aborted(task):
+async def aborted(task) -> Any:
     """The abort with which the task ends."""
     with pytest.raises(AbortError) as caught:
         await task
@@ -136,7 +139,7 @@ async def test_the_program_may_be_a_path(tmp_path):
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\necho $1\n")
     script.chmod(0o755)
-    assert (await run_process([script, "given"])).stdout == b"given\n"  # type: ignore[list-item]
+    assert (await run_process([script, "given"])).stdout == b"given\n"
 
 
 async def test_of_too_much_output_the_end_is_kept_and_the_rest_counted():
@@ -299,9 +302,14 @@ async def test_a_program_under_an_outer_guard_ends_with_it(folder):
 
 async def test_without_a_signal_the_ambient_one_counts(folder):
     controller = AbortController()
+
+    def abort_when_ready():
+        wait_until(lambda: len(folder.pids()) == 3)
+        controller.abort()
+
     with pytest.raises(AbortError) as caught:
         with controller.signal.guard():
-            threading.Thread(target=lambda: (wait_until(lambda: len(folder.pids()) == 3), controller.abort())).start()
+            threading.Thread(target=abort_when_ready).start()
             await run_process(sh(POLITE), cwd=folder.path, grace=LONG)
     assert isinstance(caught.value.partial, ProcessResult)
     assert caught.value.partial.stdout == b"working\n"
@@ -324,9 +332,9 @@ async def test_a_deadline_gives_a_timeout_with_what_there_was(folder, clock):
         pids = await folder.ready(3)
         clock.advance(5)
         error = await aborted(task)
+    assert error.partial.stdout == b"working\n"
     assert type(error) is AbortTimeout
     assert error.reason == AbortReason("timeout", "5 s passed")
-    assert error.partial.stdout == b"working\n"
     assert not any(alive(pid) for pid in pids)
     assert clock.pending == 0
 
@@ -339,15 +347,12 @@ async def test_under_an_aborted_signal_nothing_is_started(signal, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-async def test_an_abort_before_the_thread_began_starts_nothing(tmp_path):
-    controller = AbortController()
-    task = asyncio.create_task(run_process(sh("touch started"), signal=controller.signal, cwd=tmp_path))
-    stop = controller.signal.add_listener(lambda: None)
-    controller.abort("stop")
-    with pytest.raises(AbortError) as caught:
-        await task
-    assert caught.value.reason is controller.signal.reason
-    assert not stop.remove()
+async def test_an_abort_before_the_supervisor_begins_starts_nothing(tmp_path):
+    with use_clock(TickingClock()):
+        signal = AbortSignal.timeout(1.1)  # passes between the second look at it, the caller's, and the third
+        with pytest.raises(AbortTimeout) as caught:
+            await run_process(sh("touch started"), signal=signal, cwd=tmp_path)
+    assert caught.value.reason is signal.reason
     assert os.listdir(tmp_path) == []
 
 
@@ -378,37 +383,35 @@ async def test_a_failed_start_is_not_complained_of_when_a_cancellation_comes_out
 
 @pytest.mark.parametrize("argv", ["ls -l", b"ls", [], None, [1], ["ls", None], [b"ls"]], ids=repr)
 async def test_the_words_of_a_command_are_strings(argv):
-    with pytest.raises(TypeError, match="^argv must be a non-empty sequence of strings"):
+    with pytest.raises(TypeError, match=r"^argv must be a non-empty sequence of strings"):
         await run_process(argv)
 
 
 async def test_the_grace_is_a_duration():
-    with pytest.raises(UsageError, match="^grace must be"):
+    with pytest.raises(UsageError, match=r"^grace must be"):
         await run_process(["true"], grace=-1)
-    with pytest.raises(TypeError, match="^grace must be"):
+    with pytest.raises(TypeError, match=r"^grace must be"):
         await run_process(["true"], grace="2")  # type: ignore[arg-type]  # the mistake under test
 
 
 async def test_a_program_that_ends_in_the_moment_of_the_abort_has_a_result_or_is_aborted():
-    chance, results, aborts = random.Random(5), 0, 0
+    chance, results, aborts = random.Random(5), [], []
     loop = asyncio.get_running_loop()
     for _ in range(counts(100, 5_000)):
         controller = AbortController()
         loop.call_later(chance.random() / 200, controller.abort)
         try:
-            result = await run_process(["echo", "said"], signal=controller.signal, grace=LONG)
+            results.append(await run_process(["echo", "said"], signal=controller.signal, grace=LONG))
         except AbortError as error:
-            aborts += 1
-            assert error.reason is controller.signal.reason
-            if error.partial is not None:  # None: it was not even started
-                assert isinstance(error.partial, ProcessResult)
-                assert error.partial.stopped
-                assert error.partial.survivors == ()
-        else:
-            results += 1
-            assert result == ProcessResult(0, b"said\n", b"")
+            aborts.append(error.partial)
     assert results
+    assert all(result == ProcessResult(0, b"said\n", b"") for result in results)
     assert aborts
+    for partial in aborts:
+        if partial is not None:  # None: it was not even started
+            assert isinstance(partial, ProcessResult)
+            assert partial.stopped
+            assert partial.survivors == ()
 
 
 async def test_nothing_is_left_open_after_many_programs():
@@ -465,33 +468,33 @@ async def test_where_one_cannot_look_without_collecting_a_program_is_collected(m
     assert error.partial.returncode == -os_signals.SIGTERM
 
 
-@pytest.mark.parametrize("script", [POLITE, STUBBORN], ids=["polite", "stubborn"])
-async def test_where_the_system_shows_no_processes_an_empty_group_is_still_noticed(script, monkeypatch, folder):
+@pytest.mark.parametrize(("before", "grace"), [("", LONG), ("trap '' TERM; ", 0.05)], ids=["polite", "stubborn"])
+async def test_where_the_system_shows_no_processes_an_empty_group_is_still_noticed(before, grace, monkeypatch, folder):
     controller = AbortController()
-    grace = LONG if script == POLITE else 0.1
     monkeypatch.setattr(processgroup, "PROC", str(folder.path / "proc"))
     start = time.monotonic()
+    script = before + "echo $$ >>pids; exec sleep 60"
     async with running(sh(script), signal=controller.signal, grace=grace, cwd=folder.path) as task:
-        pids = await folder.ready(3)
+        [pid] = await folder.ready(1)
         controller.abort("stop")
         error = await aborted(task)
     assert time.monotonic() - start < LONG / 4
+    assert error.partial.returncode == (-os_signals.SIGKILL if before else -os_signals.SIGTERM)
     assert error.partial.survivors == ()
-    assert not any(alive(pid) for pid in pids)
+    assert not alive(pid)
 
 
-def test_a_host_program_that_ignores_its_children_gets_the_output_all_the_same():
-    output = printed("""
-        import asyncio, signal
-        from safepoint.abort import run_process
-
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+@pytest.mark.backends("asyncio")
+async def test_a_host_program_that_ignores_its_children_gets_the_output_all_the_same():
+    before = os_signals.signal(os_signals.SIGCHLD, os_signals.SIG_IGN)
+    try:
         for _ in range(20):
-            print(asyncio.run(run_process(["echo", "said"])).stdout)
-    """)
-    assert output.splitlines() == ["b'said\\n'"] * 20
+            assert (await run_process(["echo", "said"])).stdout == b"said\n"
+    finally:
+        os_signals.signal(os_signals.SIGCHLD, before)
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_program_that_cannot_be_killed_is_reported_as_it_is(monkeypatch, folder):
     monkeypatch.setattr(processes, "KILL_SECONDS", 0.05)
     controller = AbortController()
@@ -504,7 +507,7 @@ async def test_a_program_that_cannot_be_killed_is_reported_as_it_is(monkeypatch,
     assert error.partial.returncode is None
     assert error.partial.survivors == (pid,)
     os.kill(pid, os_signals.SIGKILL)
-    os.waitpid(pid, 0)
+    await asyncio.to_thread(os.waitpid, pid, 0)
 
 
 async def test_a_failure_of_the_supervisor_does_not_leave_the_program_running(monkeypatch, folder):

@@ -5,8 +5,6 @@ import signal as os_signals
 import subprocess
 from contextlib import contextmanager
 
-import pytest
-
 from safepoint.abort import processgroup
 from safepoint.abort.processgroup import MARK, marked, members, send, tells_the_dead
 from tests.abort.programs import wait_until

@@ -50,6 +50,7 @@ def test_time_ran_out_in_two_kinds_only(kind):
 
 
 def test_a_reason_reads_as_kind_message_and_place():
+    assert (AbortReason().origin, AbortReason().cause) == (None, None)
     assert str(AbortReason()) == "user"
     assert str(AbortReason("shutdown", "SIGTERM")) == "shutdown: SIGTERM"
     assert str(AbortReason("user", "stop", "page.py:7")) == "user: stop (page.py:7)"
@@ -150,6 +151,7 @@ def test_where_python_code_does_not_call_there_is_no_origin():
     _thread.start_new_thread(Asking, ())  # its first frame is the one that asks
     assert done.wait(10)
     assert origins == [None]
+    assert caller(10_000) is None
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
@@ -255,6 +257,7 @@ def test_the_error_is_a_timeout_exactly_when_time_ran_out(kind):
 
 def test_an_error_has_nothing_partial_unless_given():
     assert error_from(AbortReason()).partial is None
+    assert AbortError(AbortReason()).partial is None
 
 
 def test_a_timeout_has_no_error_number_or_file_of_an_os_error():

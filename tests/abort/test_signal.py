@@ -21,6 +21,7 @@ from safepoint.abort import (
     AbortReason,
     AbortSignal,
     AbortTimeout,
+    use_clock,
 )
 from safepoint.abort.deadline import _kept
 from safepoint.errors import UsageError
@@ -811,3 +812,116 @@ def test_an_abort_in_the_middle_of_an_abort_does_not_deadlock():
 def test_numbers_of_composites_only_grow():
     numbers = [AbortSignal.any([]).number for _ in range(3)]  # type: ignore[attr-defined]
     assert all(a < b for a, b in itertools.pairwise(numbers))
+
+
+# --- small print: each of these is the one test that notices a certain broken line -----------------------------------
+
+
+class Entry:
+    """Stands for a guard: what a signal does with an entry, without a task."""
+
+    def __init__(self, on_look: Callable[[], object] = lambda: None) -> None:
+        self.on_look = on_look
+
+    def __hash__(self) -> int:  # the signal looks it up: a moment in the middle of an abort
+        self.on_look()
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def test_detach_says_whether_an_entry_was_still_attached_to_every_root():
+    a, b = AbortController(), AbortController()
+    signal: Any = AbortSignal.any([a.signal, b.signal])
+    entry: Any = Entry()
+    signal.attach(entry)
+    assert signal.detach(entry) is True
+    assert signal.detach(entry) is False
+    for first, second in ((a, b), (b, a)):
+        signal.attach(entry)
+        first.signal.detach(entry)
+        assert signal.detach(entry) is False
+        assert (first.signal.observers, second.signal.observers) == (0, 0)
+
+
+def test_an_entry_that_is_detached_in_the_middle_of_an_abort_is_not_woken(monkeypatch: pytest.MonkeyPatch):
+    woken: list[object] = []
+    monkeypatch.setattr("safepoint.abort.signal.wake", woken.extend)
+    controller = AbortController()
+    signal: Any = controller.signal
+    detached: list[bool] = []
+    first, second = Entry(), Entry()
+    signal.attach(first)
+    signal.attach(second)
+    first.on_look = lambda: detached.append(signal.detach(second))
+    controller.abort()
+    assert detached == [True]
+    assert woken == [first]
+
+
+def test_the_origin_of_an_already_aborted_signal_is_the_line_that_made_it():
+    line = sys._getframe().f_lineno + 1
+    signal = AbortSignal.already("here")
+    assert signal.reason is not None
+    assert signal.reason.origin == f"{__file__}:{line}"
+
+
+def test_a_timeout_of_zero_is_aborted_also_where_the_clock_begins_at_zero():
+    with use_clock(FakeClock(start=0.0)):
+        signal = AbortSignal.timeout(0)
+        assert signal.aborted
+        assert signal.aborted_at == 0.0
+
+
+class Asked(FakeClock):
+    """A fake clock on which a wait ends at once, and that notes for how long each was meant."""
+
+    def __init__(self, *answers: Callable[[], object]) -> None:
+        super().__init__()
+        self.answers = list(answers)
+        self.seconds: list[float | None] = []
+
+    def acquire(self, lock: threading.Lock, seconds: float | None) -> bool:
+        self.seconds.append(seconds)
+        self.answers.pop(0)()
+        return lock.acquire(blocking=False)
+
+
+def test_wait_goes_on_when_it_is_woken_before_its_time():
+    controller = AbortController()
+    clock = Asked(lambda: clock.advance(1), lambda: None, controller.abort)
+    with use_clock(clock):
+        assert controller.signal.wait(5)
+    assert clock.seconds == [5, 4, 4]
+
+
+def test_wait_without_a_limit_waits_once_for_as_long_as_it_takes():
+    controller = AbortController()
+    clock = Asked(controller.abort)
+    with use_clock(clock):
+        assert controller.signal.wait()
+    assert clock.seconds == [None]
+
+
+def test_wait_ends_in_the_very_moment_its_time_is_up():
+    clock = Asked(lambda: clock.advance(5))
+    with use_clock(clock):
+        assert not AbortController().signal.wait(5)
+    assert clock.seconds == [5]
+
+
+async def test_waiting_for_what_has_happened_sets_no_timer(clock: FakeClock):
+    await AbortSignal.timeout(0).wait_async()
+    assert clock.pending == 0
+
+
+def test_the_time_of_the_abort_is_that_of_the_root_that_gave_the_reason(clock: FakeClock):
+    controller = AbortController()
+    timeout = AbortSignal.timeout(5)
+    both = AbortSignal.any([timeout, controller.signal])
+    assert (controller.signal.aborted_at, timeout.aborted_at, both.aborted_at) == (None, None, None)
+    clock.advance(3)
+    controller.abort()
+    clock.advance(4)
+    assert (controller.signal.aborted_at, timeout.aborted_at, both.aborted_at) == (1003.0, 1005.0, 1003.0)

@@ -23,7 +23,8 @@ from safepoint.abort import (
     threads,
     use_clock,
 )
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import settle
+from tests.abort.clocks import TickingClock
 from tests.abort.programs import printed, wait_until
 from tests.conftest import counts
 
@@ -127,7 +128,8 @@ async def test_without_a_signal_the_ambient_one_counts():
 
 
 async def test_the_function_can_wait_for_the_abort(abandoned):
-    controller, began, answers = AbortController(), threading.Event(), []
+    controller, began = AbortController(), threading.Event()
+    answers: list[object] = []
 
     def work():
         began.set()
@@ -183,7 +185,8 @@ def let_end(gate):
 
 
 async def test_a_result_on_its_way_when_the_caller_is_cancelled_is_dropped_and_counted(abandoned):
-    began, gate = threading.Event(), threading.Event()
+    began, gate, complaints = threading.Event(), threading.Event(), []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
 
     def work():
         began.set()
@@ -197,6 +200,8 @@ async def test_a_result_on_its_way_when_the_caller_is_cancelled_is_dropped_and_c
     with pytest.raises(asyncio.CancelledError):
         await task
     assert abandoned() == AbandonedThreads(0, 1)
+    await settle()
+    assert complaints == []
 
 
 async def test_a_result_that_arrives_together_with_the_abort_is_not_lost(abandoned):
@@ -217,7 +222,7 @@ async def test_a_result_that_arrives_together_with_the_abort_is_not_lost(abandon
 
 @pytest.mark.parametrize("signal", [AbortSignal.already("before"), AbortSignal.timeout(0)], ids=["abort", "timeout"])
 async def test_under_an_aborted_signal_the_function_never_begins(signal, abandoned):
-    begun = []
+    begun: list[int] = []
     with pytest.raises(AbortError) as caught:
         await run_in_thread(begun.append, 1, signal=signal)
     await run_in_thread(lambda: "a job that comes later")
@@ -226,16 +231,8 @@ async def test_under_an_aborted_signal_the_function_never_begins(signal, abandon
     assert abandoned() == AbandonedThreads(0, 0)
 
 
-class TickingClock(FakeClock):
-    """A fake clock on which every look takes 0.6 seconds."""
-
-    def monotonic(self):
-        self.advance(0.6)
-        return super().monotonic()
-
-
 async def test_an_abort_before_the_thread_took_the_function_keeps_it_from_beginning():
-    begun = []
+    begun: list[int] = []
     with use_clock(TickingClock()):
         signal = AbortSignal.timeout(1.1)  # the first look makes it, the second is the guard's, the third the thread's
         with pytest.raises(AbortTimeout):
@@ -428,6 +425,14 @@ def test_a_stuck_thread_does_not_keep_the_program_from_ending():
         == "AbandonedThreads(running=1, dropped=0)"
     )
     assert time.monotonic() - start < 20
+
+
+def test_after_a_fork_the_threads_of_the_parent_are_forgotten(monkeypatch):
+    monkeypatch.setattr(threads, "_idle", [SimpleQueue()])
+    monkeypatch.setattr(threads, "_abandoned", {"a call": True})
+    threads._forget_threads()
+    assert threads._idle == []
+    assert abandoned_threads().running == 0
 
 
 def test_functions_run_in_a_forked_child_too():

@@ -24,7 +24,7 @@ def unlisted_triggers(sources: Iterable[Source], page: str) -> Iterator[str]:
 
 
 def abort_sites(source: Source) -> Iterator[str]:
-    """Every function of a file that calls `.abort`, `._abort` or `.announce`, or hands it on, as `path/file.py:Class.function`."""
+    """Every function of a file that aborts or hands the means on, as `path/file.py:Class.function`."""
     return (f"{source.path}:{'.'.join(names) or '<module>'}" for names in _aborting(source.tree, ()))
 
 

@@ -68,6 +68,10 @@ class Clock(Protocol):
         """The time now."""
         ...
 
+    def time(self) -> float:
+        """The date now, in seconds since 1970: for people and records, never for waiting."""
+        ...
+
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         """Call back once `when` has come, in any thread."""
         ...
@@ -88,6 +92,7 @@ class SystemClock:
         self._inbox: SimpleQueue[Timer] | None = None
 
     monotonic = staticmethod(time.monotonic)
+    time = staticmethod(time.time)
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         timer = Timer(when, callback)

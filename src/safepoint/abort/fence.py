@@ -1,17 +1,26 @@
 """Owns the fence: a resource that no longer answers once its user was aborted. Knows nothing of the resource."""
 
+import datetime
+import decimal
+import enum
 import functools
 import inspect
 import types
-from collections.abc import AsyncIterator, Coroutine, Iterator
+import uuid
+from collections.abc import Coroutine
 from typing import Any, TypeVar, cast
 
+from .reason import AbortError
 from .signal import AbortSignal
 
 __all__ = ["fence"]
 
 T = TypeVar("T")
-PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, type, types.ModuleType)
+# Values: they do nothing, and are compared, added up and sometimes told apart by identity.
+PLAIN = (
+    *(type(None), bool, int, float, complex, decimal.Decimal, str, bytes, tuple, frozenset, enum.Enum, uuid.UUID),
+    *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, type, types.ModuleType),
+)
 ROUTINES = (
     types.FunctionType,
     types.MethodType,
@@ -41,103 +50,118 @@ class Fence:
         object.__setattr__(self, "_fenced", obj)
         object.__setattr__(self, "_signal", signal)
 
-    def _pass(self) -> Any:
-        object.__getattribute__(self, "_signal").raise_if_aborted()
-        return object.__getattribute__(self, "_fenced")
-
     @property  # type: ignore[misc]  # so that isinstance() sees the resource
     def __class__(self) -> Any:
-        return type(object.__getattribute__(self, "_fenced"))
+        return type(_behind(self))
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("__class__", "_pass"):
+        if name == "__class__":
             return object.__getattribute__(self, name)
-        value = getattr(Fence._pass(self), name)
-        signal = object.__getattribute__(self, "_signal")
+        value = getattr(_through(self), name)
         if isinstance(value, ROUTINES):
-            return _fenced_call(value, signal)
-        return value if isinstance(value, PLAIN) else Fence(value, signal)
+            return _fenced_call(value, _signal_of(self))
+        return value if isinstance(value, PLAIN) else Fence(value, _signal_of(self))
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(self._pass(), name, value)
+        setattr(_through(self), name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self._pass(), name)
+        delattr(_through(self), name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._pass()(*args, **kwargs)
+        return _fenced_result(_through(self)(*args, **kwargs), _signal_of(self))
 
     def __getitem__(self, key: Any) -> Any:
-        return self._pass()[key]
+        return _through(self)[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._pass()[key] = value
+        _through(self)[key] = value
 
     def __delitem__(self, key: Any) -> None:
-        del self._pass()[key]
+        del _through(self)[key]
 
     def __len__(self) -> int:
-        return len(self._pass())
+        return len(_through(self))
 
     def __contains__(self, item: object) -> bool:
-        return item in self._pass()
+        return item in _through(self)
 
     def __bool__(self) -> bool:
-        return bool(self._pass())
+        return bool(_through(self))
 
-    def __iter__(self) -> Iterator[Any]:
-        for item in self._pass():
-            yield item
-            self._pass()
+    def __iter__(self) -> Any:
+        return Fence(iter(_through(self)), _signal_of(self))
 
     def __next__(self) -> Any:
-        return next(self._pass())
+        return next(_through(self))
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        async for item in self._pass():
-            yield item
-            self._pass()
+    def __aiter__(self) -> Any:
+        return Fence(aiter(_through(self)), _signal_of(self))
 
-    def __anext__(self) -> Any:
-        return anext(self._pass())
+    async def __anext__(self) -> Any:
+        return await anext(_through(self))
 
     def __enter__(self) -> Any:
-        entered = self._pass().__enter__()
-        return self if entered is object.__getattribute__(self, "_fenced") else entered
+        entered = _through(self).__enter__()
+        return self if entered is _behind(self) else entered
 
     def __exit__(self, *error: Any) -> Any:
-        return object.__getattribute__(self, "_fenced").__exit__(*error)
+        return _behind(self).__exit__(*error)
 
     async def __aenter__(self) -> Any:
-        entered = await self._pass().__aenter__()
-        return self if entered is object.__getattribute__(self, "_fenced") else entered
+        entered = await _through(self).__aenter__()
+        return self if entered is _behind(self) else entered
 
     async def __aexit__(self, *error: Any) -> Any:
-        return await object.__getattribute__(self, "_fenced").__aexit__(*error)
+        return await _behind(self).__aexit__(*error)
 
     def __eq__(self, other: object) -> bool:
-        return bool(object.__getattribute__(self, "_fenced") == other)
+        return bool(_behind(self) == other)
 
     def __hash__(self) -> int:
-        return hash(object.__getattribute__(self, "_fenced"))
+        return hash(_behind(self))
+
+    def __str__(self) -> str:
+        return str(_behind(self))
 
     def __repr__(self) -> str:
-        return f"fence({object.__getattribute__(self, '_fenced')!r})"
+        return f"fence({_behind(self)!r})"
+
+
+# Functions, not methods: every name on the stand-in is the resource's.
+
+
+def _behind(fence: Fence) -> Any:
+    return object.__getattribute__(fence, "_fenced")
+
+
+def _signal_of(fence: Fence) -> AbortSignal:
+    signal: AbortSignal = object.__getattribute__(fence, "_signal")
+    return signal
+
+
+def _through(fence: Fence) -> Any:
+    _signal_of(fence).raise_if_aborted()
+    return _behind(fence)
 
 
 def _fenced_call(function: Any, signal: AbortSignal) -> Any:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         signal.raise_if_aborted()
-        result = function(*args, **kwargs)
-        return _fenced_await(result, signal) if inspect.iscoroutine(result) else result
+        return _fenced_result(function(*args, **kwargs), signal)
 
     return call
 
 
+def _fenced_result(result: Any, signal: AbortSignal) -> Any:
+    return _fenced_await(result, signal) if inspect.iscoroutine(result) else result
+
+
 async def _fenced_await(coroutine: Coroutine[Any, Any, Any], signal: AbortSignal) -> Any:
-    # Called before the abort, awaited after it: the body must not begin.
-    if signal.aborted:
+    try:
+        signal.raise_if_aborted()
+    except AbortError:  # called before the abort, awaited after it: the body must not begin
         coroutine.close()
-    signal.raise_if_aborted()
+        raise
     return await coroutine

@@ -16,6 +16,7 @@ cancellation is never left over after the block, and which of several nested gua
 import asyncio
 import inspect
 import logging
+from asyncio import current_task
 from collections.abc import Awaitable, Iterable
 from contextvars import ContextVar, Token
 from types import TracebackType
@@ -24,7 +25,18 @@ from typing import Literal, Protocol, TypeVar
 from ..errors import UsageError
 from .reason import AbortError, AbortReason, error_from
 
-__all__ = ["Guard", "Observable", "Scope", "Waiter", "abort_error", "enclosing", "run", "scope", "wake"]
+__all__ = [
+    "Guard",
+    "Observable",
+    "Scope",
+    "Waiter",
+    "abort_error",
+    "enclosing",
+    "asked_from_outside",
+    "run",
+    "scope",
+    "wake",
+]
 
 log = logging.getLogger("safepoint")
 T = TypeVar("T")
@@ -60,6 +72,26 @@ class Scope:
         self.task: asyncio.Task[object] | None = None
 
 
+class Ambient(Scope):
+    """`with Ambient(signal):` code inside finds the signal with `current_signal()`; nothing is interrupted."""
+
+    __slots__ = ("_token",)
+
+    def __init__(self, signal: Observable) -> None:
+        super().__init__(signal, scope.get())
+
+    def __enter__(self) -> None:
+        self._token: Token[Scope | None] = scope.set(self)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            scope.reset(self._token)
+        except ValueError:
+            pass  # another context: a coroutine whose loop is gone, being collected
+
+
 scope: ContextVar[Scope | None] = ContextVar("safepoint_scope", default=None)
 
 
@@ -83,7 +115,7 @@ class Guard(Scope):
     pass through unchanged. Once per object, entered and left by the same task.
     """
 
-    __slots__ = ("_base", "_held", "_inner", "_pending", "_state", "_token")
+    __slots__ = ("_base", "_held", "_inner", "_pending", "_sent", "_state", "_token")
 
     def __init__(self, signal: Observable, *, shields: bool = False) -> None:
         self.signal = signal
@@ -95,8 +127,9 @@ class Guard(Scope):
             raise UsageError("This guard was entered before; ask the signal for a new one: `with signal.guard():`")
         task = self.task = _running_task()
         base = self._base = task.cancelling()
-        # An outer cancellation that was asked for but has not been thrown yet: the next CancelledError is its own.
-        self._pending = base > 0 and getattr(task, "_must_cancel", False)
+        if base:
+            # Asked for from outside, but not thrown yet: then the next CancelledError is not ours.
+            self._pending: bool = getattr(task, "_must_cancel", False)
         self._inner: Guard | None = None
         self._held: tuple[Guard, ...] = ()
         outer = self.outer = scope.get()
@@ -144,12 +177,13 @@ class Guard(Scope):
         state, self._state = self._state, LEFT
         ours = False
         if state == SENT:
-            left = task.uncancel()
+            for _ in range(self._sent):
+                left = task.uncancel()
             ours = (
                 exc_type is not None
                 and issubclass(exc_type, asyncio.CancelledError)
                 and left <= self._base
-                and not self._pending
+                and not (self._base and self._pending)
             )
         for guard in self._held:
             guard._released_by(self, task, raised=ours)
@@ -175,6 +209,24 @@ class Guard(Scope):
             task.get_loop().call_soon(lambda: self.deliver(force=True))
             return
         self._state = SENT
+        self._sent = 0
+        self._send(task)
+
+    def deliver_again(self) -> bool:
+        """Interrupt once more a body that went on after the first time. True: sent. Call it in the task's loop.
+
+        Each one is taken back on exit. A shield inside the body holds it off: that is clean-up, and bounded.
+        """
+        task, inner = self.task, self._inner
+        while inner is not None and not inner.shields:
+            inner = inner._inner
+        if self._state != SENT or task is None or inner is not None:
+            return False
+        self._send(task)
+        return True
+
+    def _send(self, task: "asyncio.Task[object]") -> None:
+        self._sent += 1
         task.cancel("abort signal")
 
     def _released_by(self, inner: "Guard", task: "asyncio.Task[object]", *, raised: bool) -> None:
@@ -244,9 +296,14 @@ def discard(awaitable: object) -> None:
         awaitable.cancel("abort signal")
 
 
+def asked_from_outside() -> int:
+    """How often the running task was asked to end by somebody other than a guard: compare before and after."""
+    return _running_task().cancelling()
+
+
 def _running_task() -> "asyncio.Task[object]":
     try:
-        task = asyncio.current_task()
+        task = current_task()
     except RuntimeError:  # no running loop
         task = None
     if task is None:

@@ -84,7 +84,7 @@ def on_abort_timeout(signal: "AbortSignal", seconds: float, callback: Callable[[
         if not alarm.armed:  # removed while we were starting
             timer.disarm()
 
-    def remove(_: object = None) -> bool:
+    def remove(_: Registration) -> bool:
         prevented = alarm.disarm()
         listener.remove()
         for timer in timers:

@@ -22,6 +22,7 @@ from .ambient import current_signal, shield
 from .clock import check_seconds
 from .controller import AbortController
 from .guard import Guard
+from .processgroup import POLL_SECONDS, collect, end_group, exit_watch, has_ended, members_of
 from .reason import AbortError, AbortReason, error_from
 from .signal import AbortSignal
 from .threads import start_in_thread
@@ -32,7 +33,6 @@ __all__ = ["ProcessResult", "run_process"]
 KILL_SECONDS = 2.0
 # A grandchild may hold the pipe open long after the program has ended: that is not output of ours to wait for.
 DRAIN_SECONDS = 0.2
-POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,7 @@ class _Program:
         self._input = memoryview(stdin)
         self._cwd = cwd
         self._mark = uuid.uuid4().hex
-        # Behind the mark of the program that we ourselves may run in: for that one, ours are its children too.
-        marks = " ".join(filter(None, (os.environ.get(processgroup.MARK), self._mark)))
-        self._env = {**(os.environ if env is None else env), processgroup.MARK: marks}
+        self._env = processgroup.with_mark(os.environ if env is None else env, self._mark)
         self._max_output = max_output
         self._output: dict[IO[bytes], bytearray] = {}
         self._dropped = 0
@@ -126,7 +124,7 @@ class _Program:
                 self._register(process)
                 stopped = self._run_until(process, stop)
                 survivors = self._stop(process, grace) if stopped else self._drain()
-                returncode = _collect(process)
+                returncode = collect(process)
             if not stopped and processgroup.send(process.pid, 0):
                 survivors = tuple(processgroup.members(process.pid))
         out, err = (bytes(kept) for kept in self._output.values())
@@ -144,23 +142,18 @@ class _Program:
 
     def _run_until(self, process: "subprocess.Popen[bytes]", stop: AbortSignal) -> bool:
         """Carry data until the program has ended (False) or must be stopped (True)."""
-        with _exit_watch(process.pid, self._selector) as watched:
+        with exit_watch(process.pid, self._selector) as watched:
             while not stop.aborted:
-                if _has_ended(process):
+                if has_ended(process):
                     return False
                 self._carry(None if watched else POLL_SECONDS)
-            return not _has_ended(process)
+            return not has_ended(process)
 
     def _stop(self, process: "subprocess.Popen[bytes]", grace: float) -> tuple[int, ...]:
         """TERM, grace, KILL; ends when the group is empty. What left the group is not touched, but named."""
-        group = process.pid
-        for number, seconds in ((os_signals.SIGTERM, grace), (os_signals.SIGKILL, KILL_SECONDS)):
-            processgroup.send(group, number)
-            until = time.monotonic() + seconds
-            while _members(process) and time.monotonic() < until:
-                self._carry(POLL_SECONDS)
+        end_group(process, grace=grace, kill=KILL_SECONDS, wait=self._carry)
         self._drain()
-        return tuple(sorted({*_members(process), *processgroup.marked(self._mark)}))
+        return tuple(sorted({*members_of(process), *processgroup.marked(self._mark)}))
 
     def _drain(self) -> tuple[int, ...]:
         """Take what is still in the pipes."""
@@ -224,53 +217,12 @@ def _started(
         yield process
     except BaseException:  # a failure of the supervisor: nobody would be left to stop the program
         processgroup.send(process.pid, os_signals.SIGKILL)
-        _collect(process)
+        collect(process)
         raise
     finally:
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
-
-
-@contextmanager
-def _exit_watch(pid: int, selector: selectors.BaseSelector) -> Iterator[bool]:
-    """Wake the selector when the process ends. False: the system cannot tell, so one has to look again and again."""
-    try:
-        fd = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not on this system, forbidden in this sandbox, or the process is gone
-        yield False
-        return
-    selector.register(fd, selectors.EVENT_READ)
-    try:
-        yield True
-    finally:
-        if fd in selector.get_map():
-            selector.unregister(fd)
-        os.close(fd)
-
-
-def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
-    """Whether the program is over. If possible it is not collected yet: until then its group's number stays its own."""
-    if not hasattr(os, "waitid"):
-        return process.poll() is not None
-    try:
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # already collected: by us, or by a host program that ignores SIGCHLD
-        return True
-
-
-def _members(process: "subprocess.Popen[bytes]") -> list[int]:
-    """Who is left of its group. Where the dead look like the living, the program is collected as soon as it is dead."""
-    if not processgroup.tells_the_dead():
-        process.poll()
-    return processgroup.members(process.pid)
-
-
-def _collect(process: "subprocess.Popen[bytes]") -> int | None:
-    try:
-        return process.wait(0.1)
-    except subprocess.TimeoutExpired:  # killed, but still inside the kernel: it is among the survivors
-        return None
 
 
 def _poke(tell: socket.socket) -> None:

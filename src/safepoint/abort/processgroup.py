@@ -1,16 +1,35 @@
-"""Owns what the system knows of a process group: who is in it, who came out of it, and how to signal it.
+"""Owns what the system knows of a process group: who is in it, who came out of it, and how it is ended.
 
 A zombie is not counted: it runs nothing, and in a container without an init nobody may ever collect it.
 """
 
 import os
-from collections.abc import Iterator
+import selectors
+import signal as os_signals
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
-__all__ = ["MARK", "marked", "members", "send", "tells_the_dead"]
+__all__ = [
+    "MARK",
+    "POLL_SECONDS",
+    "collect",
+    "end_group",
+    "exit_watch",
+    "has_ended",
+    "marked",
+    "members",
+    "members_of",
+    "send",
+    "tells_the_dead",
+    "with_mark",
+]
 
 # Children inherit it, also those that leave the group: that is how they are found. Its value is a list of marks.
 MARK = "SAFEPOINT_PROCESS"
 PROC = "/proc"
+POLL_SECONDS = 0.01
 
 
 def tells_the_dead() -> bool:
@@ -30,6 +49,12 @@ def marked(mark: str) -> list[int]:
     return [pid for pid, _ in _living() if mark.encode() in _marks(_read(f"{PROC}/{pid}/environ"))]
 
 
+def with_mark(environment: Mapping[str, str], mark: str) -> dict[str, str]:
+    """The environment of a program to be found by this mark."""
+    # Behind the mark of the program that we ourselves may run in: for that one, ours are its children too.
+    return {**environment, MARK: " ".join(filter(None, (os.environ.get(MARK), mark)))}
+
+
 def send(group: int, number: int) -> bool:
     """Signal the group. False: there is nobody in it."""
     try:
@@ -39,6 +64,62 @@ def send(group: int, number: int) -> bool:
     except PermissionError:  # somebody is there, under another user's name
         pass
     return True
+
+
+def end_group(
+    process: "subprocess.Popen[bytes]", *, grace: float, kill: float, wait: Callable[[float], object]
+) -> None:
+    """End the group that this process leads: TERM, and KILL after `grace` seconds. Returns when it is empty.
+
+    Or `kill` seconds after the KILL, which nothing in the kernel heeds. `wait(seconds)` passes time between two looks.
+    """
+    for number, seconds in ((os_signals.SIGTERM, grace), (os_signals.SIGKILL, kill)):
+        send(process.pid, number)
+        until = time.monotonic() + seconds
+        while members_of(process) and time.monotonic() < until:
+            wait(POLL_SECONDS)
+
+
+@contextmanager
+def exit_watch(pid: int, selector: selectors.BaseSelector) -> Iterator[bool]:
+    """Wake the selector when the process ends. False: the system cannot tell, so one has to look again and again."""
+    try:
+        fd = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not on this system, forbidden in this sandbox, or the process is gone
+        yield False
+        return
+    selector.register(fd, selectors.EVENT_READ)
+    try:
+        yield True
+    finally:
+        if fd in selector.get_map():
+            selector.unregister(fd)
+        os.close(fd)
+
+
+def has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    """Whether the program is over. If possible it is not collected yet: until then its group's number stays its own."""
+    if not hasattr(os, "waitid"):
+        return process.poll() is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # already collected: by us, or by a host program that ignores SIGCHLD
+        return True
+
+
+def members_of(process: "subprocess.Popen[bytes]") -> list[int]:
+    """Who is left of its group. Where the dead look like the living, the program is collected as soon as it is dead."""
+    if not tells_the_dead():
+        process.poll()
+    return members(process.pid)
+
+
+def collect(process: "subprocess.Popen[bytes]") -> int | None:
+    """Its exit code, if it has ended."""
+    try:
+        return process.wait(0.1)
+    except subprocess.TimeoutExpired:  # killed, but still inside the kernel: it is among the survivors
+        return None
 
 
 def _living() -> Iterator[tuple[int, int]]:

@@ -12,6 +12,7 @@ ReasonKind: TypeAlias = Literal[
     "user", "deadline", "timeout", "parent", "preempted", "shutdown", "disconnected", "lease_lost", "error"
 ]
 KINDS: frozenset[str] = frozenset(get_args(ReasonKind))
+TIMED_OUT = ("deadline", "timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class AbortReason:
     @property
     def timed_out(self) -> bool:
         """True when time ran out, as opposed to somebody asking."""
-        return self.kind in ("deadline", "timeout")
+        return self.kind in TIMED_OUT
 
     def to_dict(self) -> dict[str, object]:
         """The JSON-ready form; a cause travels as its type's name and text."""
@@ -127,4 +128,4 @@ class AbortTimeout(AbortError, TimeoutError):
 
 def error_from(reason: AbortReason, partial: object = None) -> AbortError:
     """The error that carries this reason."""
-    return (AbortTimeout if reason.timed_out else AbortError)(reason, partial)
+    return (AbortTimeout if reason.kind in TIMED_OUT else AbortError)(reason, partial)

@@ -51,6 +51,10 @@ class AbortSignal:
             """Why it was aborted, or None. The first reason stays."""
 
         @property
+        def aborted_at(self) -> float | None:
+            """The absolute time of the abort, or None."""
+
+        @property
         def deadline(self) -> float | None:
             """The absolute time of its clock at which it will abort by itself, or None."""
 
@@ -188,6 +192,10 @@ class Root(AbortSignal):
         self._listeners: dict[Registration | Composite, bool] = {}
 
     @property
+    def aborted_at(self) -> float | None:
+        return self.at if self.aborted else None
+
+    @property
     def observers(self) -> int:
         return len(self._guards) + len(self._listeners)
 
@@ -251,7 +259,7 @@ class Composite(AbortSignal):
 
     def __init__(self, roots: tuple[Root, ...]) -> None:
         self._roots = roots
-        self._decision: dict[None, AbortReason] = {}
+        self._decision: dict[None, Root] = {}
         self._listeners: dict[Registration, bool] = {}
         self.number = next(_created)
 
@@ -269,14 +277,22 @@ class Composite(AbortSignal):
 
     @property
     def reason(self) -> AbortReason | None:
+        first = self._first()
+        return None if first is None else first.reason
+
+    @property
+    def aborted_at(self) -> float | None:
+        first = self._first()
+        return None if first is None else first.at
+
+    def _first(self) -> Root | None:
+        """The root whose abort is this one's: the first in time; in one instant, the first in the list."""
         if not self._decision:
             aborted = [root for root in self._roots if root.aborted]
             if not aborted:
                 return None
-            first = min(aborted, key=lambda root: root.at)  # first in time; in one instant, first in the list
-            assert first.reason is not None
             # Kept from the first look on, also where a root with an earlier time is slow to say so.
-            self._decision.setdefault(None, first.reason)
+            self._decision.setdefault(None, min(aborted, key=lambda root: root.at))
         return self._decision[None]
 
     @property

@@ -53,8 +53,9 @@ async def run_in_thread(fn: Callable[..., T], *args: object, signal: AbortSignal
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, not {type(fn).__name__}")
-    call = _Call(fn, args, current_signal() if signal is None else signal)
-    with Guard(call.signal):
+    signal = current_signal() if signal is None else signal
+    call = _Call(fn, args, signal)
+    with Guard(signal):
         _submit(call.run)
         try:
             return await call.future
@@ -65,7 +66,7 @@ async def run_in_thread(fn: Callable[..., T], *args: object, signal: AbortSignal
 
 def start_in_thread(fn: Callable[..., T], *args: object) -> "asyncio.Future[T]":
     """Run `fn(*args)` in a thread, deaf to the caller's signal: for functions that end by themselves."""
-    call = _Call(fn, args, AbortSignal.never())
+    call = _Call(fn, args, None)
     _submit(call.run)
     return call.future
 
@@ -73,14 +74,15 @@ def start_in_thread(fn: Callable[..., T], *args: object) -> "asyncio.Future[T]":
 class _Call(Generic[T]):
     """One call on its way through a thread and back to its loop."""
 
-    def __init__(self, fn: Callable[..., T], args: tuple[object, ...], signal: AbortSignal) -> None:
+    def __init__(self, fn: Callable[..., T], args: tuple[object, ...], signal: AbortSignal | None) -> None:
         self.fn = fn
         self.args = args
         self.signal = signal
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[T] = self.loop.create_future()
         self._context = copy_context()
-        self._context.run(scope.set, Scope(signal, scope.get()))
+        if signal is not None:
+            self._context.run(scope.set, Scope(signal, scope.get()))
         self._first: dict[None, str] = {}  # which came first: the function's end or the caller's leaving
 
     def run(self) -> None:
@@ -88,7 +90,8 @@ class _Call(Generic[T]):
         value: T | None = None
         error: BaseException | None = None
         try:
-            self.signal.raise_if_aborted()
+            if self.signal is not None:
+                self.signal.raise_if_aborted()
             value = self._context.run(self.fn, *self.args)
         except (StopIteration, asyncio.CancelledError) as raised:
             # On the way back these two would end the caller's loop or task instead of telling it.

@@ -12,6 +12,7 @@ __all__ = ["FakeClock", "settle"]
 
 # A loop that does not show its queue (uvloop) is given this many turns instead: enough for any chain of wake-ups.
 BLIND_TURNS = 50
+EPOCH = 1_700_000_000.0
 
 
 class FakeClock:
@@ -29,6 +30,10 @@ class FakeClock:
     def monotonic(self) -> float:
         """The time now."""
         return self._now
+
+    def time(self) -> float:
+        """The date now: it moves with the time."""
+        return EPOCH + self._now
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         """Call back inside the `advance` that reaches `when`; a time that has passed: inside the next one."""
@@ -75,6 +80,13 @@ class FakeClock:
         """How many timers are armed."""
         with self._lock:
             return sum(timer.armed for _, _, timer in self._timers)
+
+    def next_timer(self) -> float | None:
+        """When the first armed timer is due, or None."""
+        with self._lock:
+            while self._timers and not self._timers[0][2].armed:
+                heapq.heappop(self._timers)
+            return self._timers[0][0] if self._timers else None
 
     def advance(self, seconds: float) -> None:
         """Move on, firing what is due."""

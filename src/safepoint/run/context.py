@@ -1,0 +1,181 @@
+"""Owns the context of work: who may stop it, where it reports, on which clock. Knows nothing of what the work is."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeAlias, TypedDict, TypeVar
+
+from ..abort import AbortSignal, Clock, current_clock, current_signal
+from ..abort.clock import check_seconds
+from ..abort.deadline import Deadline
+from ..abort.reason import caller
+from .events import Event, ProgressMade
+from .receipt import Ledger
+
+__all__ = ["Cleanup", "Context", "Work"]
+
+log = logging.getLogger("safepoint")
+Input = TypeVar("Input", contravariant=True)
+Value = TypeVar("Value", covariant=True)
+
+Cleanup: TypeAlias = Callable[[], object]
+
+
+class Work(Protocol[Input, Value]):
+    """Everything that can be stopped has this shape: tools, nodes, agents, flows."""
+
+    def __call__(self, ctx: "Context", value: Input, /) -> Awaitable[Value]:
+        """Do it. Raises what went wrong, or AbortError."""
+        ...
+
+
+class Stamp(TypedDict):
+    """What every event says of its place."""
+
+    run_id: str
+    path: tuple[str, ...]
+    at: float
+
+
+class Fence:
+    """Stands between an abandoned leaf and its run: what comes late is dropped, and said once."""
+
+    __slots__ = ("_closed", "_outer", "_told")
+
+    def __init__(self, outer: "Fence | None" = None) -> None:
+        self._outer = outer
+        self._closed = False
+        self._told = False
+
+    @property
+    def closed(self) -> bool:
+        """True: nothing gets through any more."""
+        return self._closed or (self._outer is not None and self._outer.closed)
+
+    def close(self) -> None:
+        """Let nothing through from now on."""
+        self._closed = True
+
+    def late(self, what: str, ctx: "Context") -> None:
+        """Something came late."""
+        if not self._told:
+            self._told = True
+            log.warning(
+                "%s was abandoned after the abort; what still comes from it is dropped (first: %s)",
+                ctx.operation,
+                what,
+                extra=ctx.log_fields(),
+            )
+
+
+class Context:
+    """What work is given beside its input. Children share the run's id, ledger, sink and clean-ups."""
+
+    __slots__ = ("_fence", "_sink", "cleanups", "clock", "ledger", "path", "run_id", "signal")
+
+    def __init__(
+        self,
+        name: str = "run",
+        *,
+        signal: AbortSignal | None = None,
+        deadline: float | None = None,
+        emit: Callable[[Event], object] | None = None,
+        run_id: str | None = None,
+    ) -> None:
+        self.clock: Clock = current_clock()
+        self.signal: AbortSignal = AbortSignal.never() if signal is None else signal
+        if deadline is not None:
+            limit = Deadline(check_seconds("deadline", deadline), "deadline", caller(1))
+            # In one instant the person comes before the clock: the order of this list decides.
+            self.signal = AbortSignal.any([self.signal, limit])
+        self.run_id = run_id or uuid.uuid4().hex
+        self.path: tuple[str, ...] = (name,)
+        self.ledger = Ledger(self.clock)
+        self.cleanups: list[Cleanup] = []
+        self._sink = emit
+        self._fence = Fence()
+
+    def child(
+        self,
+        name: str,
+        *,
+        signal: AbortSignal | None = None,
+        fence: Fence | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> "Context":
+        """The context of a part: one step deeper, by default under the same signal.
+
+        `loop`: the part runs in a thread, and its events must get back to this loop.
+        """
+        child = Context.__new__(Context)
+        child.clock = self.clock
+        child.signal = self.signal if signal is None else signal
+        child.run_id = self.run_id
+        child.path = (*self.path, name)
+        child.ledger = self.ledger
+        child.cleanups = self.cleanups
+        child._sink = self._sink if self._sink is None or loop is None else _posted(self._sink, loop)
+        child._fence = self._fence if fence is None else fence
+        return child
+
+    def __reduce__(self) -> "tuple[Callable[..., Context], tuple[object, ...]]":
+        # In another process it has the same name and the signal that is there; events are not carried back.
+        return _carried, (self.path, self.run_id)
+
+    def new_fence(self) -> Fence:
+        """A fence for a part that may be abandoned: it closes with this context's own."""
+        return Fence(self._fence)
+
+    @property
+    def operation(self) -> str:
+        """The path as one word, for people: `run/search`."""
+        return "/".join(self.path)
+
+    @property
+    def listened(self) -> bool:
+        """False: nobody receives events, they need not be made."""
+        return self._sink is not None
+
+    def emit(self, event: Event) -> None:
+        """Report what happened. What an abandoned leaf reports is dropped."""
+        if self._fence.closed:
+            self._fence.late(type(event).__name__, self)
+        elif self._sink is not None:
+            self._sink(event)
+
+    def progress(self, message: str, fraction: float | None = None) -> None:
+        """Say how far the operation is."""
+        self.emit(ProgressMade(**self.stamp(), message=message, fraction=fraction))
+
+    def stamp(self) -> Stamp:
+        """What every event says of its place: run, path and date."""
+        return {"run_id": self.run_id, "path": self.path, "at": self.clock.time()}
+
+    def log_fields(self) -> dict[str, object]:
+        """For `logging`'s `extra`: every record says of which run and operation it speaks."""
+        return {"run_id": self.run_id, "operation": self.operation}
+
+    def on_exit(self, cleanup: Cleanup) -> None:
+        """Run this, sync or async, when the run ends, on every path: last in, first out, shielded and bounded."""
+        self.admit("on_exit()")
+        self.cleanups.append(cleanup)
+
+    def admit(self, what: str) -> None:
+        """Raises: AbortError for an abandoned leaf, which may begin nothing."""
+        if self._fence.closed:
+            self._fence.late(what, self)
+            self.signal.raise_if_aborted()
+
+
+def _posted(sink: Callable[[Event], object], loop: asyncio.AbstractEventLoop) -> Callable[[Event], object]:
+    def post(event: Event) -> None:
+        loop.call_soon_threadsafe(sink, event)
+
+    return post
+
+
+def _carried(path: tuple[str, ...], run_id: str) -> Context:
+    ctx = Context(signal=current_signal(), run_id=run_id)
+    ctx.path = path
+    return ctx

@@ -1,0 +1,156 @@
+"""Owns what can happen on the way: a closed union of frozen events. Knows nothing of who listens.
+
+Events come up, commands go down. Names are in the past tense. Every event says of which run and on which path, from the
+root of the run to the operation, it speaks. A new kind of event goes into `Event` and nowhere else.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from .outcome import Status
+from .receipt import Fate, LeafKind
+
+__all__ = [
+    "AbortIgnored",
+    "CleanupFailed",
+    "Event",
+    "LeafAbandoned",
+    "LeafEnded",
+    "LeafStarted",
+    "ProgressMade",
+    "QuestionAnswered",
+    "QuestionAsked",
+    "QuestionWithdrawn",
+    "RetryScheduled",
+    "RunEnded",
+    "RunStarted",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Happened:
+    run_id: str
+    path: tuple[str, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(_Happened):
+    """Work was given to `settle`."""
+
+    kind: Literal["run_started"] = "run_started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded(_Happened):
+    """The one terminal event of a run: nothing of it comes afterwards."""
+
+    status: Status
+    kind: Literal["run_ended"] = "run_ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafStarted(_Happened):
+    """The body of a leaf begins."""
+
+    leaf: LeafKind
+    kind: Literal["leaf_started"] = "leaf_started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafEnded(_Happened):
+    """A leaf that had started has ended, or was left behind (`still_running`)."""
+
+    leaf: LeafKind
+    fate: Fate
+    seconds: float
+    kind: Literal["leaf_ended"] = "leaf_ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortIgnored(_Happened):
+    """A leaf still runs long after the abort. `where` is the file:line at which it is stuck."""
+
+    seconds: float
+    where: str | None
+    note: str = ""
+    kind: Literal["abort_ignored"] = "abort_ignored"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafAbandoned(_Happened):
+    """The run goes on without a leaf that did not end. Whatever comes from it later is dropped."""
+
+    seconds: float
+    where: str | None
+    kind: Literal["leaf_abandoned"] = "leaf_abandoned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressMade(_Happened):
+    """An operation says how far it is."""
+
+    message: str
+    fraction: float | None = None
+    kind: Literal["progress_made"] = "progress_made"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryScheduled(_Happened):
+    """An attempt failed; the next one comes after `delay` seconds."""
+
+    attempt: int
+    delay: float
+    error: str
+    kind: Literal["retry_scheduled"] = "retry_scheduled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionAsked(_Happened):
+    """A person is asked."""
+
+    question_id: str
+    text: str
+    options: tuple[str, ...] = field(default=())
+    kind: Literal["question_asked"] = "question_asked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionAnswered(_Happened):
+    """The person has answered."""
+
+    question_id: str
+    text: str
+    kind: Literal["question_answered"] = "question_answered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionWithdrawn(_Happened):
+    """The question needs no answer any more: take it off the screen."""
+
+    question_id: str
+    kind: Literal["question_withdrawn"] = "question_withdrawn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanupFailed(_Happened):
+    """A clean-up raised or took too long. The outcome does not change."""
+
+    message: str
+    kind: Literal["cleanup_failed"] = "cleanup_failed"
+
+
+Event: TypeAlias = (
+    RunStarted
+    | RunEnded
+    | LeafStarted
+    | LeafEnded
+    | AbortIgnored
+    | LeafAbandoned
+    | ProgressMade
+    | RetryScheduled
+    | QuestionAsked
+    | QuestionAnswered
+    | QuestionWithdrawn
+    | CleanupFailed
+)

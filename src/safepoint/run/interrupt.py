@@ -1,0 +1,200 @@
+"""Owns raising an exception in the thread of a synchronous function, as Ctrl-C would. Knows nothing of signals.
+
+It is sent only while the thread's innermost Python frame is in the function's own file: sent blindly it would leave
+the locks of libraries held. Looking and sending are one call into C, a chain of iterators that never lets go of the
+GIL: what was seen is still true when it is sent. The same chain takes the call's only permit: one is sent at most,
+none before the function has begun, none after the wrapper has taken the permit away.
+
+Sent is not arrived. CPython raises it when the thread next checks for such things: after a call, at the start of a
+function, when a loop jumps back. Up to 3.12, a thread that lost the GIL in a check is still in that check when it gets
+it again. From 3.13 on, and in instructions that wait without a check (`for line in file`), it goes on to the next one,
+and that may be in the `__exit__` of the block it was seen in, which then does not run. So the bytecode ahead is read,
+and a place from which it would slip out of its block is passed over, unless the thread is seen to wait there, in C.
+
+What is left: a C function that waits, and then calls Python code of a library, gets it in there; and where Python
+ignores exceptions (in a `__del__`), it is lost.
+"""
+
+import ctypes
+import dis
+import functools
+import os
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import pairwise, repeat, starmap
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any, Generic, Literal, TypeVar
+
+from safepoint.errors import UsageError
+
+__all__ = ["AbortInterrupt", "InterruptibleCall"]
+
+T = TypeVar("T")
+
+# How long a place to slip from is passed over: if the thread hardly uses the processor, and at most.
+WAITING_SECONDS, WAITING_SHARE, SLIPPERY_SECONDS = 0.1, 0.05, 2.0
+
+
+class AbortInterrupt(BaseException):
+    """Raised inside a synchronous function whose run was aborted, as Ctrl-C would."""
+
+
+class InterruptibleCall(Generic[T]):
+    """One call of `fn`, which other threads can interrupt. `file` is where it is written, if that cannot be found.
+
+    `thread_id`: the thread it runs in; `interrupted`: the exception was sent; `ended`: the thread left the function.
+    """
+
+    def __init__(self, fn: Callable[[], T], *, file: str | None = None) -> None:
+        self.thread_id: int | None = None
+        self.interrupted = False
+        self.ended = False
+        self._fn = fn
+        self._file = _source(fn) if file is None else _real(file)
+        self._permit: dict[str, tuple[object, object]] = {}
+        self._processor = -1  # the clock that shows how long the thread has been using it
+        self._slippery: tuple[float, float] | None = None  # when it was first seen so, by both clocks
+
+    def run(self) -> T:
+        """Call the function in this thread. Raises: what it raised; AbortInterrupt only if the function let it out."""
+        if self.thread_id is not None:
+            raise UsageError("an InterruptibleCall runs once: make another one for another call")
+        self.thread_id = threading.get_ident()
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._processor = time.pthread_getcpuclockid(self.thread_id)
+        # By subscript: after a call CPython may raise what is pending, and the value would be lost; here it does not.
+        value: defaultdict[None, T] = defaultdict(self._fn)
+        self._permit["to"] = (ctypes.c_ulong(self.thread_id), ctypes.py_object(AbortInterrupt))
+        try:
+            return value[None]
+        finally:
+            try:
+                self._end()
+            except AbortInterrupt:  # it came too late for the function, and there is no second one
+                self._end()
+
+    def _end(self) -> None:
+        if self._permit.pop("to", None) is None:
+            self.interrupted = True
+            _raise_in(self.thread_id, ctypes.py_object())  # NULL: takes back what has not arrived
+        self.ended = True
+
+    def interrupt(self) -> bool:
+        """Raise AbortInterrupt in the function. True: sent, by this call. False: not now, or never (again)."""
+        frame = self._innermost()
+        if frame is None or not self._permit or not self._owns(frame):
+            return False
+        at = frame.f_lasti
+        if self._slips(frame) and not self._waits():
+            return False
+        get: Callable[..., Any] = dict.get
+        now = map(get, iter(sys._current_frames, None), repeat(self.thread_id))
+        same = map(getattr, map(get, repeat({frame: frame}), now), repeat("f_lasti"), repeat(None))
+        permit = map(self._permit.pop, map(get, repeat({at: "to"}), same), repeat(_NOBODY))
+        sent = bool(next(starmap(_raise_in, permit)))
+        self.interrupted = self.interrupted or sent
+        return sent
+
+    def where(self) -> str | None:
+        """`file:line in function` in the function's own file, with what that has called if it is elsewhere."""
+        inner = frame = self._innermost()
+        while frame is not None and frame.f_code is not _RUN and not self._owns(frame):
+            frame = frame.f_back
+        if inner is None or frame is None or frame.f_code is _RUN:
+            return None
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        return place if frame is inner else f"{place} (in {inner.f_code.co_filename}:{inner.f_lineno})"
+
+    def _innermost(self) -> FrameType | None:
+        return None if self.thread_id is None or self.ended else sys._current_frames().get(self.thread_id)
+
+    def _owns(self, frame: FrameType) -> bool:
+        return _real(frame.f_code.co_filename) == self._file
+
+    def _slips(self, frame: FrameType | None) -> bool:
+        """Whether an exception that is sent now may arrive outside the block that it was meant for, or in a library."""
+        if frame and sys.version_info < (3, 13) and _checks(dis.opname[frame.f_code.co_code[frame.f_lasti]]):
+            return False
+        while frame is not None and self._owns(frame):
+            ahead = _ahead(frame.f_code, frame.f_lasti)
+            if ahead != "returns":
+                return ahead == "slips"
+            frame = frame.f_back
+        return frame is None or frame.f_code is not _RUN
+
+    def _waits(self) -> bool:
+        """Whether the thread, seen again where an exception would slip, most likely waits in a call, which checks."""
+        now, used = time.monotonic(), time.clock_gettime(self._processor) if self._processor != -1 else float("inf")
+        self._slippery = since, before = self._slippery or (now, used)
+        seconds = now - since
+        return seconds > SLIPPERY_SECONDS or (seconds > WAITING_SECONDS and used - before < WAITING_SHARE * seconds)
+
+
+_RUN = InterruptibleCall.run.__code__
+_NOBODY = (ctypes.c_ulong(0), ctypes.py_object(AbortInterrupt))
+# Of our own, because everybody shares `pythonapi`'s; and a PYFUNCTYPE, because that keeps the GIL.
+_raise_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
+
+
+def _source(fn: Any) -> str | None:
+    """The file in which a function is written, beneath what it is wrapped in."""
+    for _ in range(100):
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        elif isinstance(fn, MethodType):
+            fn = fn.__func__
+        elif isinstance(fn, FunctionType) and not hasattr(fn, "__wrapped__"):
+            return _real(fn.__code__.co_filename)
+        else:
+            fn = vars(fn).get("__init__") if isinstance(fn, type) else getattr(fn, "__wrapped__", type(fn).__call__)
+    return None
+
+
+@functools.cache
+def _real(file: str) -> str:
+    return os.path.realpath(file)
+
+
+def _checks(name: str) -> bool:
+    """Whether what is pending is raised by this instruction, or by the first one of what it calls."""
+    if "CALL" in name:
+        return not name.endswith(("_LEN", "_ISINSTANCE", "_LIST_APPEND", "_TYPE_1")) and "INTRINSIC" not in name
+    return "RESUME" in name or ("JUMP_BACKWARD" in name and "NO_INTERRUPT" not in name)
+
+
+@functools.lru_cache(maxsize=256)
+def _ahead(code: CodeType, at: int) -> Literal["stays", "slips", "returns"]:
+    """Whether the next check after this instruction is in the same `with` or `try`, outside it, or in the caller."""
+    bytecode = dis.Bytecode(code, adaptive=True)
+
+    def handlers(offset: int) -> Iterator[int]:
+        for entry in bytecode.exception_entries:  # type: ignore[attr-defined]
+            if entry.start <= offset < entry.end:
+                yield entry.target
+                yield from handlers(entry.target)
+
+    steps = {step.offset: step for step in bytecode}
+    after = dict(pairwise(steps))
+    block, waits = next(handlers(at), None), "FOR_ITER" in steps[at].opname
+    todo, found = [after.get(at), steps[at].argval if waits else None], set()
+    while todo:
+        step = steps.pop(todo.pop(), None)
+        if step is None:
+            continue
+        if any(word in step.opname for word in ("RETURN", "YIELD", "RAISE")):
+            found.add("returns" if block is None else "slips")
+        elif _checks(step.opname):
+            kept = block is None or block in handlers(step.offset)
+            found.add(("loops" if "JUMP" in step.opname else "stays") if kept else "slips")
+        else:
+            jumps = step.argrepr.startswith("to ") and "FOR_ITER" not in step.opname
+            todo += [step.argval if jumps else None]
+            todo += [None if step.opname.startswith(("JUMP_F", "JUMP_B")) else after.get(step.offset)]
+    if "loops" in found and not waits:  # a loop goes round more often than it ends
+        return "stays"
+    return "slips" if "slips" in found else "returns" if "returns" in found else "stays"

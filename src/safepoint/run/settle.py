@@ -1,0 +1,90 @@
+"""Owns the boundary of a run: the one place where exceptions become outcomes, and where clean-ups run.
+
+Decides by the signal, never by the type or name of an exception. Knows nothing of what the work is.
+"""
+
+import asyncio
+import inspect
+import logging
+from typing import TypeVar
+
+from ..abort import AbortError, shield
+from ..abort.guard import asked_from_outside
+from .context import Context, Work
+from .events import CleanupFailed, RunEnded, RunStarted
+from .outcome import Aborted, Completed, Failed, Outcome, TimedOut
+
+__all__ = ["settle"]
+
+log = logging.getLogger("safepoint")
+I = TypeVar("I")  # noqa: E741  # the input
+T = TypeVar("T")
+
+# How long one clean-up may take before the run ends without it.
+CLEANUP_SECONDS = 5.0
+
+
+async def settle(ctx: Context, work: Work[I, T], value: I) -> Outcome[T]:
+    """Do the work and say how it ended. Raises nothing for what the work did.
+
+    Only what is meant for the task itself passes through: an outer cancellation, KeyboardInterrupt, SystemExit.
+    Under a signal that is aborted already, the work does not begin.
+    """
+    started = ctx.clock.time()
+    before = asked_from_outside()
+    result: T | None = None
+    error: BaseException | None = None
+    try:
+        ctx.signal.raise_if_aborted()
+        ctx.emit(RunStarted(**ctx.stamp()))
+        result = await work(ctx, value)
+    except BaseException as raised:
+        error = raised
+        if _is_for_the_task(raised, before):
+            await clean_up(ctx)
+            ctx.emit(RunEnded(**ctx.stamp(), status="aborted"))
+            raise
+    await clean_up(ctx)
+    outcome: Outcome[T] = _decide(ctx, result, error, started)
+    ctx.emit(RunEnded(**ctx.stamp(), status=outcome.status))
+    return outcome
+
+
+def _is_for_the_task(error: BaseException, before: int) -> bool:
+    if isinstance(error, asyncio.CancelledError):
+        return asked_from_outside() > before
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+
+
+def _decide(ctx: Context, result: T | None, error: BaseException | None, started: float) -> Outcome[T]:
+    """A stop plus anything is aborted; without a stop, an error is a failure, whatever it is called."""
+    finished = ctx.clock.time()
+    reason = ctx.signal.reason
+    if reason is not None:
+        partial = error.partial if isinstance(error, AbortError) else result
+        ended = TimedOut if reason.timed_out else Aborted
+        receipt = ctx.ledger.receipt(ctx.signal)
+        return ended(reason, receipt, partial, started_at=started, finished_at=finished)  # type: ignore[arg-type]
+    if error is not None:
+        receipt = ctx.ledger.receipt(ctx.signal)
+        partial = getattr(error, "partial", None)
+        return Failed(error, receipt, partial, started_at=started, finished_at=finished)
+    return Completed(result, started_at=started, finished_at=finished)  # type: ignore[arg-type]  # no error: a value
+
+
+async def clean_up(ctx: Context) -> None:
+    """Run the registered clean-ups, last in first out. What fails or hangs becomes a warning, never the outcome."""
+    while ctx.cleanups:
+        cleanup = ctx.cleanups.pop()
+        try:
+            with shield(CLEANUP_SECONDS):
+                pending = cleanup()
+                if inspect.isawaitable(pending):
+                    await pending
+        except Exception as error:
+            name = getattr(cleanup, "__qualname__", repr(cleanup))
+            told = "took too long" if isinstance(error, AbortError) else f"raised {type(error).__name__}: {error}"
+            message = f"the clean-up {name} {told}"
+            ctx.ledger.warnings.append(message)
+            log.warning("%s: %s", ctx.operation, message, extra=ctx.log_fields())
+            ctx.emit(CleanupFailed(**ctx.stamp(), message=message))

@@ -1,0 +1,147 @@
+"""Owns how outcomes, events and messages travel: versioned JSON. Knows nothing of the transport.
+
+Unknown fields are ignored, so that an older reader understands a newer writer; an unknown kind is refused with its
+name, because a reader that guesses what happened would be wrong. Errors travel as `ErrorInfo` and arrive as
+RemoteErrors.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from ..abort import AbortReason
+from ..abort.reason import name_of, text_of
+from ..errors import RemoteError, SafepointError
+from .events import Event
+from .messages import Message
+from .outcome import Aborted, Completed, Failed, Outcome, TimedOut
+from .receipt import Receipt
+
+__all__ = [
+    "VERSION",
+    "ErrorInfo",
+    "WireError",
+    "event_from_json",
+    "message_from_json",
+    "outcome_from_json",
+    "outcome_to_json",
+    "to_json",
+]
+
+T = TypeVar("T")
+VERSION = 1
+
+
+class WireError(SafepointError, ValueError):
+    """What came over the wire cannot be understood: the message says what and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """An error on the wire."""
+
+    type: str
+    message: str
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(Annotated[kind, Field(discriminator="kind")])
+
+
+def to_json(item: Event | Message) -> str:
+    """An event or a message as JSON text."""
+    data = TypeAdapter(type(item)).dump_python(item, mode="json")
+    return json.dumps({"v": VERSION, **data}, ensure_ascii=False)
+
+
+def event_from_json(text: str) -> Event:
+    """Raises: WireError."""
+    event: Event = _read("event", Event, text)
+    return event
+
+
+def message_from_json(text: str) -> Message:
+    """Raises: WireError."""
+    message: Message = _read("message", Message, text)
+    return message
+
+
+def outcome_to_json(outcome: Outcome[T], value_type: Any = Any) -> str:
+    """An outcome as JSON text; its value is written as `value_type` says."""
+    values: TypeAdapter[Any] = TypeAdapter(value_type)
+
+    def dump(value: T | None) -> Any:
+        return None if value is None else values.dump_python(value, mode="json")
+
+    data: dict[str, Any] = {
+        "v": VERSION,
+        "status": outcome.status,
+        "started_at": outcome.started_at,
+        "finished_at": outcome.finished_at,
+    }
+    match outcome:
+        case Completed(value):
+            data["value"] = dump(value)
+        case Aborted(reason, receipt, partial) | TimedOut(reason, receipt, partial):
+            data |= {"reason": reason.to_dict(), "receipt": json.loads(receipt.to_json()), "partial": dump(partial)}
+        case Failed(error, receipt, partial):
+            info = ErrorInfo(name_of(error), text_of(error))
+            data |= {"error": asdict(info), "receipt": json.loads(receipt.to_json()), "partial": dump(partial)}
+    return json.dumps(data, ensure_ascii=False)
+
+
+def outcome_from_json(text: str, value_type: Any = Any) -> Outcome[Any]:
+    """Read `outcome_to_json()` back. Raises: WireError."""
+    data = _object("outcome", text)
+    values: TypeAdapter[Any] = TypeAdapter(value_type)
+
+    def load(name: str) -> Any:
+        return None if data.get(name) is None else values.validate_python(data[name])
+
+    try:
+        times = {"started_at": float(data["started_at"]), "finished_at": float(data["finished_at"])}
+        match data.get("status"):
+            case "completed":
+                return Completed(load("value"), **times)
+            case "aborted" | "timed_out" as status:
+                ended = Aborted if status == "aborted" else TimedOut
+                return ended(AbortReason.from_dict(data["reason"]), _receipt(data), load("partial"), **times)
+            case "failed":
+                error = RemoteError(data["error"]["type"], data["error"]["message"])
+                return Failed(error, _receipt(data), load("partial"), **times)
+            case unknown:
+                raise WireError(f"unknown outcome {unknown!r}: this reader knows version {VERSION}")
+    except (KeyError, TypeError, ValidationError) as problem:
+        raise WireError(f"this outcome cannot be read: {problem}") from problem
+
+
+def _receipt(data: Mapping[str, Any]) -> Receipt:
+    return Receipt.from_json(json.dumps(data["receipt"]))
+
+
+def _read(what: str, kind: Any, text: str) -> Any:
+    data = _object(what, text)
+    known = {get_args(member.__dataclass_fields__["kind"].type)[0] for member in get_args(kind)}
+    if data.get("kind") not in known:
+        raise WireError(f"unknown {what} {data.get('kind')!r}; known are {', '.join(sorted(known))}")
+    try:
+        return _adapter(kind).validate_python({name: value for name, value in data.items() if name != "v"})
+    except ValidationError as problem:
+        raise WireError(f"this {what} cannot be read: {problem}") from problem
+
+
+def _object(what: str, text: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except ValueError as problem:
+        raise WireError(f"this {what} is not JSON: {problem}") from problem
+    if not isinstance(data, dict):
+        raise WireError(f"this {what} is not a JSON object but {type(data).__name__}")
+    if not isinstance(data.get("v"), int) or data["v"] > VERSION:
+        raise WireError(f"this {what} is of version {data.get('v')!r}; this reader knows up to {VERSION}")
+    return data

@@ -1,0 +1,81 @@
+"""Owns what people read after `abort_everywhere`: points, breaches of laws, and how to see one of them alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .inject_points import Mode, Point
+
+__all__ = ["Report", "Violation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One breach of one law in one run. Without a point: the scenario breaks it even when nothing is injected."""
+
+    point: Point | None
+    mode: Mode | None
+    law: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What became of a scenario when it was aborted everywhere.
+
+    `aborted`: the runs in which something was done to it. `not_reached`: points that did not come up again in their
+    run: not tested, so not passed. `stable`: two clean runs had the same points. `unfinished`: why it ended before
+    everything was tried, or "".
+    """
+
+    scenario: str
+    points: tuple[Point, ...]
+    runs: int
+    aborted: int
+    violations: tuple[Violation, ...] = ()
+    not_reached: tuple[tuple[Point, Mode], ...] = ()
+    stable: bool = True
+    unfinished: str = ""
+
+    def check(self) -> None:
+        """Raises: AssertionError that lists every violation, with its place and how to run it alone."""
+        __tracebackhide__ = True
+        if self.violations:
+            raise AssertionError(str(self))
+        if not self.aborted:
+            raise AssertionError(f"{self}\nNo point was reached a second time, so that nothing was tested.")
+
+    def __str__(self) -> str:
+        return "\n".join([self._summary(), *self._notes(), *self._violations()])
+
+    def _summary(self) -> str:
+        return (
+            f"abort_everywhere({self.scenario}): {len(self.points)} points, {self.runs} runs, {self.aborted} of them"
+            f" aborted, {len(self.violations)} violations, {len(self.not_reached)} not reached"
+        )
+
+    def _notes(self) -> Iterator[str]:
+        if self.unfinished:
+            yield f"  ended early: {self.unfinished}"
+        if not self.stable:
+            yield "  two clean runs had different points: a point is known by its task, its place and its count there"
+        for point, mode in self.not_reached:
+            yield f"  not reached: point {point.number}, {mode!r}: {point}"
+
+    def _violations(self) -> Iterator[str]:
+        """One paragraph per breach; the modes in which a point shows the same one share it."""
+        grouped: dict[tuple[Point | None, str, str], list[Mode]] = {}
+        for found in self.violations:
+            modes = grouped.setdefault((found.point, found.law, found.message), [])
+            if found.mode is not None:
+                modes.append(found.mode)
+        for number, ((point, law, message), modes) in enumerate(grouped.items(), 1):
+            yield ""
+            first, *rest = message.splitlines()
+            yield f"{number}. {law}: {first}"
+            yield from (f"     {line}" for line in rest)
+            if point is None:
+                yield "   in a clean run, with no abort at all"
+                continue
+            yield f"   point {point.number} at {point}, mode {', '.join(modes)}"
+            yield from (f"     {line}" for line in point.chain)
+            yield f'   alone: abort_everywhere({self.scenario}, only=({point.number}, "{modes[0]}"))'

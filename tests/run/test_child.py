@@ -1,0 +1,421 @@
+"""The inside of an isolated call: what the function finds there, and what happens when the parent is gone."""
+
+import asyncio
+import math
+import os
+import pickle
+import selectors
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal
+from safepoint.run import child
+from safepoint.run.child import HEADER, Call, Line, Raised, Returned
+from safepoint.run.isolate import run_isolated
+from tests.abort.programs import alive, wait_until
+from tests.run import isolated_functions as functions
+from tests.run.isolated_functions import Folder, running
+
+NEVER = AbortSignal.never()
+HERE = "tests.run.isolated_functions"
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with Folder(tmp_path) as folder:
+        yield folder
+
+
+# What the function finds.
+
+
+@pytest.mark.parametrize("fn", [functions.follow, functions.follow_async])
+async def test_the_child_sees_the_abort_with_its_reason(fn, folder):
+    controller = AbortController()
+    async with running(fn, folder, signal=controller.signal, kill=NEVER) as task:
+        await folder.ready()
+        controller.abort(AbortReason("preempted", "a new prompt", "here:1", LookupError("why")))
+        seen = await task
+    reason = seen[0] if fn is functions.follow else seen
+    assert reason == controller.signal.reason
+    assert reason.origin == "here:1"
+    assert str(reason.cause) == "LookupError: why"
+
+
+async def test_a_deadline_travels_as_the_time_that_remains():
+    assert await run_isolated(functions.remaining, signal=NEVER) == math.inf
+    soon, late = AbortSignal.timeout(40), AbortSignal.timeout(4000)
+    assert 0 < await run_isolated(functions.remaining, signal=AbortSignal.any([late, soon])) < 40
+
+
+async def test_a_deadline_comes_in_the_child_with_the_same_reason(clock, folder):
+    signal = AbortSignal.timeout(1)  # passes there, in real time; here it does not
+    try:
+        reason, unlimited = await run_isolated(functions.follow, folder, signal=signal, kill=NEVER)
+        assert not unlimited
+    except AbortError as error:  # on a busy machine it has passed before the function could begin
+        reason = error.reason
+    assert not signal.aborted
+    clock.advance(1)
+    assert signal.reason is not None
+    assert (reason, reason.origin) == (signal.reason, signal.reason.origin)
+
+
+async def test_it_runs_in_the_main_thread_of_a_session_of_its_own_with_our_path_and_arguments_and_no_input():
+    started: list[int] = []
+    told = await run_isolated(functions.identity, signal=NEVER, on_start=started.append)
+    assert started == [told["pid"]]
+    assert told["pid"] == told["group"] == told["session"] != os.getpid()
+    assert told["parent"] == os.getpid()
+    assert told["path"] == sys.path
+    assert told["argv"] == sys.argv
+    assert told["stdin"] == ""
+    assert told["thread"]
+    assert not alive(told["pid"])
+
+
+async def test_what_it_prints_goes_where_we_print(capfd):
+    await run_isolated(functions.say, "said", signal=NEVER)
+    assert capfd.readouterr() == ("said\n", "said\n")
+
+
+async def test_what_it_has_printed_is_seen_also_when_it_is_killed(capfd, folder):
+    controller = AbortController()
+    async with running(functions.say_and_hold, folder, "said", signal=controller.signal) as task:
+        await folder.ready()
+        controller.abort()
+        with pytest.raises(AbortError):
+            await task
+    assert capfd.readouterr().out == "said\n"
+
+
+async def test_a_parent_that_ignores_or_blocks_term_does_not_hand_that_down(folder):
+    source = """
+        import asyncio, os, signal, sys, threading
+        from pathlib import Path
+        from safepoint.abort import AbortController, AbortError
+        from safepoint.run.isolate import run_isolated
+        from tests.run.isolated_functions import Folder, hold
+
+        async def main():
+            folder, controller = Folder(Path(".")), AbortController()
+            task = asyncio.create_task(run_isolated(hold, folder, signal=controller.signal, grace=60))
+            await folder.ready()
+            controller.abort()
+            try:
+                await task
+            except AbortError as error:
+                print(error.partial.returncode)
+
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        if __name__ == "__main__":
+            asyncio.run(main())
+    """
+    assert await asyncio.to_thread(run_program, program(source, folder), folder=folder) == "-15\n"
+
+
+# The program's own module.
+
+
+def program(source, folder, name="program.py"):
+    """A program in a file of its own."""
+    path = folder.path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(textwrap.dedent(source))
+    return path
+
+
+def run_program(*command, folder):
+    """What a program prints, all of it."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=folder.path, env=environment, capture_output=True, timeout=30
+    )
+    return (ended.stdout + ended.stderr).decode()
+
+
+SCRIPT = """
+import asyncio, os
+from dataclasses import dataclass
+from safepoint.abort import AbortSignal
+from safepoint.run.isolate import run_isolated, target_of
+from tests.run.isolated_functions import same
+print("loaded as", __name__)
+
+@dataclass
+class Point:
+    x: int
+
+def away(fn):
+    target_of(fn)
+    return fn
+
+@away
+def moved(point):
+    return Point(point.x + 1), os.getpid()
+
+def run(fn, *args):
+    return asyncio.run(run_isolated(fn, *args, signal=AbortSignal.never()))
+"""
+GUARDED = """
+if __name__ == "__main__":
+    point, pid = run(moved, Point(1))
+    print(point, type(point) is Point, pid != os.getpid())
+"""
+MOVED = "loaded as __main__\nloaded as __mp_main__\nPoint(x=2) True True\n"
+
+
+def test_a_function_and_a_class_of_the_program_itself_are_found(folder):
+    assert run_program(program(SCRIPT + GUARDED, folder, "program"), folder=folder) == MOVED
+
+
+def test_a_program_in_a_package_is_found_with_its_relative_imports(folder):
+    program("name = 'neighbour'", folder, "package/neighbour.py")
+    program(SCRIPT + "from .neighbour import name" + GUARDED, folder, "package/program.py")
+    assert run_program("-m", "package.program", folder=folder) == MOVED
+
+
+def test_the_program_is_not_loaded_again_where_nobody_needs_it(folder):
+    source = SCRIPT + 'if __name__ == "__main__":\n    print(run(same, "the word __main__ is no name"))'
+    printed = run_program(program(source, folder), folder=folder)
+    assert printed == "loaded as __main__\nthe word __main__ is no name\n"
+
+
+def test_an_argument_of_a_class_of_the_program_is_found(folder):
+    source = SCRIPT + 'if __name__ == "__main__":\n    print(run(same, Point(3)) == Point(3))'
+    printed = run_program(program(source, folder), folder=folder)
+    assert printed == "loaded as __main__\nloaded as __mp_main__\nTrue\n"
+
+
+def test_a_program_that_would_start_itself_again_and_again_is_told_what_to_do(folder):
+    printed = run_program(program(SCRIPT + "run(moved, Point(1))", folder), folder=folder)
+    assert printed.count("loaded as") == 2
+    assert 'put what starts the program under `if __name__ == "__main__":`' in printed
+
+
+@pytest.mark.parametrize("how", ["-c", "-m"])
+def test_a_function_of_a_program_without_a_file_to_load_is_refused(how, folder):
+    program("", folder, "package/__init__.py")
+    program(SCRIPT + "run(moved, Point(1))", folder, "package/__main__.py")
+    printed = run_program(*(["-c", SCRIPT] if how == "-c" else ["-m", "package"]), folder=folder)
+    assert "there is no file to import __main__ from. Put the function in a module" in printed
+    assert printed.count("loaded as") == 1
+
+
+def test_a_call_of_another_module_needs_no_file_of_the_program(folder):
+    source = SCRIPT.partition("@away")[0] + "\n" + SCRIPT[SCRIPT.index("def run(") :] + "print(run(same, 5))"
+    assert run_program("-c", source, folder=folder) == "loaded as __main__\n5\n"
+
+
+def test_the_flags_of_the_interpreter_are_handed_down(folder):
+    source = SCRIPT + 'import sys\nif __name__ == "__main__":\n    print(run(exec, "assert False"))'
+    assert run_program("-O", program(source, folder), folder=folder) == "loaded as __main__\nNone\n"
+
+
+# A parent that is gone.
+
+
+PARENT = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from safepoint.abort import AbortSignal
+from safepoint.run.isolate import run_isolated
+from tests.run import isolated_functions as functions
+
+async def main():
+    folder = functions.Folder(Path(sys.argv[1]))
+    fn = getattr(functions, sys.argv[2])
+    call = asyncio.create_task(run_isolated(fn, folder, signal=AbortSignal.never()))
+    await folder.ready(int(sys.argv[3]))
+    if sys.argv[4:] == ["fork"]:
+        other = os.fork()
+        if not other:
+            signal.pause()
+        folder.write("other", other)
+    folder.write("ready")
+    await call
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("fn", "pids", "how"),
+    [("obey", 1, []), ("hold", 1, []), ("stubborn_tree", 3, []), ("hold", 1, ["fork"])],
+    ids=["obeying", "deaf", "stubborn tree", "line held open by a fork"],
+)
+def test_a_parent_that_is_killed_leaves_nothing_running(fn, pids, how, folder):
+    command = [sys.executable, "-W", "ignore", "-c", PARENT, str(folder.path), fn, str(pids), *how]
+    parent = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        folder.read("ready")
+        assert len(folder.alive()) == pids
+    finally:
+        parent.kill()
+        parent.wait(10)
+    if how:
+        folder.note_pid(other := int(folder.read("other")))
+        wait_until(lambda: folder.alive() == [other])
+    else:
+        wait_until(lambda: folder.alive() == [])
+    if fn == "obey":
+        assert folder.read("reason").startswith("disconnected: the process that asked for this call is gone")
+
+
+def test_a_child_whose_parent_is_gone_before_it_spoke_just_ends():
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", f"from {child.__name__} import main; main()", str(theirs.fileno())]
+    with ours, theirs:
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        ours.sendall(HEADER.pack(100) + b"not all of it")
+        ours.close()
+        assert process.wait(30) == 0
+
+
+# Its parts.
+
+
+@pytest.fixture
+def line():
+    """Two ends of a line: the parent's, as one holds it, and the child's, which blocks."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, selectors.DefaultSelector() as selector:
+        theirs.settimeout(10)
+        yield Line(ours, selector), theirs, selector
+
+
+def test_a_message_that_does_not_fit_is_sent_as_the_other_side_takes_it(line):
+    parent, end, selector = line
+    message = os.urandom(3_000_000)
+    parent.send(message)
+    received: list[bytearray | None] = []
+    reader = threading.Thread(target=lambda: received.append(child.receive(end)))
+    reader.start()
+    while selector.get_map() and not received:
+        for _ in selector.select(0.01):
+            parent.carry()
+    reader.join(10)
+    assert pickle.loads(received[0] or b"") == message
+    [key] = selector.get_map().values()
+    assert key.events == selectors.EVENT_READ
+
+
+def test_an_answer_counts_when_all_of_it_has_come(line):
+    parent, end, _ = line
+    whole = child.frame(Returned(b"x" * 100))
+    assert parent.answer() is None
+    for part in (whole[:3], whole[3:20], whole[20:-1]):
+        end.sendall(part)
+        parent.carry()
+        assert not parent.answered
+        assert parent.answer() is None
+    end.sendall(whole[-1:])
+    parent.carry()
+    assert parent.answer() == Returned(b"x" * 100)
+
+
+def test_an_answer_of_an_end_that_did_not_listen_still_counts(line):
+    parent, end, selector = line
+    parent.send("never read")
+    end.sendall(child.frame(Returned(b"")))
+    end.close()
+    parent.send("never sent")
+    parent.carry()
+    assert parent.answer() == Returned(b"")
+    assert not selector.get_map()
+
+
+def test_a_line_that_is_torn_in_the_middle_of_a_frame_gives_nothing(line):
+    parent, end, _ = line
+    parent.send("first")
+    parent._end.close()
+    assert pickle.loads(child.receive(end) or b"") == "first"
+    assert child.receive(end) is None
+
+
+def test_a_line_that_is_reset_gives_nothing(line):
+    parent, end, _ = line
+    end.sendall(b"never read")
+    parent._end.close()
+    assert child.receive(end) is None
+
+
+def call_of(name, *args, steps=0):
+    return Call(f"{HERE}:{name}", steps, pickle.dumps((args, {})), None, [], os.getpid(), None)
+
+
+def test_an_answer_is_a_value_or_an_error_with_its_traceback():
+    assert child.answer_to(call_of("add", 1, 2), NEVER) == Returned(pickle.dumps(3, pickle.HIGHEST_PROTOCOL))
+    assert child.answer_to(call_of("double", 2), NEVER) == Returned(pickle.dumps(4, pickle.HIGHEST_PROTOCOL))
+    answer = child.answer_to(call_of("missing"), NEVER)
+    assert isinstance(answer, Raised)
+    assert (answer.type_name, answer.message) == ("AttributeError", f"module {HERE!r} has no attribute 'missing'")
+    assert "Traceback" in answer.traceback
+    assert isinstance(child.revived(answer), AttributeError)
+
+
+def test_a_function_under_an_aborted_signal_does_not_begin():
+    answer = child.answer_to(call_of("leave", "sys.exit"), AbortSignal.already("before"))
+    assert isinstance(answer, Raised)
+    error = child.revived(answer)
+    assert isinstance(error, AbortError)
+    assert error.reason == AbortReason("user", "before")
+
+
+def test_an_exit_is_no_answer():
+    with pytest.raises(SystemExit):
+        child.answer_to(call_of("leave", "sys.exit"), NEVER)
+
+
+def test_the_function_is_taken_out_of_as_many_wrappers_as_one_says():
+    def no_main():
+        raise AssertionError("nobody asked for it")
+
+    assert child.find(f"{HERE}:bare_tool", 0, no_main) is functions.bare_tool
+    assert child.find(f"{HERE}:bare_tool", 1, no_main) is functions.bare_tool.__wrapped__
+    assert child.find(f"{HERE}:Counter.stepped", 1, no_main)(functions.BigCounter) == 10
+
+
+def test_while_the_program_is_loaded_it_may_start_nothing(folder, monkeypatch):
+    for name in child.MAIN:
+        monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
+    source = f"""
+        from {child.__name__} import loading_main
+        during = loading_main()
+        def fn(): ...
+    """
+    path = str(program(source, folder))
+    child.load_main((path, None))
+    assert sys.modules["__main__"] is sys.modules["__mp_main__"]
+    assert sys.modules["__main__"].during == path
+    assert child.loading_main() is None
+    assert child.main_source() == (path, None)
+    assert child.loads(pickle.dumps(sys.modules["__main__"].fn)) is sys.modules["__main__"].fn
+    broken = str(program("1 / 0", folder, "broken.py"))
+    with pytest.raises(ZeroDivisionError):
+        child.load_main((broken, None))
+    assert child.loading_main() is None
+
+
+def test_the_time_on_the_way_counts():
+    limit = child.limit_of(AbortSignal.any([AbortSignal.timeout(100), AbortSignal.timeout(50), NEVER]))
+    assert limit is not None
+    assert limit.seconds == 50
+    assert 40 < limit.remaining <= 50
+    late = child.TimeLimit(30.0, time.monotonic() - 20, 30.0, "deadline", "here:1")
+    assert 5 < child.deadline_from(late).remaining() <= 10
+    over = child.TimeLimit(30.0, time.monotonic() - 31, 30.0, "deadline", "here:1")
+    reason = child.deadline_from(over).reason
+    assert reason == AbortReason("deadline", "30 s passed")
+    assert reason.origin == "here:1"
+    assert child.limit_of(AbortController().signal) is None

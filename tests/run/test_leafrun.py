@@ -1,0 +1,183 @@
+"""The bookkeeping of a leaf: what ignores the abort is named once, what is abandoned is fenced off."""
+
+import asyncio
+
+import pytest
+
+from safepoint.abort import AbortError, shield
+from safepoint.run.context import Context
+from safepoint.run.events import AbortIgnored, LeafAbandoned, ProgressMade
+from safepoint.run.leaf import leaf
+from safepoint.run.policy import Policy
+from safepoint.testing import FakeClock, settle
+from tests.run.bench import Bench, forever
+
+COOPERATE = Policy(on_abort="cooperate")
+
+
+async def deaf(ctx: Context, gate: asyncio.Event) -> str:
+    await gate.wait()
+    return "at last"
+
+
+async def test_a_leaf_that_ignores_the_abort_is_named_once_and_waited_for(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+):
+    bench, gate = Bench(), asyncio.Event()
+    task = asyncio.ensure_future(leaf(bench.ctx, deaf, gate, policy=COOPERATE))
+    await settle()
+    bench.controller.abort("stop")
+    await clock.elapse(2.9)
+    assert caplog.records == []
+    await clock.elapse(60)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.name == "safepoint"
+    assert (record.__dict__["run_id"], record.__dict__["operation"]) == ("r1", "run/deaf")
+    assert "run/deaf still runs 3 s after the abort" in record.getMessage()
+    assert f"{__file__}:{deaf.__code__.co_firstlineno + 1} in deaf" in record.getMessage()
+    assert "docs/stopping.md" in record.getMessage()
+    (event,) = [event for event in bench.events if isinstance(event, AbortIgnored)]
+    assert event.where == f"{__file__}:{deaf.__code__.co_firstlineno + 1} in deaf"
+    assert not task.done()  # waited for, visibly
+    gate.set()
+    assert await task == "at last"
+    assert clock.pending == 0
+
+
+async def test_normal_work_causes_no_warning_and_leaves_no_timer(clock: FakeClock, caplog: pytest.LogCaptureFixture):
+    bench, gate = Bench(), asyncio.Event()
+    task = asyncio.ensure_future(leaf(bench.ctx, deaf, gate))
+    await clock.elapse(600)
+    gate.set()
+    await task
+    assert caplog.records == []
+    assert clock.pending == 0
+
+
+async def test_a_leaf_that_swallows_is_found_out_and_interrupted_again_once_per_grace(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+):
+    bench = Bench()
+    swallowed: list[float] = []
+
+    async def swallows(ctx: Context, value: object) -> str:
+        while len(swallowed) < 3:
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                swallowed.append(clock.monotonic() - 1000)
+        return "gave up"
+
+    handler = swallows.__code__.co_firstlineno + 4
+    task = asyncio.ensure_future(leaf(bench.ctx, swallows, policy=Policy(grace=5)))
+    await settle()
+    bench.controller.abort()
+    await clock.elapse(20)
+    assert await task == "gave up"
+    assert swallowed == [0, 5, 10]
+    assert f"may have swallowed the interruption at {__file__}:{handler} in swallows (a candidate)" in caplog.text
+    current = asyncio.current_task()
+    assert current is not None
+    assert clock.pending == 0
+
+
+async def test_a_shielded_clean_up_is_not_interrupted_again(clock: FakeClock):
+    bench, gate, path = Bench(), asyncio.Event(), []
+
+    async def cleans(ctx: Context, value: object) -> None:
+        try:
+            await forever(ctx, None)
+        finally:
+            with shield(60):
+                await gate.wait()
+            path.append("cleaned")
+
+    task = asyncio.ensure_future(leaf(bench.ctx, cleans, policy=Policy(grace=1)))
+    await settle()
+    bench.controller.abort()
+    await clock.elapse(10)
+    gate.set()
+    with pytest.raises(AbortError):
+        await task
+    assert path == ["cleaned"]
+
+
+async def test_an_abandoned_leaf_is_left_reported_and_fenced_off(clock: FakeClock, caplog: pytest.LogCaptureFixture):
+    bench, gate = Bench(), asyncio.Event()
+
+    async def stubborn(ctx: Context, value: object) -> str:
+        while not gate.is_set():
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                pass
+        ctx.progress("late event")
+        with pytest.raises(AbortError):
+            await leaf(ctx, forever)
+        return "late result"
+
+    policy = Policy(abandon_after=4, grace=60)
+    task = asyncio.ensure_future(leaf(bench.ctx, stubborn, policy=policy))
+    await settle()
+    bench.controller.abort("stop")
+    await clock.elapse(3.9)
+    assert not task.done()
+    await clock.elapse(0.2)
+    with pytest.raises(AbortError, match="stop"):
+        await task
+    (entry,) = bench.entries()
+    assert entry.fate == "still_running"
+    assert entry.where is not None
+    assert entry.where.endswith("in stubborn")
+    (event,) = [event for event in bench.events if isinstance(event, LeafAbandoned)]
+    assert event.where == entry.where
+    before = len(bench.events)
+    gate.set()
+    await settle()
+    assert len(bench.events) == before  # the late event was dropped
+    assert not any(isinstance(event, ProgressMade) for event in bench.events)
+    late = [r.getMessage() for r in caplog.records if "abandoned" in r.getMessage()]
+    assert len(late) == 2  # what came first, and that it returned: each once
+    assert clock.pending == 0
+
+
+async def test_a_late_exception_of_an_abandoned_leaf_is_dropped_and_logged(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+):
+    bench, gate = Bench(), asyncio.Event()
+
+    async def stubborn(ctx: Context, value: object) -> None:
+        while not gate.is_set():
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                pass
+        raise LookupError("late")
+
+    task = asyncio.ensure_future(leaf(bench.ctx, stubborn, policy=Policy(abandon_after=1, grace=60)))
+    await settle()
+    bench.controller.abort()
+    await clock.elapse(1)
+    with pytest.raises(AbortError):
+        await task
+    gate.set()
+    await settle()
+    assert "run/stubborn raised after it had been abandoned" in caplog.text
+
+
+def test_a_warning_for_a_loop_that_is_gone_is_still_logged(clock: FakeClock, caplog: pytest.LogCaptureFixture):
+    bench, gates = Bench(), []
+    loop = asyncio.new_event_loop()
+
+    async def start() -> None:
+        gates.append(asyncio.Event())
+        task = asyncio.ensure_future(leaf(bench.ctx, deaf, gates[0], policy=COOPERATE))
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is destroyed on purpose
+        await settle()
+
+    loop.run_until_complete(start())
+    loop.close()
+    bench.controller.abort()
+    clock.advance(3)
+    assert "run/deaf still runs 3 s after the abort" in caplog.text

@@ -1,0 +1,154 @@
+"""Retry: owns its sleep, wakes at once, starts nothing after an abort, keeps no state."""
+
+import asyncio
+
+import pytest
+
+from safepoint.abort import AbortController, AbortError, AbortSignal, Guard
+from safepoint.errors import UsageError
+from safepoint.run.context import Context
+from safepoint.run.events import Event, RetryScheduled
+from safepoint.run.retry import Retry
+from safepoint.testing import FakeClock, settle
+
+STEADY = Retry(attempts=3, delay=1, factor=2, jitter=0)
+
+
+class Flaky:
+    """Fails `times` times, then gives a value; remembers when it was called."""
+
+    def __init__(self, times: int, clock: FakeClock, error: Exception | None = None) -> None:
+        self.times = times
+        self.clock = clock
+        self.error = error or ConnectionError("down")
+        self.calls: list[float] = []
+
+    async def __call__(self) -> str:
+        self.calls.append(self.clock.monotonic() - 1000)
+        if len(self.calls) <= self.times:
+            raise self.error
+        return "value"
+
+
+async def test_the_value_of_the_first_attempt_that_succeeds_with_growing_pauses(clock: FakeClock):
+    flaky = Flaky(2, clock)
+    task = asyncio.ensure_future(STEADY.run(flaky))
+    await clock.elapse(10)
+    assert await task == "value"
+    assert flaky.calls == [0, 1, 3]
+
+
+async def test_the_last_error_comes_out_when_the_attempts_are_used_up(clock: FakeClock):
+    flaky = Flaky(9, clock)
+    task = asyncio.ensure_future(STEADY.run(flaky))
+    await clock.elapse(100)
+    with pytest.raises(ConnectionError, match="down"):
+        await task
+    assert len(flaky.calls) == 3
+
+
+async def test_an_abort_in_the_pause_wakes_it_at_once_and_nothing_starts_afterwards(clock: FakeClock):
+    controller, flaky = AbortController(), Flaky(9, clock)
+    task = asyncio.ensure_future(STEADY.run(flaky, signal=controller.signal))
+    await settle()
+    controller.abort("stop")
+    with pytest.raises(AbortError, match="stop"):
+        await task
+    await clock.elapse(30)  # many times the pause
+    assert flaky.calls == [0]
+    assert clock.pending == 0
+    assert controller.signal.observers == 0
+
+
+async def test_an_abort_during_an_attempt_is_never_retried_whatever_error_came_with_it(clock: FakeClock):
+    controller = AbortController()
+    calls = []
+
+    async def attempt() -> None:
+        calls.append(1)
+        controller.abort("stop")
+        raise ConnectionError("ordinary")
+
+    with pytest.raises(ConnectionError):
+        await STEADY.run(attempt, signal=controller.signal)
+    await clock.elapse(30)
+    assert calls == [1]
+
+
+async def test_an_aborted_signal_means_no_attempt_at_all(clock: FakeClock):
+    flaky = Flaky(0, clock)
+    with pytest.raises(AbortError):
+        await STEADY.run(flaky, signal=AbortSignal.already())
+    assert flaky.calls == []
+
+
+async def test_without_a_signal_the_ambient_one_counts(clock: FakeClock):
+    controller, flaky = AbortController(), Flaky(9, clock)
+
+    async def guarded() -> None:
+        with Guard(controller.signal):
+            await STEADY.run(flaky)
+
+    task = asyncio.ensure_future(guarded())
+    await settle()
+    controller.abort()
+    with pytest.raises(AbortError):
+        await task
+    assert flaky.calls == [0]
+
+
+async def test_one_policy_serves_fifty_calls_and_the_abort_of_one_leaves_the_others_alone(clock: FakeClock):
+    controllers = [AbortController() for _ in range(50)]
+    flakies = [Flaky(2, clock) for _ in range(50)]
+    tasks = [asyncio.ensure_future(STEADY.run(f, signal=c.signal)) for f, c in zip(flakies, controllers, strict=True)]
+    await clock.elapse(0.5)
+    controllers[17].abort("only this one")
+    await clock.elapse(10)
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(results.pop(17), AbortError)
+    assert results == ["value"] * 49
+    assert [flaky.calls for flaky in flakies] == [[0] if n == 17 else [0, 1, 3] for n in range(50)]
+
+
+async def test_only_the_errors_worth_it_are_retried(clock: FakeClock):
+    for on in (ConnectionError, (ConnectionError, OSError), lambda error: isinstance(error, ConnectionError)):
+        retry = Retry(attempts=2, delay=0, jitter=0, on=on)
+        assert await retry.run(Flaky(1, clock)) == "value"
+        other = Flaky(1, clock, LookupError("no"))
+        with pytest.raises(LookupError):
+            await retry.run(other)
+        assert len(other.calls) == 1
+
+
+async def test_a_pause_that_the_server_asks_for_replaces_a_shorter_one(clock: FakeClock):
+    class Busy(Exception):
+        retry_after = 7.0
+
+    flaky = Flaky(1, clock, Busy())
+    task = asyncio.ensure_future(STEADY.run(flaky))
+    await clock.elapse(20)
+    await task
+    assert flaky.calls == [0, 7]
+
+
+async def test_each_retry_is_told(clock: FakeClock):
+    events: list[Event] = []
+    task = asyncio.ensure_future(STEADY.run(Flaky(1, clock), ctx=Context("job", emit=events.append)))
+    await clock.elapse(5)
+    await task
+    (event,) = events
+    assert isinstance(event, RetryScheduled)
+    assert (event.attempt, event.delay, event.error, event.path) == (2, 1, "ConnectionError: down", ("job",))
+
+
+def test_pauses_grow_to_their_limit_and_jitter_only_shortens_them():
+    retry = Retry(attempts=9, delay=1, factor=3, max_delay=5, jitter=0.5)
+    for attempt, full in ((1, 1), (2, 3), (3, 5), (4, 5)):
+        pauses = [retry.pause(attempt, ValueError()) for _ in range(200)]
+        assert full / 2 <= min(pauses) < max(pauses) <= full
+
+
+@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"delay": -1}, {"jitter": 2}, {"max_delay": -1}])
+def test_wrong_numbers_are_refused_by_name(wrong: dict[str, float]):
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        Retry(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,170 @@
+"""The watch of a leaf: the gate before its body, and what is due when it goes on after the abort."""
+
+import random
+import sys
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+
+from safepoint.abort import AbortController, AbortSignal
+from safepoint.run.watch import Watch
+from safepoint.testing import FakeClock
+from tests.conftest import counts
+
+
+def test_the_body_may_begin_without_an_abort_and_not_after_one(clock: FakeClock):
+    controller = AbortController()
+    watch = Watch(controller.signal, clock)
+    assert watch.begin()
+    watch.end()
+    controller.abort()
+    assert not Watch(controller.signal, clock).begin()
+
+
+def test_a_deadline_that_has_passed_unnoticed_closes_the_gate(clock: FakeClock):
+    signal = AbortSignal.timeout(5)
+    clock._now += 5
+    assert not Watch(signal, clock).begin()
+
+
+def test_ten_thousand_races_of_start_and_stop_let_no_body_begin_after_the_acknowledgement(
+    clock: FakeClock, request: pytest.FixtureRequest
+):
+    rounds = counts(2_000, 10_000)
+    controllers = [AbortController() for _ in range(rounds)]
+    acknowledged = [False] * rounds
+    current = [-1]
+
+    def stopper() -> None:
+        rng = random.Random(7)
+        for number, controller in enumerate(controllers):
+            while current[0] < number:
+                time.sleep(0)
+            for _ in range(rng.randint(0, 200)):
+                pass
+            controller.abort()
+            acknowledged[number] = True
+
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    request.addfinalizer(partial(sys.setswitchinterval, switch))
+    thread = threading.Thread(target=stopper, daemon=True)
+    thread.start()
+    rng = random.Random(8)
+    begun = 0
+    for number, controller in enumerate(controllers):
+        watch = Watch(controller.signal, clock)
+        current[0] = number
+        if rng.random() < 0.5:
+            time.sleep(0)
+        for _ in range(rng.randint(0, 200)):
+            pass
+        # Read before the gate: if it says yes although the stop had been acknowledged, the body would begin after it.
+        was_acknowledged = acknowledged[number]
+        if watch.begin():
+            begun += 1
+            assert not was_acknowledged
+        watch.end()
+        while not acknowledged[number]:
+            time.sleep(0)
+    thread.join(10)
+    assert 0 < begun < rounds, "the race went one way only"
+
+
+def test_an_abort_that_is_acknowledged_between_the_look_and_the_claim_closes_the_gate(clock: FakeClock):
+    controller = AbortController()
+    watch = Watch(controller.signal, clock)
+
+    class Claim(dict[Any, Any]):
+        def setdefault(self, key: Any, default: Any = None) -> Any:
+            if default == "begun":
+                assert controller.abort()  # another thread, at the worst moment: it has its acknowledgement now
+            return super().setdefault(key, default)
+
+    watch._claim = Claim()
+    assert not watch.begin()
+
+
+def test_what_is_due_after_the_abort_happens_then_and_not_before(clock: FakeClock):
+    controller = AbortController()
+    watch = Watch(controller.signal, clock)
+    heard: list[str] = []
+    watch.after_abort(3, partial(heard.append, "warn"))
+    watch.after_abort(1, partial(heard.append, "interrupt"))
+    assert watch.begin()
+    clock.advance(60)
+    assert heard == []
+    controller.abort()
+    clock.advance(1)
+    assert heard == ["interrupt"]
+    clock.advance(2)
+    assert heard == ["interrupt", "warn"]
+
+
+def test_nothing_is_due_once_the_leaf_has_ended_and_no_timer_is_left(clock: FakeClock):
+    controller = AbortController()
+    watch = Watch(controller.signal, clock)
+    heard: list[str] = []
+    watch.after_abort(3, partial(heard.append, "warn"))
+    watch.begin()
+    controller.abort()
+    assert clock.pending == 1
+    watch.end()
+    clock.advance(60)
+    assert (heard, clock.pending, controller.signal.observers) == ([], 0, 0)
+
+
+def test_what_is_asked_for_after_the_abort_is_due_as_well(clock: FakeClock):
+    controller = AbortController()
+    watch = Watch(controller.signal, clock)
+    watch.begin()
+    controller.abort()
+    heard: list[str] = []
+    watch.after_abort(2, partial(heard.append, "late"))
+    clock.advance(2)
+    assert heard == ["late"]
+
+
+def test_a_callback_may_ask_to_be_called_again_and_stops_with_the_leaf(clock: FakeClock):
+    controller = AbortController()
+    watch = Watch(controller.signal, clock)
+    beats: list[float] = []
+
+    def beat() -> None:
+        beats.append(clock.monotonic())
+        watch.again(1, beat)
+
+    watch.after_abort(1, beat)
+    watch.begin()
+    controller.abort()
+    clock.advance(3)
+    watch.end()
+    watch.again(1, beat)  # it ended while the callback ran
+    clock.advance(10)
+    assert beats == [1001, 1002, 1003]
+    assert clock.pending == 0
+
+
+def test_an_entry_that_two_threads_want_to_set_is_set_once(clock: FakeClock):
+    for _ in range(counts(300, 3_000)):
+        controller = AbortController()
+        watch = Watch(controller.signal, clock)
+        watch.begin()
+        heard: list[str] = []
+        barrier = threading.Barrier(2)
+
+        def abort(barrier: threading.Barrier = barrier, controller: AbortController = controller) -> None:
+            barrier.wait(10)
+            controller.abort()
+
+        thread = threading.Thread(target=abort, daemon=True)
+        thread.start()
+        barrier.wait(10)
+        watch.after_abort(1, partial(heard.append, "once"))
+        thread.join(10)
+        clock.advance(1)
+        watch.end()
+        assert heard == ["once"]

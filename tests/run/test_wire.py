@@ -1,0 +1,165 @@
+"""The wire: versioned JSON both ways; unknown fields ignored, unknown kinds refused with a clear error."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from safepoint.abort import AbortReason
+from safepoint.errors import RemoteError
+from safepoint.run.events import AbortIgnored, Event, LeafEnded, QuestionAsked, RunEnded
+from safepoint.run.messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolResult, UserMessage
+from safepoint.run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
+from safepoint.run.receipt import Entry, Receipt, Usage
+from safepoint.run.wire import (
+    WireError,
+    event_from_json,
+    message_from_json,
+    outcome_from_json,
+    outcome_to_json,
+    to_json,
+)
+
+PLACE: Any = {"run_id": "r1", "path": ("run", "search"), "at": 12.5}
+RECEIPT = Receipt(AbortReason("user", "stop"), 1.0, 2.0, (Entry("a", "thread", "stopped", 0.5),), Usage(1, 2, 3))
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    steps: int
+
+
+def test_every_event_and_message_has_its_own_kind():
+    for union in (Event, Message):
+        kinds = [member.__dataclass_fields__["kind"].default for member in get_args(union)]
+        assert len(set(kinds)) == len(kinds)
+
+
+@pytest.mark.parametrize("kind", get_args(Event), ids=lambda kind: kind.__name__)
+def test_every_event_comes_back_as_it_was(kind: type[Any]):
+    samples: dict[str, Any] = {
+        **PLACE,
+        "status": "aborted",
+        "leaf": "thread",
+        "fate": "stopped",
+        "seconds": 0.5,
+        "where": "a.py:1 in f",
+        "message": "halfway",
+        "attempt": 2,
+        "delay": 1.5,
+        "error": "E: x",
+        "question_id": "q1",
+        "text": "Which one?",
+    }
+    fields = {field.name: samples[field.name] for field in dataclasses.fields(kind) if field.name in samples}
+    event = kind(**fields)
+    assert event_from_json(to_json(event)) == event
+
+
+@given(
+    st.builds(UserMessage, text=st.text())
+    | st.builds(SystemMessage, text=st.text())
+    | st.builds(
+        ToolResult,
+        call_id=st.text(),
+        name=st.text(),
+        content=st.text(),
+        status=st.sampled_from(["completed", "unknown"]),
+    )
+    | st.builds(
+        AssistantMessage,
+        text=st.text(),
+        calls=st.lists(st.builds(ToolCall, call_id=st.text(), name=st.text(), arguments=st.text())).map(tuple),
+        interrupted=st.booleans(),
+    )
+)
+def test_every_message_comes_back_as_it_was(message: Message):
+    assert message_from_json(to_json(message)) == message
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Completed(Answer("yes", 3), started_at=1.0, finished_at=2.0),
+        Completed(None),
+        Aborted(AbortReason("user", "stop"), RECEIPT, Answer("ye", 1), started_at=1.0, finished_at=2.0),
+        TimedOut(AbortReason("deadline", "5 s passed"), RECEIPT),
+    ],
+    ids=lambda outcome: outcome.status,
+)
+def test_an_outcome_comes_back_with_its_typed_value(outcome: Outcome[Any]):
+    assert outcome_from_json(outcome_to_json(outcome, Answer), Answer) == outcome
+
+
+def test_a_failure_arrives_as_a_remote_error_and_stays_the_same_on_a_second_journey():
+    sent = outcome_to_json(Failed(LookupError("gone"), RECEIPT, started_at=1.0, finished_at=2.0))
+    assert json.loads(sent)["error"] == {"type": "LookupError", "message": "gone"}
+    arrived = outcome_from_json(sent)
+    assert isinstance(arrived, Failed)
+    assert isinstance(arrived.error, RemoteError)
+    assert str(arrived.error) == "LookupError: gone"
+    assert outcome_to_json(arrived) == sent
+
+
+def test_fields_that_a_newer_writer_added_are_ignored():
+    for written, read in (
+        (to_json(RunEnded(**PLACE, status="completed")), event_from_json),
+        (to_json(UserMessage(text="hi")), message_from_json),
+        (outcome_to_json(Completed(1)), outcome_from_json),
+    ):
+        data = {**json.loads(written), "new_field": {"deep": 1}}
+        assert read(json.dumps(data)) == read(written)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"v": 1, "kind": "moon_landed"}', "unknown event 'moon_landed'; known are abort_ignored"),
+        ('{"v": 1}', "unknown event None"),
+        ('{"v": 99, "kind": "run_ended"}', "version 99; this reader knows up to 1"),
+        ('{"kind": "run_ended"}', "version None"),
+        ('{"v": 1, "kind": "run_ended"}', "cannot be read"),
+        ("[]", "not a JSON object but list"),
+        ("{", "is not JSON"),
+    ],
+)
+def test_what_cannot_be_understood_is_refused_with_what_and_why(text: str, told: str):
+    with pytest.raises(WireError) as caught:
+        event_from_json(text)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"v": 1, "status": "vanished", "started_at": 0, "finished_at": 0}', "unknown outcome 'vanished'"),
+        ('{"v": 1, "status": "completed"}', "cannot be read"),
+        ('{"v": 1, "status": "aborted", "started_at": 0, "finished_at": 0}', "cannot be read"),
+        ('{"v": 1, "status": "completed", "started_at": 0, "finished_at": 0, "value": {"text": 7}}', "cannot be read"),
+    ],
+)
+def test_an_outcome_that_cannot_be_understood_is_refused(text: str, told: str):
+    with pytest.raises(WireError) as caught:
+        outcome_from_json(text, Answer)
+    assert told in str(caught.value)
+
+
+def test_the_wire_form_is_plain_json_with_its_version():
+    event = LeafEnded(**PLACE, leaf="await", fate="stopped", seconds=0.25)
+    assert json.loads(to_json(event)) == {
+        "v": 1,
+        "kind": "leaf_ended",
+        "run_id": "r1",
+        "path": ["run", "search"],
+        "at": 12.5,
+        "leaf": "await",
+        "fate": "stopped",
+        "seconds": 0.25,
+    }
+    assert AbortIgnored(**PLACE, seconds=3, where=None).note == ""
+    assert QuestionAsked(**PLACE, question_id="q", text="?").options == ()
