@@ -8,6 +8,7 @@ import inspect
 import math
 import os
 import signal as os_signals
+import socket
 import textwrap
 import time
 
@@ -483,3 +484,10 @@ async def test_an_isolated_call_inside_the_aborted_one_ends_too(folder):
 
 async def run_inside(folder):
     await run_isolated(functions.hold, folder, signal=NEVER)
+
+
+def test_an_abort_that_finds_the_child_over_is_harmless():
+    heard, tell = socket.socketpair()
+    heard.close()
+    tell.close()
+    isolate._poke(tell)

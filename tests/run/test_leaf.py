@@ -69,7 +69,7 @@ async def test_an_aborted_run_starts_no_leaf_of_any_kind():
         (leaf_functions.process_double, Policy(isolation="process")),
     ):
         with pytest.raises(AbortError):
-            await leaf(bench.ctx, work, effects, policy=policy)  # type: ignore[arg-type]
+            await leaf(bench.ctx, work, effects, policy=policy)
     assert bench.fates() == ["not_started"] * 4
     assert (effects, bench.events) == ([], [])
 
@@ -200,7 +200,7 @@ async def test_an_outer_cancellation_passes_through_a_leaf_of_every_kind():
     for work, policy in ((forever, Policy()), (forever, Policy(abandon_after=9)), (leaf_functions.polite, Policy())):
         bench = Bench()
         effects: list[str] = []
-        task = asyncio.ensure_future(leaf(bench.ctx, work, effects, policy=policy))  # type: ignore[arg-type]
+        task = asyncio.ensure_future(leaf(bench.ctx, work, effects, policy=policy))
         await until(lambda bench=bench: "leaf_started" in bench.kinds())
         task.cancel()
         await asyncio.wait([task])

@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from safepoint.abort import AbortController, AbortSignal
-from safepoint.run.watch import Watch
+from safepoint.abort import AbortController, AbortSignal, Timer
+from safepoint.run.watch import Alarm, Watch
 from safepoint.testing import FakeClock
 from tests.conftest import counts
 
 
 def test_the_body_may_begin_without_an_abort_and_not_after_one(clock: FakeClock):
     controller = AbortController()
-    watch = Watch(controller.signal, clock)
+    watch = Watch(Alarm(controller.signal, clock))
     assert watch.begin()
     watch.end()
     controller.abort()
-    assert not Watch(controller.signal, clock).begin()
+    assert not Watch(Alarm(controller.signal, clock)).begin()
 
 
 def test_a_deadline_that_has_passed_unnoticed_closes_the_gate(clock: FakeClock):
     signal = AbortSignal.timeout(5)
     clock._now += 5
-    assert not Watch(signal, clock).begin()
+    assert not Watch(Alarm(signal, clock)).begin()
 
 
 def test_ten_thousand_races_of_start_and_stop_let_no_body_begin_after_the_acknowledgement(
@@ -56,7 +56,7 @@ def test_ten_thousand_races_of_start_and_stop_let_no_body_begin_after_the_acknow
     rng = random.Random(8)
     begun = 0
     for number, controller in enumerate(controllers):
-        watch = Watch(controller.signal, clock)
+        watch = Watch(Alarm(controller.signal, clock))
         current[0] = number
         if rng.random() < 0.5:
             time.sleep(0)
@@ -76,7 +76,7 @@ def test_ten_thousand_races_of_start_and_stop_let_no_body_begin_after_the_acknow
 
 def test_an_abort_that_is_acknowledged_between_the_look_and_the_claim_closes_the_gate(clock: FakeClock):
     controller = AbortController()
-    watch = Watch(controller.signal, clock)
+    watch = Watch(Alarm(controller.signal, clock))
 
     class Claim(dict[Any, Any]):
         def setdefault(self, key: Any, default: Any = None) -> Any:
@@ -90,7 +90,7 @@ def test_an_abort_that_is_acknowledged_between_the_look_and_the_claim_closes_the
 
 def test_what_is_due_after_the_abort_happens_then_and_not_before(clock: FakeClock):
     controller = AbortController()
-    watch = Watch(controller.signal, clock)
+    watch = Watch(Alarm(controller.signal, clock))
     heard: list[str] = []
     watch.after_abort(3, partial(heard.append, "warn"))
     watch.after_abort(1, partial(heard.append, "interrupt"))
@@ -106,7 +106,7 @@ def test_what_is_due_after_the_abort_happens_then_and_not_before(clock: FakeCloc
 
 def test_nothing_is_due_once_the_leaf_has_ended_and_no_timer_is_left(clock: FakeClock):
     controller = AbortController()
-    watch = Watch(controller.signal, clock)
+    watch = Watch(Alarm(controller.signal, clock))
     heard: list[str] = []
     watch.after_abort(3, partial(heard.append, "warn"))
     watch.begin()
@@ -119,7 +119,7 @@ def test_nothing_is_due_once_the_leaf_has_ended_and_no_timer_is_left(clock: Fake
 
 def test_what_is_asked_for_after_the_abort_is_due_as_well(clock: FakeClock):
     controller = AbortController()
-    watch = Watch(controller.signal, clock)
+    watch = Watch(Alarm(controller.signal, clock))
     watch.begin()
     controller.abort()
     heard: list[str] = []
@@ -130,7 +130,7 @@ def test_what_is_asked_for_after_the_abort_is_due_as_well(clock: FakeClock):
 
 def test_a_callback_may_ask_to_be_called_again_and_stops_with_the_leaf(clock: FakeClock):
     controller = AbortController()
-    watch = Watch(controller.signal, clock)
+    watch = Watch(Alarm(controller.signal, clock))
     beats: list[float] = []
 
     def beat() -> None:
@@ -151,7 +151,7 @@ def test_a_callback_may_ask_to_be_called_again_and_stops_with_the_leaf(clock: Fa
 def test_an_entry_that_two_threads_want_to_set_is_set_once(clock: FakeClock):
     for _ in range(counts(300, 3_000)):
         controller = AbortController()
-        watch = Watch(controller.signal, clock)
+        watch = Watch(Alarm(controller.signal, clock))
         watch.begin()
         heard: list[str] = []
         barrier = threading.Barrier(2)
@@ -168,3 +168,67 @@ def test_an_entry_that_two_threads_want_to_set_is_set_once(clock: FakeClock):
         clock.advance(1)
         watch.end()
         assert heard == ["once"]
+
+
+def test_a_thousand_leaves_under_one_signal_have_one_listener_and_after_the_abort_one_timer(clock: FakeClock):
+    controller = AbortController()
+    alarm = Alarm(controller.signal, clock)
+    heard: list[int] = []
+    watches = [Watch(alarm) for _ in range(1000)]
+    for number, watch in enumerate(watches):
+        watch.after_abort(3, partial(heard.append, number))
+        assert watch.begin()
+    assert controller.signal.observers == 1
+    controller.abort()
+    assert clock.pending == 1
+    for watch in watches[10:]:
+        watch.end()
+    clock.advance(3)
+    assert heard == list(range(10))
+    for watch in watches[:10]:
+        watch.end()
+    assert (clock.pending, controller.signal.observers) == (0, 0)
+
+
+def test_what_is_due_sooner_than_the_timer_that_is_set_gets_its_own(clock: FakeClock):
+    controller = AbortController()
+    watch = Watch(Alarm(controller.signal, clock))
+    heard: list[str] = []
+    watch.after_abort(5, partial(heard.append, "late"))
+    watch.begin()
+    controller.abort()
+    watch.after_abort(1, partial(heard.append, "soon"))
+    clock.advance(1)
+    assert heard == ["soon"]
+    clock.advance(4)
+    assert heard == ["soon", "late"]
+
+
+def test_a_watch_that_ended_while_the_timer_fired_hears_nothing(clock: FakeClock):
+    controller = AbortController()
+    alarm = Alarm(controller.signal, clock)
+    first, second = Watch(alarm), Watch(alarm)
+    heard: list[str] = []
+    first.after_abort(1, second.end)
+    second.after_abort(1, partial(heard.append, "never"))
+    for watch in (first, second):
+        watch.begin()
+    controller.abort()
+    clock.advance(1)
+    assert heard == []
+
+
+def test_a_timer_that_is_set_while_the_last_leaf_ends_is_taken_back():
+    controller = AbortController()
+
+    class Ending(FakeClock):
+        def call_at(self, when: float, callback: Any) -> Timer:
+            watch.end()  # another thread, in this very moment
+            return super().call_at(when, callback)
+
+    clock = Ending()
+    watch = Watch(Alarm(controller.signal, clock))
+    watch.after_abort(1, print)
+    watch.begin()
+    controller.abort()
+    assert clock.pending == 0

@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import Any
 
 from safepoint.run.where import place, swallower, thread_place
 from safepoint.testing import settle
@@ -44,8 +45,8 @@ def line_of(function: object, text: str) -> int:
     return next(n for n in range(code.co_firstlineno, len(lines) + 1) if text in lines[n - 1])
 
 
-async def started(coroutine: object) -> "asyncio.Task[None]":
-    task = asyncio.ensure_future(coroutine)  # type: ignore[arg-type]
+async def started(coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    task = asyncio.ensure_future(coroutine)
     await settle()
     return task
 

@@ -9,10 +9,16 @@ from safepoint.abort import AbortController, AbortError, AbortSignal, current_cl
 from safepoint.errors import UsageError
 from safepoint.testing import FakeClock, inject, inject_run
 from safepoint.testing.inject import MODES, abort_everywhere
-from safepoint.testing.inject_points import point
+from safepoint.testing.inject_points import Mode, Point, point
+from safepoint.testing.inject_report import Violation
 from safepoint.testing.laws import DEFAULT_LAWS, outcome_is_the_stop, works_again
 from tests.testing import clean
 from tests.testing.planted import DEFECTS, After
+
+
+def at(violation: Violation) -> Point:
+    assert violation.point is not None
+    return violation.point
 
 
 async def two_steps(probe):
@@ -58,13 +64,13 @@ def test_a_planted_defect_is_found_and_named_with_its_place(planted, monkeypatch
         report = abort_everywhere(planted.make(after), clock=FakeClock, check=False)
     found = [violation for violation in report.violations if violation.law == planted.law]
     assert planted.says in "\n".join(violation.message for violation in found)
-    assert any(planted.place in line for violation in found for line in violation.point.chain)
+    assert any(planted.place in line for violation in found for line in at(violation).chain)
     with pytest.raises(AssertionError) as failure:
         report.check()
     text = str(failure.value)
     assert f" {planted.law}: " in text
     assert planted.place in text
-    assert f'only=({found[0].point.number}, "{found[0].mode}")' in text
+    assert f'only=({at(found[0]).number}, "{found[0].mode}")' in text
 
 
 @pytest.mark.parametrize("planted", DEFECTS, ids=lambda planted: planted.name)
@@ -174,7 +180,7 @@ def test_a_leak_without_any_abort_is_reported_once():
 
 
 def test_what_only_the_first_run_leaves_is_no_leak():
-    cache = []
+    cache: list[object] = []
 
     async def scenario(probe):
         if not cache:
@@ -185,7 +191,7 @@ def test_what_only_the_first_run_leaves_is_no_leak():
 
 
 def test_each_mode_does_what_it_says():
-    story = []
+    story: list[object] = []
 
     async def scenario(probe):
         signal = probe.signal
@@ -201,7 +207,8 @@ def test_each_mode_does_what_it_says():
                 story.append("cancelled")
                 raise
 
-    for mode, expected in {"abort": [False], "inside": [True], "twice": [False], "cancel": ["cancelled"]}.items():
+    told: dict[Mode, list[object]] = {"abort": [False], "inside": [True], "twice": [False], "cancel": ["cancelled"]}
+    for mode, expected in told.items():
         story.clear()
         abort_everywhere(scenario, clock=FakeClock, only=(1, mode))
         assert story == expected
@@ -212,7 +219,12 @@ def test_the_second_abort_comes_at_the_next_point_and_changes_nothing():
 
     async def scenario(probe):
         abort = probe.abort
-        probe.abort = lambda reason: calls.append(str(reason)) or abort(reason)
+
+        def noted(reason):
+            calls.append(str(reason))
+            return abort(reason)
+
+        probe.abort = noted
         try:
             await probe.signal.sleep(1)
         finally:
@@ -306,7 +318,7 @@ def test_a_law_of_ones_own_is_checked_and_may_assert():
 
 
 def test_a_point_that_does_not_come_up_again_is_not_reached_and_not_passed():
-    runs = []
+    runs: list[None] = []
 
     async def scenario(probe):
         runs.append(None)
@@ -322,7 +334,7 @@ def test_a_point_that_does_not_come_up_again_is_not_reached_and_not_passed():
 
 
 def test_a_report_in_which_nothing_was_reached_does_not_pass():
-    runs = []
+    runs: list[None] = []
 
     async def scenario(probe):
         runs.append(None)
@@ -334,7 +346,7 @@ def test_a_report_in_which_nothing_was_reached_does_not_pass():
 
 
 def test_two_clean_runs_with_different_points_are_said_to_differ():
-    runs = []
+    runs: list[None] = []
 
     async def scenario(probe):
         runs.append(None)
@@ -347,7 +359,7 @@ def test_two_clean_runs_with_different_points_are_said_to_differ():
 
 
 def test_what_makes_the_next_run_fail_is_laid_to_the_run_before_it():
-    poison = []
+    poison: list[bool] = []
 
     async def scenario(probe):
         if poison:
@@ -360,12 +372,12 @@ def test_what_makes_the_next_run_fail_is_laid_to_the_run_before_it():
             raise
 
     report = abort_everywhere(scenario, clock=FakeClock, check=False)
-    assert {(found.point.number, found.mode, found.law) for found in report.violations} == {(2, "abort", "works_again")}
+    assert {(at(found).number, found.mode, found.law) for found in report.violations} == {(2, "abort", "works_again")}
     assert report.unfinished
 
 
 def test_what_makes_the_end_of_the_next_run_fail_is_laid_to_its_point():
-    poison = []
+    poison: list[bool] = []
 
     async def scenario(probe):
         try:
@@ -377,7 +389,7 @@ def test_what_makes_the_end_of_the_next_run_fail_is_laid_to_its_point():
             raise RuntimeError("poisoned")
 
     report = abort_everywhere(scenario, clock=FakeClock, check=False)
-    assert {(found.point.number, found.law) for found in report.violations} == {(1, "works_again")}
+    assert {(at(found).number, found.law) for found in report.violations} == {(1, "works_again")}
 
 
 def test_without_that_law_there_is_no_run_without_an_abort_in_between():

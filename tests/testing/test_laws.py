@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,10 @@ class ToolStarted:
 @dataclass
 class ToolEnded:
     call_id: str
+
+
+def change(run: Run, **changes: Any) -> Run:
+    return replace(run, **changes)
 
 
 def breaches(run, *only):
@@ -113,7 +118,7 @@ def test_a_hung_run_shows_the_chains_of_its_tasks():
 )
 def test_what_is_left_is_named_one_by_one(field, law):
     for run in (CLEAN, ABORTED, CANCELLED):
-        found = breaches(replace(run, **{field: ("first", "second")}))
+        found = breaches(change(run, **{field: ("first", "second")}))
         assert [name for name, _ in found] == [law, law]
         assert found[0][1].endswith(": first")
         assert found[1][1].endswith(": second")
@@ -122,8 +127,8 @@ def test_what_is_left_is_named_one_by_one(field, law):
 @pytest.mark.parametrize("field", ["tasks", "threads", "processes"])
 def test_what_the_receipt_lists_as_still_running_may_be_left(field):
     run = replace(ABORTED, ending=Ending("aborted", reason=OURS, still_running=1))
-    assert breaches(replace(run, **{field: ("listed",)})) == []
-    assert breaches(replace(run, **{field: ("listed", "not listed")})) != []
+    assert breaches(change(run, **{field: ("listed",)})) == []
+    assert breaches(change(run, **{field: ("listed", "not listed")})) != []
 
 
 def test_the_timer_of_a_task_that_is_left_is_not_told_again():

@@ -12,6 +12,7 @@ from ..abort.deadline import Deadline
 from ..abort.reason import caller
 from .events import Event, ProgressMade
 from .receipt import Ledger
+from .watch import Alarm
 
 __all__ = ["Cleanup", "Context", "Work"]
 
@@ -72,7 +73,7 @@ class Fence:
 class Context:
     """What work is given beside its input. Children share the run's id, ledger, sink and clean-ups."""
 
-    __slots__ = ("_fence", "_sink", "cleanups", "clock", "ledger", "path", "run_id", "signal")
+    __slots__ = ("_fence", "_sink", "alarm", "cleanups", "clock", "ledger", "path", "run_id", "signal")
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Context:
         self.run_id = run_id or uuid.uuid4().hex
         self.path: tuple[str, ...] = (name,)
         self.ledger = Ledger(self.clock)
+        self.alarm = Alarm(self.signal, self.clock)
         self.cleanups: list[Cleanup] = []
         self._sink = emit
         self._fence = Fence()
@@ -110,7 +112,9 @@ class Context:
         """
         child = Context.__new__(Context)
         child.clock = self.clock
+        same = signal is None or signal is self.signal
         child.signal = self.signal if signal is None else signal
+        child.alarm = self.alarm if same else Alarm(child.signal, self.clock)
         child.run_id = self.run_id
         child.path = (*self.path, name)
         child.ledger = self.ledger

@@ -2,8 +2,7 @@
 
 It is sent only while the thread's innermost Python frame is in the function's own file: sent blindly it would leave
 the locks of libraries held. Looking and sending are one call into C, a chain of iterators that never lets go of the
-GIL: what was seen is still true when it is sent. The same chain takes the call's only permit: one is sent at most,
-none before the function has begun, none after the wrapper has taken the permit away.
+GIL. The same chain takes the call's only permit: one is sent at most, none before the function, none after it.
 
 Sent is not arrived. CPython raises it when the thread next checks for such things: after a call, at the start of a
 function, when a loop jumps back. Up to 3.12, a thread that lost the GIL in a check is still in that check when it gets
@@ -24,6 +23,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise, repeat, starmap
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Generic, Literal, TypeVar
@@ -35,7 +35,8 @@ __all__ = ["AbortInterrupt", "InterruptibleCall"]
 T = TypeVar("T")
 
 # How long a place to slip from is passed over: if the thread hardly uses the processor, and at most.
-WAITING_SECONDS, WAITING_SHARE, SLIPPERY_SECONDS = 0.1, 0.05, 2.0
+WAITING_SECONDS, WAITING_SHARE, SLIPPERY_SECONDS = 0.1, 0.1, 2.0
+EXACT = sys.version_info < (3, 13)
 
 
 class AbortInterrupt(BaseException):
@@ -63,7 +64,7 @@ class InterruptibleCall(Generic[T]):
         if self.thread_id is not None:
             raise UsageError("an InterruptibleCall runs once: make another one for another call")
         self.thread_id = threading.get_ident()
-        if hasattr(time, "pthread_getcpuclockid"):
+        with suppress(AttributeError, OSError):  # not on every system
             self._processor = time.pthread_getcpuclockid(self.thread_id)
         # By subscript: after a call CPython may raise what is pending, and the value would be lost; here it does not.
         value: defaultdict[None, T] = defaultdict(self._fn)
@@ -85,18 +86,20 @@ class InterruptibleCall(Generic[T]):
     def interrupt(self) -> bool:
         """Raise AbortInterrupt in the function. True: sent, by this call. False: not now, or never (again)."""
         frame = self._innermost()
-        if frame is None or not self._permit or not self._owns(frame):
+        if frame is None or not self._permit or not self._owns(frame) or not _gil():
             return False
         at = frame.f_lasti
-        if self._slips(frame) and not self._waits():
+        checks = _checks(dis.opname[frame.f_code.co_code[at]])
+        if not (checks and EXACT) and self._slips(frame) and not self._waits(checks):
             return False
         get: Callable[..., Any] = dict.get
         now = map(get, iter(sys._current_frames, None), repeat(self.thread_id))
         same = map(getattr, map(get, repeat({frame: frame}), now), repeat("f_lasti"), repeat(None))
         permit = map(self._permit.pop, map(get, repeat({at: "to"}), same), repeat(_NOBODY))
-        sent = bool(next(starmap(_raise_in, permit)))
-        self.interrupted = self.interrupted or sent
-        return sent
+        if not next(starmap(_raise_in, permit)):
+            return False
+        self.interrupted = True
+        return True
 
     def where(self) -> str | None:
         """`file:line in function` in the function's own file, with what that has called if it is elsewhere."""
@@ -116,8 +119,6 @@ class InterruptibleCall(Generic[T]):
 
     def _slips(self, frame: FrameType | None) -> bool:
         """Whether an exception that is sent now may arrive outside the block that it was meant for, or in a library."""
-        if frame and sys.version_info < (3, 13) and _checks(dis.opname[frame.f_code.co_code[frame.f_lasti]]):
-            return False
         while frame is not None and self._owns(frame):
             ahead = _ahead(frame.f_code, frame.f_lasti)
             if ahead != "returns":
@@ -125,20 +126,23 @@ class InterruptibleCall(Generic[T]):
             frame = frame.f_back
         return frame is None or frame.f_code is not _RUN
 
-    def _waits(self) -> bool:
-        """Whether the thread, seen again where an exception would slip, most likely waits in a call, which checks."""
-        now, used = time.monotonic(), time.clock_gettime(self._processor) if self._processor != -1 else float("inf")
+    def _waits(self, checks: bool) -> bool:
+        """Whether the thread, seen where an exception would slip, most likely waits in a call, which checks."""
+        now, used = time.monotonic(), float("inf")
+        with suppress(OSError):  # no such clock, or no such thread any more
+            used = time.clock_gettime(self._processor)
         self._slippery = since, before = self._slippery or (now, used)
-        seconds = now - since
-        return seconds > SLIPPERY_SECONDS or (seconds > WAITING_SECONDS and used - before < WAITING_SHARE * seconds)
+        idle = checks and now - since > WAITING_SECONDS and used - before < WAITING_SHARE * (now - since)
+        return idle or now - since > SLIPPERY_SECONDS
 
 
 _RUN = InterruptibleCall.run.__code__
+_real: Callable[[str], str] = functools.cache(os.path.realpath)
+_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
 _NOBODY = (ctypes.c_ulong(0), ctypes.py_object(AbortInterrupt))
 # Of our own, because everybody shares `pythonapi`'s; and a PYFUNCTYPE, because that keeps the GIL.
-_raise_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
-    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
-)
+_prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)
+_raise_in = _prototype(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
 
 
 def _source(fn: Any) -> str | None:
@@ -153,11 +157,6 @@ def _source(fn: Any) -> str | None:
         else:
             fn = vars(fn).get("__init__") if isinstance(fn, type) else getattr(fn, "__wrapped__", type(fn).__call__)
     return None
-
-
-@functools.cache
-def _real(file: str) -> str:
-    return os.path.realpath(file)
 
 
 def _checks(name: str) -> bool:
@@ -178,13 +177,17 @@ def _ahead(code: CodeType, at: int) -> Literal["stays", "slips", "returns"]:
                 yield entry.target
                 yield from handlers(entry.target)
 
+    def ways(step: dis.Instruction) -> list[Any]:
+        on = [] if step.opname.startswith(("JUMP_F", "JUMP_B")) else [after.get(step.offset)]
+        return [*on, step.argval] if step.argrepr.startswith("to ") else on
+
     steps = {step.offset: step for step in bytecode}
     after = dict(pairwise(steps))
+    at = max((offset for offset in steps if offset <= at), default=0)
     block, waits = next(handlers(at), None), "FOR_ITER" in steps[at].opname
-    todo, found = [after.get(at), steps[at].argval if waits else None], set()
+    todo, found = ways(steps[at]), set()
     while todo:
-        step = steps.pop(todo.pop(), None)
-        if step is None:
+        if (step := steps.pop(todo.pop(), None)) is None:
             continue
         if any(word in step.opname for word in ("RETURN", "YIELD", "RAISE")):
             found.add("returns" if block is None else "slips")
@@ -192,9 +195,7 @@ def _ahead(code: CodeType, at: int) -> Literal["stays", "slips", "returns"]:
             kept = block is None or block in handlers(step.offset)
             found.add(("loops" if "JUMP" in step.opname else "stays") if kept else "slips")
         else:
-            jumps = step.argrepr.startswith("to ") and "FOR_ITER" not in step.opname
-            todo += [step.argval if jumps else None]
-            todo += [None if step.opname.startswith(("JUMP_F", "JUMP_B")) else after.get(step.offset)]
+            todo += ways(step)[:1] if "FOR_ITER" in step.opname else ways(step)
     if "loops" in found and not waits:  # a loop goes round more often than it ends
         return "stays"
     return "slips" if "slips" in found else "returns" if "returns" in found else "stays"

@@ -58,7 +58,7 @@ class LeafRun:
         self.ctx = ctx.child(name, signal=self.signal, fence=self._fence, loop=loop)
         self.operation = self.ctx.operation
         self.line = ctx.ledger.begin(self.operation, kind)
-        self.watch = Watch(self.signal, ctx.clock)
+        self.watch = Watch(self.ctx.alarm)
         self.watch.after_abort(policy.warn_after, self._warn)
         if policy.abandon_after is not None:
             self.watch.after_abort(policy.abandon_after, lambda: self._post(_resolve, self.abandoned))

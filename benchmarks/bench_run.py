@@ -1,0 +1,108 @@
+"""Owns the benchmark of the run layer: what a leaf costs when all goes well, and when a thousand are stopped."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+from safepoint.abort import AbortController, AbortError
+from safepoint.run import Context, leaf
+
+from .measure import AtMost, Contender, Line, Measure, cpu, wall
+from .peers import crowds
+
+SHORT = 4
+STOPPED = 1_000
+
+
+def peers() -> dict[str, str]:
+    return {}
+
+
+def lines(measure: Measure) -> Iterator[Line]:
+    yield from inline(measure)
+    yield from threaded(measure)
+    yield from stopping(measure)
+
+
+def inline(measure: Measure) -> Iterator[Line]:
+    ctx = Context(signal=AbortController().signal)
+
+    async def ours() -> None:
+        await leaf(ctx, answer, 1)
+
+    async def timeout() -> None:
+        async with asyncio.timeout(10):
+            await answer(ctx, 1)
+
+    samples = measure(
+        "an awaited leaf", repeated(ours, 2_000), {"asyncio.timeout(10)": repeated(timeout, 2_000)}, samples=SHORT
+    )
+    return samples.lines({"asyncio.timeout(10)": AtMost(3)})
+
+
+def threaded(measure: Measure) -> Iterator[Line]:
+    ctx = Context(signal=AbortController().signal)
+
+    async def ours() -> None:
+        await leaf(ctx, answer_in_thread, 1)
+
+    async def to_thread() -> None:
+        await asyncio.to_thread(answer_in_thread, ctx, 1)
+
+    samples = measure(
+        "a leaf in a thread",
+        repeated(ours, 200, wall),
+        {"asyncio.to_thread": repeated(to_thread, 200, wall)},
+        samples=SHORT,
+    )
+    return samples.lines({"asyncio.to_thread": AtMost(1.5)})
+
+
+def stopping(measure: Measure) -> Iterator[Line]:
+    samples = measure(
+        f"stop of {STOPPED:,} running leaves in a TaskGroup, each",
+        lambda: asyncio.run(stopped(STOPPED)),
+        {"task.cancel()": lambda: asyncio.run(crowds.raw(STOPPED))},
+        samples=SHORT,
+    )
+    why = "a guarded task alone costs 1.7 x; the rest is the leaf's line in the receipt and its watch"
+    return samples.lines({"task.cancel()": AtMost(3, why)})
+
+
+async def answer(ctx: Context, value: int) -> int:
+    return value
+
+
+def answer_in_thread(ctx: Context, value: int) -> int:
+    return value
+
+
+async def stopped(size: int) -> float:
+    controller = AbortController()
+    ctx = Context(signal=controller.signal)
+
+    async def forever(leaf_ctx: Context, value: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def one() -> None:
+        try:
+            await leaf(ctx, forever)
+        except AbortError:
+            pass
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(size):
+            group.create_task(one())
+        await crowds.all_wait()
+        start = cpu()
+        controller.abort()
+    return (cpu() - start) / size
+
+
+def repeated(step: Callable[[], Awaitable[None]], count: int, clock: Callable[[], float] = cpu) -> Contender:
+    async def run() -> float:
+        start = clock()
+        for _ in range(count):
+            await step()
+        return (clock() - start) / count
+
+    return lambda: asyncio.run(run())
