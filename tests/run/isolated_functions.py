@@ -114,6 +114,12 @@ def hold(folder: Folder) -> None:
     threading.Event().wait(FOREVER)
 
 
+def hang(folder: Folder) -> None:
+    """Its listener never comes back."""
+    with current_signal().add_listener(threading.Event().wait):
+        hold(folder)
+
+
 def follow(folder: Folder) -> Any:
     """What the signal says when it is aborted."""
     folder.note_pid(os.getpid())
@@ -177,6 +183,12 @@ def linger(folder: Folder) -> str:
         hold(folder)
 
     threading.Thread(target=stay).start()
+    return "done"
+
+
+def return_at(folder: Folder, gate: str) -> str:
+    folder.note_pid(os.getpid())
+    wait_until(lambda: os.path.exists(gate))
     return "done"
 
 

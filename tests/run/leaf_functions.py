@@ -48,3 +48,10 @@ def process_naive(ctx: Any, path: str) -> None:
 
 def process_double(ctx: Any, value: int) -> tuple[int, int, str]:
     return 2 * value, os.getpid(), ctx.operation
+
+
+def spinning(ctx: Any, truth: Any) -> None:
+    """Ignores its signal and keeps the processor busy."""
+    with truth:
+        while True:
+            time.sleep(0.002)  # real time: a tool that only sleeps

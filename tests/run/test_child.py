@@ -250,8 +250,8 @@ asyncio.run(main())
 
 @pytest.mark.parametrize(
     ("fn", "pids", "how"),
-    [("obey", 1, []), ("hold", 1, []), ("stubborn_tree", 3, []), ("hold", 1, ["fork"])],
-    ids=["obeying", "deaf", "stubborn tree", "line held open by a fork"],
+    [("obey", 1, []), ("hang", 1, []), ("stubborn_tree", 3, []), ("hold", 1, ["fork"])],
+    ids=["obeying", "hanging listener", "stubborn tree", "line held open by a fork"],
 )
 def test_a_parent_that_is_killed_leaves_nothing_running(fn, pids, how, folder):
     command = [sys.executable, "-W", "ignore", "-c", PARENT, str(folder.path), fn, str(pids), *how]
@@ -351,7 +351,7 @@ def test_a_line_that_is_reset_gives_nothing(line):
 
 
 def call_of(name, *args, steps=0):
-    return Call(f"{HERE}:{name}", steps, pickle.dumps((args, {})), None, [], os.getpid(), None)
+    return Call(f"{HERE}:{name}", steps, pickle.dumps((args, {})), None, [], None)
 
 
 def test_an_answer_is_a_value_or_an_error_with_its_traceback():

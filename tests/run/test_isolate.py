@@ -7,6 +7,7 @@ import importlib
 import inspect
 import math
 import os
+import random
 import signal as os_signals
 import socket
 import textwrap
@@ -19,6 +20,7 @@ from safepoint.errors import RemoteError, UsageError
 from safepoint.run import isolate
 from safepoint.run.isolate import ChildDied, IsolatedEnd, run_isolated, target_of
 from tests.abort.programs import alive
+from tests.conftest import counts
 from tests.run import isolated_functions as functions
 from tests.run.isolated_functions import Counter, Folder, running
 
@@ -412,6 +414,24 @@ async def test_a_value_that_came_before_the_abort_is_kept(folder, monkeypatch):
         controller.abort("too late")
         assert await task == "done"
     assert folder.alive() == []
+
+
+async def test_a_call_that_ends_in_the_moment_of_the_abort_has_a_value_or_is_aborted(folder):
+    chance = random.Random(5)
+    for number in range(counts(8, 500)):
+        controller, gate = AbortController(), str(folder.path / str(number))
+        async with running(functions.return_at, folder, gate, signal=controller.signal, grace=LONG) as task:
+            await folder.ready(number + 1)
+            open(gate, "x").close()
+            await asyncio.sleep(chance.random() / 200)  # real time: the end and the abort are to meet
+            controller.abort("stop")
+            [ended] = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(ended, AbortError):
+            assert ended.reason is controller.signal.reason
+            assert ended.partial == IsolatedEnd(folder.pids()[-1], -os_signals.SIGTERM, ())
+        else:
+            assert ended == "done"
+        assert folder.alive() == []
 
 
 async def test_a_failure_in_on_start_comes_out_and_the_process_does_not_go_on(folder):

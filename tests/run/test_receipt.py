@@ -63,6 +63,13 @@ def test_thousands_of_finished_leaves_are_counted_and_the_newest_listed(clock: F
     assert "and 50 more that had finished" in str(receipt)
 
 
+def test_what_was_stopped_is_always_listed(clock: FakeClock):
+    ledger = Ledger(clock)
+    for number in range(3 * LISTED):
+        ledger.begin(f"leaf {number}", "await").end("stopped")
+    assert len(ledger.receipt(AbortController().signal).entries) == 3 * LISTED
+
+
 def test_usage_adds_up_and_an_estimate_stays_one():
     assert Usage(1, 10, 5) + Usage(2, 1, 1, estimated=True) == Usage(3, 11, 6, estimated=True)
 

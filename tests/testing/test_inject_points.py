@@ -1,6 +1,7 @@
 """Points: what is one, how it is recognised in another run, and that something is done there exactly once."""
 
 import asyncio
+import functools
 import threading
 
 import pytest
@@ -41,10 +42,10 @@ def test_points_are_numbered_in_the_order_of_the_run():
 
 
 def test_something_is_done_at_one_point_and_something_else_at_the_next():
-    story = []
+    story: list[object] = []
     for target in collected(three_waits):
-        points = Points(target, lambda target=target: story.append(target.number))
-        points.then = lambda: story.append("next")
+        points = Points(target, functools.partial(story.append, target.number))
+        points.then = functools.partial(story.append, "next")
         run(three_waits, points)
         assert points.reached
     assert story == [1, "next", 2, "next", 3]
@@ -90,7 +91,7 @@ def test_identities_in_the_names_of_tasks_do_not_count():
         await asyncio.create_task(three_waits(), name=next(names))
 
     roles = [{each.task for each in collected(main)} for _ in range(2)]
-    assert roles == [{"main", "turn …"}] * 2
+    assert roles == [{main.__qualname__, "turn …"}] * 2
 
 
 def test_markers_count_in_tasks_callbacks_and_threads():
@@ -100,8 +101,11 @@ def test_markers_count_in_tasks_callbacks_and_threads():
         await asyncio.sleep(0)
         await asyncio.to_thread(point, "in an executor")
 
-    points = [(each.what, each.task) for each in collected(main) if each.what != AWAIT]
-    assert points == [("in a task", "main"), ("in a callback", "callback"), ("in an executor", "thread asyncio")]
+    assert [(each.what, each.task) for each in collected(main) if each.what != AWAIT] == [
+        ("in a task", main.__qualname__),
+        ("in a callback", "callback"),
+        ("in an executor", "thread asyncio"),
+    ]
 
 
 def test_threads_are_known_by_their_names_without_numbers():

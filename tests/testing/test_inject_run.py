@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import socket
 import threading
 
 import pytest
@@ -83,7 +84,7 @@ def test_deadlines_that_only_an_error_holds_leave_no_timer():
     async def scenario(probe):
         deadline = AbortSignal.timeout(60)
         with shield(30), deadline.guard():
-            raise ValueError(deadline)
+            raise ValueError("while two timers are armed")
 
     run, _ = run_scenario(scenario, bounds())
     assert run.ending.status == "failed"
@@ -92,11 +93,9 @@ def test_deadlines_that_only_an_error_holds_leave_no_timer():
 
 def test_what_threads_and_sockets_need_to_end_is_waited_for():
     async def scenario(probe):
-        reader, writer = await asyncio.open_connection(sock=here)
+        _, writer = await asyncio.open_connection(sock=here)
         writer.close()
         threading.Timer(0.02, there.close).start()
-
-    import socket
 
     here, there = socket.socketpair()
     run, _ = run_scenario(scenario, bounds(None))

@@ -9,9 +9,9 @@ import pytest
 from safepoint.testing import FakeClock
 from safepoint.testing.inject import abort_everywhere
 from safepoint.testing.inject_loop import Hang, RunLoop
-from safepoint.testing.inject_watch import WAKE, watching
+from safepoint.testing.inject_watch import watching
 
-pytestmark = pytest.mark.skipif(WAKE is None, reason="needs a system with signals")
+WAKE = signal.SIGVTALRM
 
 
 def test_a_lock_of_threads_that_is_left_taken_is_found_although_it_blocks_the_loop():

@@ -42,6 +42,7 @@ MAIN = ("__main__", "__mp_main__")
 ORPHAN_SECONDS = 2.0
 # A process forked from the parent may hold its end of the line open. So now and then one looks whose child one is.
 LOOK_SECONDS = 1.0
+GONE = AbortReason("disconnected", "the process that asked for this call is gone", __name__)
 CHUNK = 1 << 18
 
 
@@ -65,7 +66,6 @@ class Call:
     arguments: bytes
     main: tuple[str, str | None] | None
     argv: list[str]
-    parent: int
     limit: TimeLimit | None
 
 
@@ -100,7 +100,7 @@ def main() -> None:
     call: Call = pickle.loads(received)
     sys.argv = call.argv
     controller = AbortController(None if call.limit is None else deadline_from(call.limit))
-    threading.Thread(target=follow, args=(line, controller, call.parent), name="safepoint-parent", daemon=True).start()
+    threading.Thread(target=follow, args=(line, controller), name="safepoint-parent", daemon=True).start()
     answer = answer_to(call, controller.signal)
     try:
         line.sendall(frame(answer))
@@ -236,19 +236,27 @@ def loads(data: bytes, find_main: Callable[[], None] = lambda: None) -> Any:
     return _Unpickler(data, find_main).load()
 
 
-def follow(line: socket.socket, controller: AbortController, parent: int) -> None:
+def follow(line: socket.socket, controller: AbortController) -> None:
     """Abort when the parent says so, or is gone; then this process and its group end, soon after."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(line, selectors.EVENT_READ)
-        while os.getppid() == parent:
-            if selector.select(LOOK_SECONDS):
-                received = receive(line)
-                if received is None:
-                    break
-                controller.abort(AbortReason.from_dict(pickle.loads(received)))
-    controller.abort(AbortReason("disconnected", "the process that asked for this call is gone"))
+    parent, gone = os.getppid(), False
+    while not gone:
+        received = _heard(line, parent)
+        gone = received is None
+        reason = GONE if received is None else AbortReason.from_dict(pickle.loads(received))
+        # In a thread of its own: a listener of the function's that hangs must not keep us from ending.
+        threading.Thread(target=controller.abort, args=(reason,), daemon=True).start()
     time.sleep(ORPHAN_SECONDS)
     end_group()
+
+
+def _heard(line: socket.socket, parent: int) -> bytearray | None:
+    """The next that the parent says; None when it is gone."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(line, selectors.EVENT_READ)
+        while not selector.select(LOOK_SECONDS):
+            if os.getppid() != parent:
+                return None
+        return receive(line)
 
 
 def end_group() -> None:

@@ -4,11 +4,12 @@ It is sent only while the thread's innermost Python frame is in the function's o
 the locks of libraries held. Looking and sending are one call into C, a chain of iterators that never lets go of the
 GIL. The same chain takes the call's only permit: one is sent at most, none before the function, none after it.
 
-Sent is not arrived. CPython raises it when the thread next checks for such things: after a call, at the start of a
-function, when a loop jumps back. Up to 3.12, a thread that lost the GIL in a check is still in that check when it gets
-it again. From 3.13 on, and in instructions that wait without a check (`for line in file`), it goes on to the next one,
-and that may be in the `__exit__` of the block it was seen in, which then does not run. So the bytecode ahead is read,
-and a place from which it would slip out of its block is passed over, unless the thread is seen to wait there, in C.
+Sent is not arrived. CPython raises it at the thread's next check for such things: after a call, at the start of a
+function, when a loop jumps back. Up to 3.12, a thread that lost the GIL in a check is in that check when it gets it
+back. From 3.13 on, and in instructions that wait without a check (`for line in file`), it goes on to the next one, maybe
+in the `__exit__` of the block it was seen in; and some jumps are outside the block they stand in (CPython issues 108214,
+130279). So the bytecode ahead is read, and a place from which the exception would slip out of its block is passed over,
+unless the thread is seen to wait there in C, or no better one comes.
 
 What is left: a C function that waits, and then calls Python code of a library, gets it in there; and where Python
 ignores exceptions (in a `__del__`), it is lost.
@@ -18,6 +19,7 @@ import ctypes
 import dis
 import functools
 import os
+import re
 import sys
 import threading
 import time
@@ -26,7 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise, repeat, starmap
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from safepoint.errors import UsageError
 
@@ -89,8 +91,7 @@ class InterruptibleCall(Generic[T]):
         if frame is None or not self._permit or not self._owns(frame) or not _gil():
             return False
         at = frame.f_lasti
-        checks = _checks(dis.opname[frame.f_code.co_code[at]])
-        if not (checks and EXACT) and self._slips(frame) and not self._waits(checks):
+        if self._slips(frame, at) and not self._waits(frame.f_code, at):
             return False
         get: Callable[..., Any] = dict.get
         now = map(get, iter(sys._current_frames, None), repeat(self.thread_id))
@@ -117,32 +118,35 @@ class InterruptibleCall(Generic[T]):
     def _owns(self, frame: FrameType) -> bool:
         return _real(frame.f_code.co_filename) == self._file
 
-    def _slips(self, frame: FrameType | None) -> bool:
+    def _slips(self, inner: FrameType, at: int) -> bool:
         """Whether an exception that is sent now may arrive outside the block that it was meant for, or in a library."""
-        while frame is not None and self._owns(frame):
-            ahead = _ahead(frame.f_code, frame.f_lasti)
-            if ahead != "returns":
-                return ahead == "slips"
-            frame = frame.f_back
-        return frame is None or frame.f_code is not _RUN
+        slips, frame = _slips(inner.f_code, at, EXACT), inner.f_back
+        while slips is None and frame is not None and self._owns(frame):
+            slips, frame = _slips(frame.f_code, frame.f_lasti, False), frame.f_back
+        return (frame is None or frame.f_code is not _RUN) if slips is None else slips
 
-    def _waits(self, checks: bool) -> bool:
+    def _waits(self, code: CodeType, at: int) -> bool:
         """Whether the thread, seen where an exception would slip, most likely waits in a call, which checks."""
         now, used = time.monotonic(), float("inf")
         with suppress(OSError):  # no such clock, or no such thread any more
             used = time.clock_gettime(self._processor)
         self._slippery = since, before = self._slippery or (now, used)
-        idle = checks and now - since > WAITING_SECONDS and used - before < WAITING_SHARE * (now - since)
-        return idle or now - since > SLIPPERY_SECONDS
+        idle = now - since > WAITING_SECONDS and used - before < WAITING_SHARE * (now - since)
+        return (idle and "CALL" in dis.opname[code.co_code[at]]) or now - since > SLIPPERY_SECONDS
 
 
 _RUN = InterruptibleCall.run.__code__
+_NOBODY = (ctypes.c_ulong(0), ctypes.py_object(AbortInterrupt))
 _real: Callable[[str], str] = functools.cache(os.path.realpath)
 _gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
-_NOBODY = (ctypes.c_ulong(0), ctypes.py_object(AbortInterrupt))
 # Of our own, because everybody shares `pythonapi`'s; and a PYFUNCTYPE, because that keeps the GIL.
 _prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)
 _raise_in = _prototype(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
+
+# Instructions by their names: those that check, or call what begins with a check; and those after which others go on.
+_JUMPS = re.compile("JUMP_BACKWARD(?!_NO_INTERRUPT)")
+_CHECKS = re.compile(f"{_JUMPS.pattern}|RESUME|CALL(?!_INTRINSIC)(?!.*_(LEN|ISINSTANCE|LIST_APPEND|TYPE_1)$)")
+_LEAVES = re.compile("RETURN|YIELD|RAISE")
 
 
 def _source(fn: Any) -> str | None:
@@ -159,43 +163,44 @@ def _source(fn: Any) -> str | None:
     return None
 
 
-def _checks(name: str) -> bool:
-    """Whether what is pending is raised by this instruction, or by the first one of what it calls."""
-    if "CALL" in name:
-        return not name.endswith(("_LEN", "_ISINSTANCE", "_LIST_APPEND", "_TYPE_1")) and "INTRINSIC" not in name
-    return "RESUME" in name or ("JUMP_BACKWARD" in name and "NO_INTERRUPT" not in name)
-
-
 @functools.lru_cache(maxsize=256)
-def _ahead(code: CodeType, at: int) -> Literal["stays", "slips", "returns"]:
-    """Whether the next check after this instruction is in the same `with` or `try`, outside it, or in the caller."""
+def _slips(code: CodeType, at: int, exact: bool) -> bool | None:
+    """Whether the next check from an instruction on is outside its `with` or `try`. None: it is in the caller."""
     bytecode = dis.Bytecode(code, adaptive=True)
+    steps = {step.offset: step for step in bytecode}
+    after = dict(pairwise(steps))
 
-    def handlers(offset: int) -> Iterator[int]:
+    def handlers(offset: int) -> Iterator[int | None]:
         for entry in bytecode.exception_entries:  # type: ignore[attr-defined]
             if entry.start <= offset < entry.end:
                 yield entry.target
                 yield from handlers(entry.target)
+        yield None
+
+    def block(step: dis.Instruction) -> int | None:
+        return next(handlers(step.argval if _JUMPS.search(step.opname) else step.offset))
+
+    def keeps(step: dis.Instruction) -> bool:
+        arrives = step.argval - 2 if EXACT and _JUMPS.search(step.opname) else step.offset
+        return {block(seen), block(step)} <= {*handlers(arrives)}
 
     def ways(step: dis.Instruction) -> list[Any]:
         on = [] if step.opname.startswith(("JUMP_F", "JUMP_B")) else [after.get(step.offset)]
         return [*on, step.argval] if step.argrepr.startswith("to ") else on
 
-    steps = {step.offset: step for step in bytecode}
-    after = dict(pairwise(steps))
-    at = max((offset for offset in steps if offset <= at), default=0)
-    block, waits = next(handlers(at), None), "FOR_ITER" in steps[at].opname
-    todo, found = ways(steps[at]), set()
+    seen = steps[max((offset for offset in steps if offset <= at), default=0)]
+    if exact and _CHECKS.search(seen.opname):
+        return not keeps(seen)
+    todo, found = ways(seen), set()
     while todo:
         if (step := steps.pop(todo.pop(), None)) is None:
             continue
-        if any(word in step.opname for word in ("RETURN", "YIELD", "RAISE")):
-            found.add("returns" if block is None else "slips")
-        elif _checks(step.opname):
-            kept = block is None or block in handlers(step.offset)
-            found.add(("loops" if "JUMP" in step.opname else "stays") if kept else "slips")
+        if _LEAVES.search(step.opname):
+            found.add("slips" if block(seen) else "returns")
+        elif _CHECKS.search(step.opname):
+            found.add(("loops" if _JUMPS.search(step.opname) else "stays") if keeps(step) else "slips")
         else:
             todo += ways(step)[:1] if "FOR_ITER" in step.opname else ways(step)
-    if "loops" in found and not waits:  # a loop goes round more often than it ends
-        return "stays"
-    return "slips" if "slips" in found else "returns" if "returns" in found else "stays"
+    if "loops" in found and "FOR_ITER" not in seen.opname:  # a loop goes round more often than it ends
+        return False
+    return True if "slips" in found else None if "returns" in found else False

@@ -99,8 +99,8 @@ async def run_isolated(
 
     In the child `current_signal()` follows `signal`, deadline and reason included. An abort of `kill` (by default the
     same signal) ends the process: its group gets TERM, and KILL after `grace` seconds. AbortError comes out when the
-    group is empty, with an `IsolatedEnd` as its `.partial`; a value that came first is kept. What the function left
-    running in its group ends with the call. `on_start(pid)` is called in the supervising thread.
+    group is empty, with an `IsolatedEnd` as its `.partial`; a value that comes all the same is kept. What a function
+    leaves running in its group ends with the call. `on_start(pid)` is called in the supervising thread.
     Raises: AbortError; ChildDied; UsageError if function, arguments or value cannot travel; what `fn` raised.
     """
     grace = check_seconds("grace", grace)
@@ -320,7 +320,7 @@ class _Isolated:
         """Talk until there is an answer or the child has ended (False), or until it must be stopped (True)."""
         target, steps, main = self._place.target, self._place.steps, child.main_source()
         limit, told = child.limit_of(self._signal), False
-        self._line.send(Call(target, steps, self._arguments, main, sys.argv, os.getpid(), limit))
+        self._line.send(Call(target, steps, self._arguments, main, sys.argv, limit))
         while True:
             if self._signal.aborted and not told:
                 told = True

@@ -155,7 +155,8 @@ class Ledger:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._live: dict[Line, None] = {}
-        self._ended: deque[Line] = deque()
+        self._finished: deque[Line] = deque()
+        self._stopped: list[Line] = []
         self._omitted = 0
         self.usage = Usage()
         self.warnings: list[str] = []
@@ -170,16 +171,19 @@ class Ledger:
         """Close a line."""
         line.ended_at = self._clock.monotonic()
         self._live.pop(line, None)
-        self._ended.append(line)
-        if len(self._ended) > LISTED:
-            self._ended.popleft()
+        if line.fate != "finished":
+            self._stopped.append(line)
+            return
+        self._finished.append(line)
+        if len(self._finished) > LISTED:
+            self._finished.popleft()
             self._omitted += 1
 
     def receipt(self, signal: AbortSignal, resume: str | None = None) -> Receipt:
         """What is known now."""
         now, date = self._clock.monotonic(), self._clock.time()
         at = signal.aborted_at
-        lines = [*self._ended, *self._live]
+        lines = [*self._finished, *self._stopped, *self._live]
         return Receipt(
             signal.reason,
             None if at is None else date - (now - at),

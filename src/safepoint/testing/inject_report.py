@@ -70,7 +70,7 @@ class Report:
                 modes.append(found.mode)
         for number, ((point, law, message), modes) in enumerate(grouped.items(), 1):
             yield ""
-            first, *rest = message.splitlines()
+            first, *rest = message.splitlines() or [""]
             yield f"{number}. {law}: {first}"
             yield from (f"     {line}" for line in rest)
             if point is None:

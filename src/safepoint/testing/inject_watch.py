@@ -17,7 +17,7 @@ from .inject_loop import Hang, RunLoop
 __all__ = ["Watch", "watching"]
 
 # Nobody else uses it: it belongs to a kind of timer that Python programs do not set.
-WAKE = getattr(signal, "SIGVTALRM", None)
+WAKE: signal.Signals | None = getattr(signal, "SIGVTALRM", None)
 # A loop that still turns notices by itself that its time is up, and can tell more.
 PATIENCE = 0.3
 POLL_SECONDS = 0.1
@@ -51,7 +51,9 @@ class Watch:
             chain.insert(0, (frame.f_code, frame.f_lineno))
             frame = frame.f_back
         file, line = place(chain)
-        raise Hang(f"it did not end within {loop.seconds:g} s, and blocks the whole event loop at {short(file)}:{line}")
+        text = f"it did not end within {loop.seconds:g} s, and blocks the whole event loop at {short(file)}:{line}"
+        loop.allow(PATIENCE)  # to hand this on; otherwise the loop itself would say the time is up, and not where
+        raise Hang(text)
 
 
 @contextmanager
