@@ -384,3 +384,13 @@ async def test_tasks_and_threads_started_inside_have_the_clock_and_those_outside
             assert await asyncio.to_thread(current_clock) is fake
     assert outside.result() is system
     assert inside.result() is fake
+
+
+def test_what_the_callback_of_a_timer_raises_is_logged_and_the_timer_is_spent(caplog: pytest.LogCaptureFixture):
+    def fails() -> None:
+        raise LookupError("mistake")
+
+    timer = Timer(0.0, fails)
+    timer.fire()
+    assert not timer.armed
+    assert "LookupError: mistake" in caplog.text

@@ -3,6 +3,7 @@
 import os
 import signal as os_signals
 import subprocess
+import uuid
 from contextlib import contextmanager
 
 from safepoint.abort import processgroup
@@ -31,6 +32,17 @@ def test_the_members_of_a_group_are_all_that_live_in_it():
         assert sorted(members(process.pid)) == sorted([process.pid, child])
         os.kill(child, os_signals.SIGKILL)
         wait_until(lambda: members(process.pid) in ([process.pid], []))
+
+
+def test_a_group_is_not_its_session():
+    process = subprocess.Popen(["sleep", "60"], process_group=0)
+    try:
+        assert os.getsid(process.pid) != process.pid
+        assert members(process.pid) == [process.pid]
+        assert process.pid not in members(os.getpgrp())
+    finally:
+        process.kill()
+        process.wait(10)
 
 
 def test_a_zombie_is_no_member_although_a_signal_would_find_it():
@@ -74,21 +86,23 @@ def test_a_group_of_another_user_is_there_all_the_same(monkeypatch):
 
 def test_marked_processes_are_found_wherever_they_went():
     script = "setsid sh -c 'echo $$; exec sleep 60' & wait"
-    with program("sh", "-c", script, env={**os.environ, MARK: "a1 b2"}) as process:
+    first, second = uuid.uuid4().hex, uuid.uuid4().hex
+    with program("sh", "-c", script, env={**os.environ, MARK: f"{first} {second}"}) as process:
         away = int(first_line(process))
         try:
             assert away not in members(process.pid)
-            for mark in ("a1", "b2"):
+            for mark in (first, second):
                 assert sorted(marked(mark)) == sorted([process.pid, away])
-            assert marked("a") == []
+            assert marked(first[:-1]) == []
             assert marked(MARK) == []
         finally:
             os.kill(away, os_signals.SIGKILL)
 
 
 def test_another_variable_with_the_same_words_is_no_mark():
-    with program("sleep", "60", env={**os.environ, f"{MARK}_OTHER": "c3", "OTHER": f"{MARK}=c3"}):
-        assert marked("c3") == []
+    mark = uuid.uuid4().hex
+    with program("sleep", "60", env={**os.environ, f"{MARK}_OTHER": mark, "OTHER": f"{MARK}={mark}"}):
+        assert marked(mark) == []
 
 
 def test_a_process_that_vanishes_while_one_looks_is_left_out(monkeypatch, tmp_path):
@@ -107,7 +121,7 @@ def test_a_system_that_shows_no_processes_still_knows_whether_a_group_is_empty(m
     assert not tells_the_dead()
     with program("sleep", "60") as process:
         assert members(process.pid) == [process.pid]
-        assert marked("a1") == []
+        assert marked(uuid.uuid4().hex) == []
         process.kill()
-        process.wait(10)
+        assert process.wait(10) == -os_signals.SIGKILL  # and of nothing before
         assert members(process.pid) == []

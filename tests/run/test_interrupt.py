@@ -1,8 +1,7 @@
 """Interrupting a function in its thread: only in its own file, at most once, never in what the thread does next."""
 
-import collections
 import functools
-import importlib.util
+import io
 import itertools
 import json
 import logging
@@ -14,8 +13,11 @@ import sys
 import textwrap
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from functools import partial
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -67,7 +69,7 @@ class Worker:
 
     def refuses(self):
         """Whether it is not interrupted, however often it is tried."""
-        return not any([self.call.interrupt() for _ in range(LOOKS)])
+        return [self.call.interrupt() for _ in range(LOOKS)] == [False] * LOOKS
 
 
 @pytest.fixture
@@ -106,9 +108,10 @@ def library(tmp_path):
         lock = threading.Lock()
         ''')
     )
-    spec = importlib.util.spec_from_file_location("library", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    loader = SourceFileLoader("library", str(path))
+    module = ModuleType("library")
+    module.__file__ = str(path)
+    loader.exec_module(module)
     return module
 
 
@@ -175,9 +178,10 @@ def test_a_function_that_swallows_it_goes_on_and_is_not_hit_again():
     def tool():
         for _ in range(2):
             try:
-                while not hits:
-                    pass
-                gate.wait()
+                while True:
+                    if hits:
+                        gate.wait()
+                        break
             except AbortInterrupt:
                 hits.append("hit")
         return "done"
@@ -304,7 +308,12 @@ def log_slowly(library, gate):
 
 def take_from_a_queue(library, gate):
     inbox: queue.Queue[None] = queue.Queue()
-    threading.Thread(target=lambda: (gate.wait(), inbox.put(None)), daemon=True).start()
+
+    def put():
+        gate.wait()
+        inbox.put(None)
+
+    threading.Thread(target=put, daemon=True).start()
     inbox.get(timeout=SECONDS)
     assert inbox.mutex.acquire(timeout=SECONDS)
 
@@ -493,98 +502,97 @@ def test_of_many_who_interrupt_at_once_one_does_it():
     assert worker.end() is AbortInterrupt
 
 
-def returns_late(gate):
+def returns_late(wait):
     # A subscript waits in C and then returns without a check: what is pending arrives in the wrapper.
-    return defaultdict(gate.wait)[None]
+    waiting: defaultdict[None, bool] = defaultdict(wait)
+    return waiting[None]
 
 
-def raises_late(gate):
-    divide = map(operator.truediv, iter(gate.wait, None), itertools.repeat(0))
-    return defaultdict(partial(next, divide))[None]
+def raises_late(wait):
+    divide = map(operator.truediv, iter(wait, "no end"), itertools.repeat(0))
+    failing: defaultdict[None, bool] = defaultdict(partial(next, divide))
+    return failing[None]
 
 
 @pytest.mark.parametrize(("tool", "end"), [(returns_late, True), (raises_late, ZeroDivisionError)])
-@pytest.mark.parametrize("wrap", [lambda fn: fn, lambda fn: lambda: fn()], ids=["partial", "function"])
+@pytest.mark.parametrize("wrap", [partial, lambda tool, wait: lambda: tool(wait)], ids=["partial", "function"])
 def test_what_arrives_after_the_function_is_consumed_and_its_end_kept(tool, end, wrap):
     gate = Gate()
-    worker = Worker(wrap(partial(tool, gate))).is_at("_late")
+    worker = Worker(wrap(tool, gate.wait)).is_at("_late")
     wait_until(worker.call.interrupt)
     gate.open()
     assert worker.end() is end
     assert worker.call.interrupted
 
 
-class Raised(Exception):
-    pass
+let_go = partial(time.sleep, 0)  # real time: none, it only lets other threads run
 
 
-letting_go = defaultdict(partial(time.sleep, 0))  # real time: none, it lets go of the GIL
+ENDS = {"returns": 1, "returns late": None, "raises": ZeroDivisionError, "raises late": TypeError, "swallows": 1}
 
 
 class Races:
     """One thread makes many calls in a row, another one interrupts whatever runs."""
 
     def __init__(self, number):
-        self.random = random.Random(number)
         self.number = number
-        self.now = InterruptibleCall(lambda: None)
-        self.sent: Counter[InterruptibleCall] = Counter()
+        self.random = random.Random(number)
+        self.now = InterruptibleCall(let_go)
+        self.sent: Counter[InterruptibleCall[Any]] = Counter()
         self.hits: Counter[int] = Counter()
         self.calls, self.ends, self.errors = [], [], []
 
     def tool(self, number, how, turns):
+        for turn in range(turns):
+            if turn % 8 == 0:
+                let_go()
+        if how == "returns late":
+            return returns_late(let_go)
+        if how == "raises late":
+            return raises_late(let_go)
         try:
-            for _ in range(turns):
-                pass
-            if how == "raises":
-                raise Raised(number)
-            if how == "lets go":
-                letting_go.clear()
-                letting_go[None]
-            return number
+            let_go()
+            return 1 // (how != "raises")
         except AbortInterrupt:
             self.hits[number] += 1
             if how == "swallows":
-                return number
+                return 1
             raise
 
     def pool(self):
         for number in range(self.number):
-            how = self.random.choice(["returns", "raises", "lets go", "swallows"])
-            self.now = InterruptibleCall(partial(self.tool, number, how, self.random.randrange(200)))
-            self.calls.append(self.now)
+            how = self.random.choice(list(ENDS))
+            self.now = InterruptibleCall(partial(self.tool, number, how, self.random.randrange(32)))
+            self.calls.append((self.now, ENDS[how]))
             try:
                 self.ends.append(self.now.run())
-            except Raised as raised:
-                self.ends.append(raised.args[0])
-            except AbortInterrupt:
-                self.ends.append("let out")
-            for _ in range(3):
-                time.sleep(0)
+            except (ZeroDivisionError, TypeError, AbortInterrupt) as error:
+                self.ends.append(type(error))
+            let_go()
+
+    def work(self):
+        try:
+            self.pool()
+        except BaseException as error:
+            self.errors.append(error)
 
     def run(self):
-        def work():
-            try:
-                self.pool()
-            except BaseException as error:
-                self.errors.append(error)
-
-        thread = threading.Thread(target=work, daemon=True)
+        thread = threading.Thread(target=self.work, daemon=True)
         thread.start()
         until = time.monotonic() + 10 * SECONDS
         while thread.is_alive() and time.monotonic() < until:
             call = self.now
+            for _ in range(self.random.randrange(10)):
+                let_go()
             self.sent[call] += call.interrupt()
-            if self.random.random() < 0.3:
-                time.sleep(0)
         thread.join(SECONDS)
 
 
 @pytest.fixture
 def restless():
-    """Threads take turns as often as they can."""
+    """Threads take turns more often than they usually do."""
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
+    sys.setswitchinterval(1e-4)
     yield
     sys.setswitchinterval(interval)
 
@@ -594,51 +602,49 @@ def test_an_interrupt_that_races_with_the_end_hits_its_own_call_once_or_nothing(
     races.run()
     assert races.errors == []
     assert len(races.ends) == races.number
-    assert max(races.sent.values()) == 1
-    assert {call for call, sent in races.sent.items() if sent} == {call for call in races.calls if call.interrupted}
-    fates: collections.Counter[str] = Counter()
-    for number, (call, end) in enumerate(zip(races.calls, races.ends, strict=True)):
-        assert end in (number, "let out")
-        assert races.hits[number] <= 1
-        if not call.interrupted:
-            assert (end, races.hits[number]) == (number, 0)
-        fates[("let out" if end == "let out" else "consumed") if call.interrupted else "missed"] += 1
-    assert len(fates) == 3, fates
+    fates: Counter[str] = Counter()
+    for number, ((call, own_end), end) in enumerate(zip(races.calls, races.ends, strict=True)):
+        assert races.sent[call] == call.interrupted
+        assert races.hits[number] <= call.interrupted
+        if end is AbortInterrupt or races.hits[number]:
+            assert call.interrupted
+            fates["in the function"] += 1
+        else:
+            assert end is own_end
+            fates["in the wrapper" if call.interrupted else "not at all"] += 1
+    print(fates)
+    assert len(fates) == 3, f"these races have not been all there are: {fates}"
 
 
 # Locks
 
 
-def chatter(logger, inbox):
+def chatter(logger, inbox, locks):
     """Uses locks of libraries all the time."""
 
     def say(number):
-        logger.warning("%s of %s", number, len(locks))
+        logger.warning("%s of %s", number, sum(n * n for n in range(number % 50)))
 
-    locks: list[threading.Lock] = []
     for number in itertools.count():
         say(number)
         inbox.put(number)
         locks.append(threading.Lock())
-        with threading.Condition():
-            locks = locks[-3:]
-        say(inbox.get())
-        json.dumps({"number": number})
+        with threading.Condition(locks[0]):
+            say(inbox.get())
 
 
-def test_no_lock_of_a_library_is_left_held():
-    handler = logging.StreamHandler(open(os.devnull, "w", encoding="utf-8"))
-    logger = logging.Logger("chatter")
+def test_no_lock_is_left_held(restless):
+    logger, handler = logging.Logger("chatter"), logging.StreamHandler(io.StringIO())
     logger.addHandler(handler)
     for _ in range(counts(200, 1_000)):
-        inbox: queue.Queue[int] = queue.Queue()
-        worker = Worker(partial(chatter, logger, inbox))
-        wait_until(worker.call.interrupt)
+        inbox, locks = queue.Queue[int](), deque[threading.Lock](maxlen=10)
+        worker = Worker(partial(chatter, logger, inbox, locks))
+        while not worker.call.interrupt():
+            let_go()
         assert worker.end() is AbortInterrupt
-        for lock in (logging._lock, handler.lock, inbox.mutex):  # type: ignore[attr-defined]
+        for lock in (logging._lock, handler.lock, inbox.mutex, *locks):  # type: ignore[attr-defined]
             assert lock.acquire(timeout=1.0)
             lock.release()
-    handler.stream.close()
 
 
 def busy_in_a_block(block):
@@ -650,13 +656,6 @@ def busy_in_a_block(block):
 def busy_loop_in_a_block(block):
     with block:
         for number in itertools.count():
-            number += 1
-
-
-def busy_while_in_a_block(block):
-    number = 0
-    with block:
-        while number >= 0:
             number += 1
 
 
@@ -689,7 +688,6 @@ def sleepy_in_a_block(block):
     [
         busy_in_a_block,
         busy_loop_in_a_block,
-        busy_while_in_a_block,
         busy_calls_in_a_block,
         busy_recursion,
         sleepy_in_a_block,
@@ -703,6 +701,29 @@ def test_a_block_is_left_by_its_exit(tool, library):
         wait_until(worker.call.interrupt)
         assert worker.end() is AbortInterrupt
         assert not block.lock.locked()
+
+
+def loop_beside_its_block(effects):
+    # The jump of the loop is outside the block: of the first up to Python 3.12, of the second from 3.13 on.
+    number = 0
+    try:
+        while True:
+            number += 1
+            if interrupt.EXACT:
+                continue
+            while number > 0:
+                number += 1
+    finally:
+        effects.append("finally")
+
+
+def test_a_jump_outside_its_block_is_a_last_resort(monkeypatch):
+    monkeypatch.setattr(interrupt, "SLIPPERY_SECONDS", 0.2)
+    worker = Worker(partial(loop_beside_its_block, []))
+    wait_until(lambda: worker.call.interrupt() or worker.call._slippery)
+    assert worker.refuses()
+    wait_until(worker.call.interrupt)
+    assert worker.end() is AbortInterrupt
 
 
 def read_in_a_block(block, file):

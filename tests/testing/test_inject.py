@@ -12,6 +12,7 @@ from safepoint.testing.inject import MODES, abort_everywhere
 from safepoint.testing.inject_points import Mode, Point, point
 from safepoint.testing.inject_report import Violation
 from safepoint.testing.laws import DEFAULT_LAWS, outcome_is_the_stop, works_again
+from tests.conftest import counts
 from tests.testing import clean
 from tests.testing.planted import DEFECTS, After
 
@@ -48,9 +49,9 @@ def test_a_scenario_of_anyio_tasks_breaks_no_law():
 
     async def scenario(probe):
         async with anyio.create_task_group() as group:
-            group.start_soon(anyio.sleep, 1)
+            group.start_soon(anyio.sleep, 1)  # real time: none, the loop's clock is fake
             with anyio.move_on_after(5):
-                await probe.signal.run(anyio.sleep(2))
+                await probe.signal.run(anyio.sleep(2))  # real time: none, the loop's clock is fake
         return "done"
 
     abort_everywhere(scenario, clock=FakeClock)
@@ -453,7 +454,7 @@ def test_it_gives_up_when_too_many_runs_break_laws():
 def test_fake_time_jumps_over_sleeps_timeouts_and_deadlines():
     async def scenario(probe):
         began = current_clock().monotonic()
-        await asyncio.sleep(1000)
+        await asyncio.sleep(1000)  # real time: none, the loop's clock is fake
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1000):
                 await asyncio.Event().wait()
@@ -465,11 +466,13 @@ def test_fake_time_jumps_over_sleeps_timeouts_and_deadlines():
     assert len(abort_everywhere(scenario, clock=FakeClock).points) == 4
 
 
-def test_a_scenario_of_200_points_is_aborted_at_each_of_them():
+def test_a_long_scenario_is_aborted_at_each_of_its_points():
+    length = counts(40, 200)
+
     async def scenario(probe):
-        for _ in range(200):
+        for _ in range(length):
             await probe.signal.sleep(1)
 
     report = abort_everywhere(scenario, clock=FakeClock)
-    assert len(report.points) == 200
-    assert report.aborted == 800
+    assert len(report.points) == length
+    assert report.aborted == 4 * length

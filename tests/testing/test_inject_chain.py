@@ -103,22 +103,22 @@ def test_running_code_knows_its_own_chain():
 
 
 async def test_a_place_is_the_users_line_not_the_librarys():
-    async def sleeps():
-        await asyncio.sleep(1000)
+    async def waits():
+        await asyncio.Event().wait()
 
-    chain = await chain_of(sleeps())
-    assert names(chain) == ["sleeps", "sleep"]
-    assert place(chain) == (__file__, sleeps.__code__.co_firstlineno + 1)
-    assert place(chain[1:])[0].endswith("tasks.py")
+    chain = await chain_of(waits())
+    assert names(chain) == ["waits", "wait"]
+    assert place(chain) == (__file__, waits.__code__.co_firstlineno + 1)
+    assert place(chain[1:])[0].endswith("locks.py")
 
 
 async def test_a_chain_for_people_has_short_paths_and_full_names():
-    async def sleeps():
-        await asyncio.sleep(1000)
+    async def waits():
+        await asyncio.Event().wait()
 
-    own, library = shown(await chain_of(sleeps()))
-    assert own == f"{HERE}:{sleeps.__code__.co_firstlineno + 1} {sleeps.__qualname__}"
-    assert library.startswith(f"asyncio{os.sep}tasks.py:")
+    own, library = shown(await chain_of(waits()))
+    assert own == f"{HERE}:{waits.__code__.co_firstlineno + 1} {waits.__qualname__}"
+    assert library.startswith(f"asyncio{os.sep}locks.py:")
 
 
 def test_installed_packages_are_not_taken_for_the_standard_library():

@@ -98,7 +98,7 @@ def test_cancellation_timeouts_and_groups_work_through_the_driver():
 
     async def child():
         try:
-            await asyncio.sleep(1000)
+            await asyncio.Event().wait()
         except asyncio.CancelledError as error:
             story.append(error.args)
             raise
@@ -131,7 +131,7 @@ def test_a_guard_interrupts_a_driven_task():
         controller = AbortController()
         asyncio.get_running_loop().call_soon(controller.abort)
         with pytest.raises(AbortError):
-            await controller.signal.run(asyncio.sleep(1000))
+            await controller.signal.run(asyncio.Event().wait())
 
     run(main(), saw=lambda driver: None)
 
@@ -152,7 +152,7 @@ def test_fake_time_is_the_loops_time_and_jumps_to_the_next_timer():
     async def main():
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await asyncio.sleep(500)
+        await asyncio.sleep(500)  # real time: none, the loop's clock is fake
         await AbortController().signal.sleep(300)
         return loop.time() - began
 
@@ -167,7 +167,7 @@ def test_fake_time_stands_still_while_a_thread_works():
     async def main():
         gate = threading.Event()
         threading.Timer(0.02, gate.set).start()  # the one that works in real time
-        sleeping = asyncio.create_task(asyncio.sleep(1))
+        sleeping = asyncio.create_task(asyncio.sleep(1))  # real time: none, the loop's clock is fake
         await run_in_thread(gate.wait, 10)
         assert not sleeping.done()
         assert clock.monotonic() == 1000
@@ -183,7 +183,7 @@ def test_fake_time_stands_still_while_an_executor_works():
         gate = threading.Event()
         timer = threading.Timer(0.02, gate.set)
         timer.start()
-        sleeping = asyncio.create_task(asyncio.sleep(1))
+        sleeping = asyncio.create_task(asyncio.sleep(1))  # real time: none, the loop's clock is fake
         await asyncio.to_thread(gate.wait, 10)
         timer.join()
         assert clock.monotonic() == 1000
@@ -200,7 +200,7 @@ def test_fake_time_stands_still_while_a_socket_is_waited_for():
         here, there = socket.socketpair()
         with here, there:
             here.setblocking(False)
-            sleeping = asyncio.create_task(asyncio.sleep(1))
+            sleeping = asyncio.create_task(asyncio.sleep(1))  # real time: none, the loop's clock is fake
             timer = threading.Timer(0.02, there.send, (b"x",))
             timer.start()
             assert await loop.sock_recv(here, 1) == b"x"

@@ -1,5 +1,7 @@
 """The report: one paragraph per breach, the modes together, and what was not tried is said."""
 
+from dataclasses import replace
+
 import pytest
 
 from safepoint.testing.inject_points import Point
@@ -41,6 +43,15 @@ def test_modes_that_show_the_same_share_a_paragraph():
     assert "mode cancel\n" in text
     assert "2. no_task_left: another" in text
     assert "3. " not in text
+
+
+def test_the_same_at_many_points_is_told_in_full_three_times_only():
+    points = [replace(POINT, number=number) for number in range(1, 6)]
+    lines = str(report(violations=tuple(violation("abort", point=point) for point in points))).splitlines()
+    assert len([line for line in lines if line.startswith("   alone: ")]) == 3
+    assert lines[-2:] == [
+        f"{n}. no_task_left: the same at point {n} at a.py:7 (await in task main, time 2), mode abort" for n in (4, 5)
+    ]
 
 
 def test_a_message_of_several_lines_is_indented():

@@ -70,7 +70,7 @@ def test_each_run_has_a_fresh_clock_and_a_copy_of_the_callers_context():
     async def scenario(probe):
         seen = (variable.get(), current_clock().monotonic())
         variable.set(99)
-        await asyncio.sleep(5)
+        await asyncio.sleep(5)  # real time: none, the loop's clock is fake
         return seen
 
     variable.set(7)

@@ -4,12 +4,12 @@ It is sent only while the thread's innermost Python frame is in the function's o
 the locks of libraries held. Looking and sending are one call into C, a chain of iterators that never lets go of the
 GIL. The same chain takes the call's only permit: one is sent at most, none before the function, none after it.
 
-Sent is not arrived. CPython raises it at the thread's next check for such things: after a call, at the start of a
-function, when a loop jumps back. Up to 3.12, a thread that lost the GIL in a check is in that check when it gets it
-back. From 3.13 on, and in instructions that wait without a check (`for line in file`), it goes on to the next one, maybe
-in the `__exit__` of the block it was seen in; and some jumps are outside the block they stand in (CPython issues 108214,
-130279). So the bytecode ahead is read, and a place from which the exception would slip out of its block is passed over,
-unless the thread is seen to wait there in C, or no better one comes.
+Sent is not arrived. CPython raises it at the thread's next check: after a call, at the start of a function, when a
+loop jumps back. Up to 3.12, a thread that lost the GIL in a check is in that check when it gets it back. From 3.13 on,
+and in instructions that wait without a check (`for line in file`), it goes on to the next one, maybe in the `__exit__`
+of the block it was seen in; and some jumps are outside the block they stand in (CPython issues 108214, 130279). So the
+bytecode ahead is read, and a place from which the exception would slip out of its block is passed over, unless the
+thread is seen to wait there in C, or no better one comes.
 
 What is left: a C function that waits, and then calls Python code of a library, gets it in there; and where Python
 ignores exceptions (in a `__del__`), it is lost.
@@ -172,7 +172,7 @@ def _slips(code: CodeType, at: int, exact: bool) -> bool | None:
 
     def handlers(offset: int) -> Iterator[int | None]:
         for entry in bytecode.exception_entries:  # type: ignore[attr-defined]
-            if entry.start <= offset < entry.end:
+            if entry.start <= offset < entry.end and "INTRINSIC" not in steps[entry.target].opname:
                 yield entry.target
                 yield from handlers(entry.target)
         yield None
@@ -182,25 +182,28 @@ def _slips(code: CodeType, at: int, exact: bool) -> bool | None:
 
     def keeps(step: dis.Instruction) -> bool:
         arrives = step.argval - 2 if EXACT and _JUMPS.search(step.opname) else step.offset
-        return {block(seen), block(step)} <= {*handlers(arrives)}
+        return {block(here), block(step)} <= {*handlers(arrives)}
 
     def ways(step: dis.Instruction) -> list[Any]:
         on = [] if step.opname.startswith(("JUMP_F", "JUMP_B")) else [after.get(step.offset)]
         return [*on, step.argval] if step.argrepr.startswith("to ") else on
 
-    seen = steps[max((offset for offset in steps if offset <= at), default=0)]
-    if exact and _CHECKS.search(seen.opname):
-        return not keeps(seen)
-    todo, found = ways(seen), set()
+    here = steps[max((offset for offset in steps if offset <= at), default=0)]
+    if exact and _CHECKS.search(here.opname):
+        return not keeps(here)
+    todo, ahead, found = ways(here), dict(steps), set[bool | None]()
+    goes_round = False
     while todo:
-        if (step := steps.pop(todo.pop(), None)) is None:
+        if (step := ahead.pop(todo.pop(), None)) is None:
             continue
         if _LEAVES.search(step.opname):
-            found.add("slips" if block(seen) else "returns")
-        elif _CHECKS.search(step.opname):
-            found.add(("loops" if _JUMPS.search(step.opname) else "stays") if keeps(step) else "slips")
-        else:
+            found.add(True if block(here) else None)
+        elif not _CHECKS.search(step.opname):
             todo += ways(step)[:1] if "FOR_ITER" in step.opname else ways(step)
-    if "loops" in found and "FOR_ITER" not in seen.opname:  # a loop goes round more often than it ends
-        return False
-    return True if "slips" in found else None if "returns" in found else False
+        elif not _JUMPS.search(step.opname):
+            found.add(not keeps(step))
+        elif keeps(step):
+            goes_round = "FOR_ITER" not in here.opname  # which loops do more often than they end
+        else:
+            return True
+    return not goes_round and (True if True in found else None if None in found else False)

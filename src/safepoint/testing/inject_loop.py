@@ -21,6 +21,7 @@ __all__ = ["Driver", "Hang", "RunLoop", "SawSuspension"]
 
 T = TypeVar("T")
 POLL_SECONDS = 0.01
+TURNS = 16
 
 
 class Hang(BaseException):
@@ -159,14 +160,19 @@ class _Selector(selectors.DefaultSelector):
     def __init__(self, loop: RunLoop) -> None:
         super().__init__()
         self._loop = loop
+        self._turns = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         loop = self._loop
         left = loop.ends_at - time.monotonic()
         if left <= 0:
             raise Hang(f"it did not end within {loop.seconds:g} s")
+        busy = timeout is not None and timeout <= 0
+        self._turns += 1
+        if busy and self._turns % TURNS and len(self.get_map()) == 1:
+            return []  # only signals could have come through the loop's own pipe: they can wait for a few turns
         ready = super().select(0)
-        if ready or (timeout is not None and timeout <= 0):
+        if busy or ready:
             return ready
         if loop.clock is None:
             return self._block(left if timeout is None else min(timeout, left))

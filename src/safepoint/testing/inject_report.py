@@ -1,11 +1,15 @@
 """Owns what people read after `abort_everywhere`: points, breaches of laws, and how to see one of them alone."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .inject_points import Mode, Point
 
 __all__ = ["Report", "Violation"]
+
+# The same words at more points than this: the others in one line each.
+IN_FULL = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +72,21 @@ class Report:
             modes = grouped.setdefault((found.point, found.law, found.message), [])
             if found.mode is not None:
                 modes.append(found.mode)
+        seen: Counter[tuple[str, str]] = Counter()
         for number, ((point, law, message), modes) in enumerate(grouped.items(), 1):
-            yield ""
+            seen[law, message] += 1
             first, *rest = message.splitlines() or [""]
-            yield f"{number}. {law}: {first}"
+            if seen[law, message] > IN_FULL and point is not None:
+                yield f"{number}. {law}: the same at {self._told(point, modes)}"
+                continue
+            yield f"\n{number}. {law}: {first}"
             yield from (f"     {line}" for line in rest)
             if point is None:
                 yield "   in a clean run, with no abort at all"
                 continue
-            yield f"   point {point.number} at {point}, mode {', '.join(modes)}"
+            yield f"   {self._told(point, modes)}"
             yield from (f"     {line}" for line in point.chain)
             yield f'   alone: abort_everywhere({self.scenario}, only=({point.number}, "{modes[0]}"))'
+
+    def _told(self, point: Point, modes: list[Mode]) -> str:
+        return f"point {point.number} at {point}, mode {', '.join(modes)}"
