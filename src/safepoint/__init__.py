@@ -20,6 +20,7 @@ from .abort import (
     shield,
 )
 from .errors import SafepointError, UsageError
+from .run import Aborted, Completed, Failed, Outcome, Receipt, Retry, TimedOut
 
 __all__ = [
     "AbortController",
@@ -27,7 +28,14 @@ __all__ = [
     "AbortReason",
     "AbortSignal",
     "AbortTimeout",
+    "Aborted",
+    "Completed",
+    "Failed",
+    "Outcome",
+    "Receipt",
+    "Retry",
     "SafepointError",
+    "TimedOut",
     "UsageError",
     "checkpoint",
     "current_signal",

@@ -165,13 +165,21 @@ async def test_of_too_much_output_the_end_is_kept_and_the_rest_counted():
     assert result.dropped == 200_003 - 10 + 5
 
 
-async def test_a_program_that_never_stops_talking_is_stopped_and_its_output_bounded():
+@pytest.mark.parametrize(("said", "dropped"), [("12345", 0), ("012345", 1), ("", 0)])
+async def test_what_fits_exactly_is_kept(said, dropped):
+    result = await run_process(["printf", said], max_output=5)
+    assert result == ProcessResult(0, said[-5:].encode(), b"", dropped=dropped)
+
+
+async def test_a_program_that_never_stops_talking_is_stopped_and_its_output_bounded(folder):
     controller = AbortController()
-    async with running(["yes"], signal=controller.signal, grace=LONG, max_output=1_000) as task:
-        threading.Timer(0.05, controller.abort).start()
+    script = "yes | head -c 200000; echo $$ >>pids; exec yes"  # ready when more was read than a pipe holds
+    async with running(sh(script), signal=controller.signal, grace=LONG, max_output=1_000, cwd=folder.path) as task:
+        await folder.ready(1)
+        controller.abort()
         error = await aborted(task)
     assert len(error.partial.stdout) == 1_000
-    assert error.partial.dropped > 0
+    assert error.partial.dropped > 100_000
     assert error.partial.survivors == ()
 
 
@@ -282,14 +290,32 @@ async def test_a_child_that_holds_the_pipe_does_not_hold_up_an_abort(folder):
     assert [pid for pid in pids if alive(pid)] == list(error.partial.survivors)
 
 
-async def test_waiting_for_a_pipe_that_is_held_open_is_not_spinning(folder, monkeypatch):
+@pytest.fixture
+def looks(monkeypatch):
+    """How often a supervisor looked whether there is something to do."""
+
     class Selector(selectors.DefaultSelector):
         def select(self, timeout=None):
-            looks.append(timeout)
+            timeouts.append(timeout)
             return super().select(timeout)
 
-    looks: list[float | None] = []
+    timeouts: list[float | None] = []
     monkeypatch.setattr(selectors, "DefaultSelector", Selector)
+    return timeouts
+
+
+async def test_waiting_for_a_program_that_has_closed_its_pipes_is_not_spinning(looks):
+    assert await run_process(sh("echo said; exec >&- 2>&-; sleep 0.05")) == ProcessResult(0, b"said\n", b"")
+    assert 0 < len(looks) < 20
+
+
+async def test_waiting_for_a_program_that_has_closed_its_input_is_not_spinning(looks):
+    script = "exec <&-; sleep 0.05; echo done"
+    assert await run_process(sh(script), stdin=b"x" * 1_000_000) == ProcessResult(0, b"done\n", b"")
+    assert 0 < len(looks) < 30
+
+
+async def test_waiting_for_a_pipe_that_is_held_open_is_not_spinning(folder, looks):
     script = "setsid sh -c 'echo $$ >>pids; exec sleep 60' & echo $$ >>pids; wait"
     controller = AbortController()
     async with running(sh(script), signal=controller.signal, grace=LONG, cwd=folder.path) as task:
@@ -430,16 +456,18 @@ async def test_the_grace_is_a_duration():
 
 
 async def test_a_program_that_ends_in_the_moment_of_the_abort_has_a_result_or_is_aborted():
-    chance, results, aborts = random.Random(5), [], []
+    chance, aborts = random.Random(5), []
     loop = asyncio.get_running_loop()
+    start = loop.time()
+    results = [await run_process(["echo", "said"]) for _ in range(5)]
+    usual = (loop.time() - start) / 5
     for _ in range(counts(100, 5_000)):
         controller = AbortController()
-        loop.call_later(chance.random() / 200, controller.abort)
+        loop.call_later(chance.random() * 2 * usual, controller.abort)
         try:
             results.append(await run_process(["echo", "said"], signal=controller.signal, grace=LONG))
         except AbortError as error:
             aborts.append(error.partial)
-    assert results
     assert all(result == ProcessResult(0, b"said\n", b"") for result in results)
     assert aborts
     for partial in aborts:

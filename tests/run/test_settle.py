@@ -232,3 +232,24 @@ async def test_a_clean_up_that_hangs_or_fails_is_bounded_and_becomes_a_warning(c
     assert len([event for event in events if isinstance(event, CleanupFailed)]) == 2
     assert isinstance(events[0], RunStarted)
     assert isinstance(events[-1], RunEnded)
+
+
+async def test_an_outer_cancellation_in_a_clean_up_lets_the_others_run_and_then_passes_through():
+    events: list[Event] = []
+    order: list[str] = []
+
+    async def work(ctx: Context, value: object) -> None:
+        ctx.on_exit(lambda: order.append("first"))
+        ctx.on_exit(hangs)
+
+    async def hangs() -> None:
+        order.append("hangs")
+        await asyncio.get_running_loop().create_future()
+
+    task = asyncio.ensure_future(settle(Context(emit=events.append), work, None))
+    await let_settle()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert order == ["hangs", "first"]
+    assert kinds(events) == ["run_started", "cleanup_failed", "run_ended"]

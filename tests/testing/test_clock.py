@@ -10,6 +10,7 @@ import pytest
 from safepoint.abort import AbortController, AbortError, AbortSignal, Timer, use_clock
 from safepoint.errors import UsageError
 from safepoint.testing import FakeClock, settle
+from tests.abort.programs import wait_until
 
 SECONDS = 10.0
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
@@ -267,14 +268,6 @@ def in_thread(function, *args):
         return answers.pop()
 
     return answer
-
-
-def wait_until(condition):
-    for _ in range(10_000):
-        if condition():
-            return
-        threading.Event().wait(0.001)
-    pytest.fail("it did not come true in time")
 
 
 def test_a_thread_that_waits_for_a_signal_follows_the_fake_clock(clock):

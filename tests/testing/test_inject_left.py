@@ -49,10 +49,12 @@ def test_threads_of_pools_are_left_only_while_they_work(name, idle, count):
 async def test_a_function_that_was_abandoned_is_left():
     before, gate, controller = take_stock(), threading.Event(), AbortController()
 
+    loop = asyncio.get_running_loop()
+
     def stubborn():
+        loop.call_soon_threadsafe(controller.abort)
         gate.wait(10)
 
-    asyncio.get_running_loop().call_soon(controller.abort)
     with pytest.raises(AbortError):
         await run_in_thread(stubborn, signal=controller.signal)
     (text,) = left_since(before, executor_idle=True).threads

@@ -8,14 +8,11 @@ Sent is not arrived. CPython raises it at the thread's next check: after a call,
 loop jumps back. Up to 3.12, a thread that lost the GIL in a check is in that check when it gets it back. From 3.13 on,
 and in instructions that wait without a check (`for line in file`), it goes on to the next one, maybe in the `__exit__`
 of the block it was seen in; and some jumps are outside the block they stand in (CPython issues 108214, 130279). So the
-bytecode ahead is read, and a place from which the exception would slip out of its block is passed over, unless the
-thread is seen to wait there in C, or no better one comes.
-
-What is left: a C function that waits, and then calls Python code of a library, gets it in there; and where Python
-ignores exceptions (in a `__del__`), it is lost.
+bytecode ahead is read, and a place from which it would slip out of its block is passed over, unless the thread is seen
+to wait there in C, or no better one comes. What is left: a C function that waits, and then calls Python code of a
+library, gets it in there; and where Python ignores exceptions (in a `__del__`), it is lost.
 """
 
-import ctypes
 import dis
 import functools
 import os
@@ -26,6 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from ctypes import PYFUNCTYPE, c_int, c_ulong, py_object, pythonapi
 from itertools import pairwise, repeat, starmap
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
@@ -35,7 +33,6 @@ from safepoint.errors import UsageError
 __all__ = ["AbortInterrupt", "InterruptibleCall"]
 
 T = TypeVar("T")
-
 # How long a place to slip from is passed over: if the thread hardly uses the processor, and at most.
 WAITING_SECONDS, WAITING_SHARE, SLIPPERY_SECONDS = 0.1, 0.1, 2.0
 EXACT = sys.version_info < (3, 13)
@@ -46,15 +43,12 @@ class AbortInterrupt(BaseException):
 
 
 class InterruptibleCall(Generic[T]):
-    """One call of `fn`, which other threads can interrupt. `file` is where it is written, if that cannot be found.
-
-    `thread_id`: the thread it runs in; `interrupted`: the exception was sent; `ended`: the thread left the function.
-    """
+    """One call of `fn`, which other threads can interrupt. `file` is where it is written, if that cannot be found."""
 
     def __init__(self, fn: Callable[[], T], *, file: str | None = None) -> None:
-        self.thread_id: int | None = None
-        self.interrupted = False
-        self.ended = False
+        self.thread_id: int | None = None  # in which it runs, or ran
+        self.interrupted = False  # the exception was sent
+        self.ended = False  # the thread has left the function
         self._fn = fn
         self._file = _source(fn) if file is None else _real(file)
         self._permit: dict[str, tuple[object, object]] = {}
@@ -66,11 +60,10 @@ class InterruptibleCall(Generic[T]):
         if self.thread_id is not None:
             raise UsageError("an InterruptibleCall runs once: make another one for another call")
         self.thread_id = threading.get_ident()
-        with suppress(AttributeError, OSError):  # not on every system
-            self._processor = time.pthread_getcpuclockid(self.thread_id)
+        self._processor = _processor_clock(self.thread_id)
         # By subscript: after a call CPython may raise what is pending, and the value would be lost; here it does not.
         value: defaultdict[None, T] = defaultdict(self._fn)
-        self._permit["to"] = (ctypes.c_ulong(self.thread_id), ctypes.py_object(AbortInterrupt))
+        self._permit["to"] = (c_ulong(self.thread_id), py_object(AbortInterrupt))
         try:
             return value[None]
         finally:
@@ -82,7 +75,7 @@ class InterruptibleCall(Generic[T]):
     def _end(self) -> None:
         if self._permit.pop("to", None) is None:
             self.interrupted = True
-            _raise_in(self.thread_id, ctypes.py_object())  # NULL: takes back what has not arrived
+            _raise_in(self.thread_id, py_object())  # NULL: takes back what has not arrived
         self.ended = True
 
     def interrupt(self) -> bool:
@@ -97,10 +90,9 @@ class InterruptibleCall(Generic[T]):
         now = map(get, iter(sys._current_frames, None), repeat(self.thread_id))
         same = map(getattr, map(get, repeat({frame: frame}), now), repeat("f_lasti"), repeat(None))
         permit = map(self._permit.pop, map(get, repeat({at: "to"}), same), repeat(_NOBODY))
-        if not next(starmap(_raise_in, permit)):
-            return False
-        self.interrupted = True
-        return True
+        if sent := bool(next(starmap(_raise_in, permit))):
+            self.interrupted = True
+        return sent
 
     def where(self) -> str | None:
         """`file:line in function` in the function's own file, with what that has called if it is elsewhere."""
@@ -136,17 +128,15 @@ class InterruptibleCall(Generic[T]):
 
 
 _RUN = InterruptibleCall.run.__code__
-_NOBODY = (ctypes.c_ulong(0), ctypes.py_object(AbortInterrupt))
+_NOBODY = (c_ulong(-1), py_object(AbortInterrupt))  # not 0: that is the id of every thread that is about to start
 _real: Callable[[str], str] = functools.cache(os.path.realpath)
 _gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+_processor_clock: Callable[[int], int] = getattr(time, "pthread_getcpuclockid", lambda _: -1)
 # Of our own, because everybody shares `pythonapi`'s; and a PYFUNCTYPE, because that keeps the GIL.
-_prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)
-_raise_in = _prototype(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
-
-# Instructions by their names: those that check, or call what begins with a check; and those after which others go on.
+_raise_in = PYFUNCTYPE(c_int, c_ulong, py_object)(("PyThreadState_SetAsyncExc", pythonapi))
+# Instructions that check, or call what begins with a check.
 _JUMPS = re.compile("JUMP_BACKWARD(?!_NO_INTERRUPT)")
 _CHECKS = re.compile(f"{_JUMPS.pattern}|RESUME|CALL(?!_INTRINSIC)(?!.*_(LEN|ISINSTANCE|LIST_APPEND|TYPE_1)$)")
-_LEAVES = re.compile("RETURN|YIELD|RAISE")
 
 
 def _source(fn: Any) -> str | None:
@@ -191,19 +181,20 @@ def _slips(code: CodeType, at: int, exact: bool) -> bool | None:
     here = steps[max((offset for offset in steps if offset <= at), default=0)]
     if exact and _CHECKS.search(here.opname):
         return not keeps(here)
-    todo, ahead, found = ways(here), dict(steps), set[bool | None]()
-    goes_round = False
+    todo, ahead, found = ways(here), dict(steps), set()
     while todo:
         if (step := ahead.pop(todo.pop(), None)) is None:
             continue
-        if _LEAVES.search(step.opname):
-            found.add(True if block(here) else None)
+        if re.search("RETURN|YIELD|RAISE", step.opname):
+            found.add("slips" if block(here) else "returns")
         elif not _CHECKS.search(step.opname):
             todo += ways(step)[:1] if "FOR_ITER" in step.opname else ways(step)
         elif not _JUMPS.search(step.opname):
-            found.add(not keeps(step))
-        elif keeps(step):
-            goes_round = "FOR_ITER" not in here.opname  # which loops do more often than they end
-        else:
+            found.add("stays" if keeps(step) else "slips")
+        elif not keeps(step):
             return True
-    return not goes_round and (True if True in found else None if None in found else False)
+        elif "FOR_ITER" not in here.opname:
+            found.add("goes round")
+    if "goes round" in found:  # which loops do more often than they end
+        return False
+    return True if "slips" in found else None if "returns" in found else False

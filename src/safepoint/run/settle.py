@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ..abort import AbortError, shield
 from ..abort.guard import asked_from_outside
-from .context import Context, Work
+from .context import Cleanup, Context, Work
 from .events import CleanupFailed, RunEnded, RunStarted
 from .outcome import Aborted, Completed, Failed, Outcome, TimedOut
 
@@ -34,17 +34,18 @@ async def settle(ctx: Context, work: Work[I, T], value: I) -> Outcome[T]:
     before = asked_from_outside()
     result: T | None = None
     error: BaseException | None = None
+    passing: BaseException | None = None  # meant for the task, not for us
     try:
         ctx.signal.raise_if_aborted()
         ctx.emit(RunStarted(**ctx.stamp()))
         result = await work(ctx, value)
     except BaseException as raised:
         error = raised
-        if _is_for_the_task(raised, before):
-            await clean_up(ctx)
-            ctx.emit(RunEnded(**ctx.stamp(), status="aborted"))
-            raise
-    await clean_up(ctx)
+        passing = raised if _is_for_the_task(raised, before) else None
+    passing = await clean_up(ctx) or passing
+    if passing is not None:
+        ctx.emit(RunEnded(**ctx.stamp(), status="aborted"))
+        raise passing
     outcome: Outcome[T] = _decide(ctx, result, error, started)
     ctx.emit(RunEnded(**ctx.stamp(), status=outcome.status))
     return outcome
@@ -72,8 +73,12 @@ def _decide(ctx: Context, result: T | None, error: BaseException | None, started
     return Completed(result, started_at=started, finished_at=finished)  # type: ignore[arg-type]  # no error: a value
 
 
-async def clean_up(ctx: Context) -> None:
-    """Run the registered clean-ups, last in first out. What fails or hangs becomes a warning, never the outcome."""
+async def clean_up(ctx: Context) -> BaseException | None:
+    """Run the registered clean-ups, last in first out. What fails or hangs becomes a warning, never the outcome.
+
+    An outer cancellation ends only the clean-up it hits; it is given back, for the caller to pass on at the end.
+    """
+    passing: BaseException | None = None
     while ctx.cleanups:
         cleanup = ctx.cleanups.pop()
         try:
@@ -82,9 +87,16 @@ async def clean_up(ctx: Context) -> None:
                 if inspect.isawaitable(pending):
                     await pending
         except Exception as error:
-            name = getattr(cleanup, "__qualname__", repr(cleanup))
             told = "took too long" if isinstance(error, AbortError) else f"raised {type(error).__name__}: {error}"
-            message = f"the clean-up {name} {told}"
-            ctx.ledger.warnings.append(message)
-            log.warning("%s: %s", ctx.operation, message, extra=ctx.log_fields())
-            ctx.emit(CleanupFailed(**ctx.stamp(), message=message))
+            _warn(ctx, cleanup, told)
+        except BaseException as error:
+            passing = error
+            _warn(ctx, cleanup, f"was interrupted by {type(error).__name__}")
+    return passing
+
+
+def _warn(ctx: Context, cleanup: Cleanup, told: str) -> None:
+    message = f"the clean-up {getattr(cleanup, '__qualname__', repr(cleanup))} {told}"
+    ctx.ledger.warnings.append(message)
+    log.warning("%s: %s", ctx.operation, message, extra=ctx.log_fields())
+    ctx.emit(CleanupFailed(**ctx.stamp(), message=message))

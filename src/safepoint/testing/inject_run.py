@@ -110,15 +110,16 @@ def run_scenario(
         runner.get_loop()  # made here, so that it has the clock and the points in its context
         around.callback(_close, runner, loop)
         before = None if plain else take_stock()
-        bounds.watch.loop = loop
-        ending = _play(runner, attempt, scenario)
-        bounds.watch.loop = None
+        ending = _play(runner, attempt, scenario, bounds.watch)
         return _record(runner, attempt, ending, before), attempt
 
 
-def _play(runner: asyncio.Runner, attempt: Attempt, scenario: Scenario) -> Ending:
+def _play(runner: asyncio.Runner, attempt: Attempt, scenario: Scenario, watch: Watch) -> Ending:
     try:
-        return ending_of(runner.run(attempt.play(scenario)))
+        watch.loop = attempt.loop
+        value = runner.run(attempt.play(scenario))
+        watch.loop = None
+        return ending_of(value)
     except (KeyboardInterrupt, SystemExit):
         raise
     except Hang as hang:
@@ -126,6 +127,7 @@ def _play(runner: asyncio.Runner, attempt: Attempt, scenario: Scenario) -> Endin
     except BaseException as error:
         return ending_of_error(error)
     finally:
+        watch.loop = None
         attempt.points.over = True
 
 

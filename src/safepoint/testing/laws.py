@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from traceback import walk_tb
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from ..abort import AbortError, AbortReason
 from .inject_chain import place, short
@@ -37,13 +37,15 @@ __all__ = [
     "works_again",
 ]
 
-Status: TypeAlias = Literal["completed", "aborted", "timed_out", "failed", "cancelled", "hung"]
 STATUSES = ("completed", "aborted", "timed_out", "failed")
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended, whichever way it said so: by a value, an outcome or an exception."""
+    """How a run ended, whichever way it said so: by a value, an outcome or an exception.
+
+    `status` is that of an outcome (completed, aborted, timed_out, failed), or cancelled, or hung.
+    """
 
     status: str
     value: object = None
