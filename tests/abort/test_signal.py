@@ -912,7 +912,8 @@ def test_wait_ends_in_the_very_moment_its_time_is_up():
 
 
 async def test_waiting_for_what_has_happened_sets_no_timer(clock: FakeClock):
-    await AbortSignal.timeout(0).wait_async()
+    signal = AbortSignal.timeout(0)
+    await signal.wait_async()
     assert clock.pending == 0
 
 
@@ -925,3 +926,20 @@ def test_the_time_of_the_abort_is_that_of_the_root_that_gave_the_reason(clock: F
     controller.abort()
     clock.advance(4)
     assert (controller.signal.aborted_at, timeout.aborted_at, both.aborted_at) == (1003.0, 1005.0, 1003.0)
+
+
+@pytest.mark.parametrize("aborts", [True, False], ids=["ran", "removed before"])
+def test_a_listener_of_a_composite_is_removed_once_and_not_after_it_ran(aborts: bool):
+    controller = AbortController()
+    registration = AbortSignal.any([controller.signal]).add_listener(lambda: None)
+    if aborts:
+        controller.abort()
+    else:
+        assert registration.remove()
+    assert not registration.remove()
+
+
+def test_a_deadline_with_several_observers_has_one_timer(clock: FakeClock):
+    signal = AbortSignal.timeout(5)
+    with signal.add_listener(lambda: None), AbortSignal.any([signal]).add_listener(lambda: None):
+        assert clock.pending == 1

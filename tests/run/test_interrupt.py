@@ -604,7 +604,7 @@ def restless():
 
 
 def test_an_interrupt_that_races_with_the_end_hits_its_own_call_once_or_nothing(restless):
-    races = Races(counts(2_000, 10_000))
+    races = Races(counts(3_000, 10_000))
     races.run()
     assert races.errors == []
     assert len(races.ends) == races.number
