@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+
 from scripts import acceptance
 from scripts.acceptance import Line
 

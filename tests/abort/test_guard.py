@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal, AbortTimeout, Guard, shield, use_clock
-from safepoint.abort.guard import Ambient, Waiter, enclosing, asked_from_outside
+from safepoint.abort.guard import Ambient, Waiter, asked_from_outside, enclosing
 from safepoint.errors import UsageError
 from safepoint.testing import FakeClock, settle
 

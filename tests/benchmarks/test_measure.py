@@ -5,6 +5,7 @@ import json
 from typing import TypeVar
 
 import pytest
+
 from benchmarks.measure import AtMost, Contender, Limit, Line, Measure, Samples, Target, Verdict, statement
 from benchmarks.table import as_json, markdown, quantity
 
