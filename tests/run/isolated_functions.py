@@ -203,7 +203,9 @@ def outlive_term(folder: Folder, ending: Any) -> Any:
 
     os_signals.signal(os_signals.SIGTERM, ask)
     try:
-        hold(folder)
+        folder.note_pid(os.getpid())
+        while True:  # in pieces: a wait that begins in the moment of the signal would not notice it
+            threading.Event().wait(0.01)
     except Asked:
         pass
     if isinstance(ending, BaseException):

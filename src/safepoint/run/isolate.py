@@ -279,6 +279,7 @@ class _Isolated:
         self._signal = signal
         self._kill = kill
         self._mark = uuid.uuid4().hex
+        self._told = False
 
     def supervise(self, grace: float, on_start: Callable[[int], object] | None) -> _Ended:
         """Run it to its answer or its end, and see to it that nothing of it is left."""
@@ -319,12 +320,8 @@ class _Isolated:
     def _converse(self, process: "subprocess.Popen[bytes]", seconds: float | None) -> bool:
         """Talk until there is an answer or the child has ended (False), or until it must be stopped (True)."""
         target, steps, main = self._place.target, self._place.steps, child.main_source()
-        limit, told = child.limit_of(self._signal), False
-        self._line.send(Call(target, steps, self._arguments, main, sys.argv, limit))
+        self._line.send(Call(target, steps, self._arguments, main, sys.argv, child.limit_of(self._signal)))
         while True:
-            if self._signal.aborted and not told:
-                told = True
-                self._line.send((self._signal.reason or AbortReason()).to_dict())
             over, killed = has_ended(process), self._kill.aborted
             if over or killed:
                 self._line.carry()  # what has come by now counts
@@ -344,6 +341,11 @@ class _Isolated:
 
     def _carry(self, seconds: float | None) -> None:
         """Move what can be moved now, or wait for it at most this long."""
+        # Where the abort also kills, TERM has gone before: the thread that hears the abort must not compete with the
+        # main thread, which may miss a signal that comes between giving up the interpreter and blocking.
+        if self._signal.aborted and not self._told:
+            self._told = True
+            self._line.send((self._signal.reason or AbortReason()).to_dict())
         for key, _ in self._selector.select(seconds):
             if key.data is self._line:
                 self._line.carry()
