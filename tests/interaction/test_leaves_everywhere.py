@@ -8,9 +8,8 @@ import pytest
 
 from safepoint.abort import current_clock
 from safepoint.run import Context, Outcome, Policy, Retry, ask, leaf, settle, stream, wait
-from safepoint.testing import FakeClock
-from safepoint.testing.inject import abort_everywhere
-from safepoint.testing.inject_probe import Probe
+from safepoint.testing import FakeClock, Probe, abort_everywhere
+from tests.run import leaf_functions
 
 Work = Callable[[Context, Probe], Coroutine[Any, Any, object]]
 
@@ -117,3 +116,12 @@ def test_a_leaf_in_a_thread_can_be_stopped_at_every_point():
         return await leaf(ctx, body)
 
     abort_everywhere(scenario_of(threaded))
+
+
+def test_a_leaf_in_a_process_can_be_stopped_at_every_point():
+    async def isolated(ctx: Context, probe: Probe) -> object:
+        policy = Policy(isolation="process", grace=0.5)
+        return (await leaf(ctx, leaf_functions.process_double, 21, policy=policy))[0]
+
+    report = abort_everywhere(scenario_of(isolated), modes=("abort", "cancel"), seconds=20)
+    assert len(report.points) >= 2

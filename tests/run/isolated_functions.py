@@ -147,6 +147,10 @@ def obey_with(folder: Folder, partial: object) -> None:
         raise
 
 
+def awaited_reason() -> Any:
+    return current_signal().wait(FOREVER) and current_signal().reason
+
+
 def remaining() -> float:
     return current_signal().remaining()
 
@@ -193,7 +197,7 @@ def return_at(folder: Folder, gate: str) -> str:
 
 
 def outlive_term(folder: Folder, ending: Any) -> Any:
-    """On TERM return what was given, or raise it if it is an exception."""
+    """On TERM return what was given, or raise it if it is an exception. Of a function: what it returns."""
 
     class Asked(BaseException):
         pass
@@ -210,7 +214,7 @@ def outlive_term(folder: Folder, ending: Any) -> Any:
         pass
     if isinstance(ending, BaseException):
         raise ending
-    return ending
+    return ending() if callable(ending) else ending
 
 
 def tear_the_line() -> str:

@@ -23,7 +23,7 @@ import pytest
 from safepoint.errors import UsageError
 from safepoint.run import interrupt
 from safepoint.run.interrupt import AbortInterrupt, InterruptibleCall
-from tests.abort.programs import wait_until
+from tests.abort.programs import printed, wait_until
 from tests.conftest import counts
 
 SECONDS = 20.0
@@ -523,6 +523,31 @@ def test_what_arrives_after_the_function_is_consumed_and_its_end_kept(tool, end,
     gate.open()
     assert worker.end() is end
     assert worker.call.interrupted
+
+
+def test_nothing_is_left_for_the_interpreter_to_check():
+    # Python 3.11 does not enter a traced function while an exception is pending anywhere.
+    program = """
+        import sys, threading, time
+        from safepoint.run.interrupt import AbortInterrupt, InterruptibleCall
+
+        def tool():
+            try:
+                while True:
+                    time.sleep(0.001)
+            except AbortInterrupt:
+                pass
+
+        call = InterruptibleCall(tool)
+        thread = threading.Thread(target=call.run)
+        thread.start()
+        while not call.interrupt():
+            time.sleep(0.001)
+        thread.join()
+        sys.settrace(lambda *event: None)
+        print((lambda: "entered")())
+    """
+    assert printed(program) == "entered"
 
 
 let_go = partial(time.sleep, 0)  # real time: none, it only lets other threads run

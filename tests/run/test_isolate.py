@@ -310,6 +310,15 @@ async def test_a_signal_that_kills_later_than_it_is_seen(folder):
         assert await task == 7  # a value that the function still gives is kept
 
 
+async def test_a_function_that_outlives_term_hears_the_reason(folder):
+    controller = AbortController()
+    ending = functions.awaited_reason
+    async with running(functions.outlive_term, folder, ending, signal=controller.signal, grace=LONG) as task:
+        await folder.ready()
+        controller.abort("stop")
+        assert await task == controller.signal.reason
+
+
 async def test_what_a_function_raises_when_it_is_killed_is_only_the_cause(folder):
     controller = AbortController()
     failure = LookupError("in the handler")

@@ -75,7 +75,7 @@ class InterruptibleCall(Generic[T]):
     def _end(self) -> None:
         if self._permit.pop("to", None) is None:
             self.interrupted = True
-            _raise_in(self.thread_id, py_object())  # NULL: takes back what has not arrived
+            time.sleep(0)  # and check. To take it back would leave Python 3.11 and 3.12 checking for ever
         self.ended = True
 
     def interrupt(self) -> bool:
