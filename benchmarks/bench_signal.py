@@ -135,7 +135,7 @@ def listening(measure: Measure, found: Node | None) -> Iterator[Line]:
 
 def guard(measure: Measure) -> Iterator[Line]:
     scope, tasks = "anyio.CancelScope", "asyncio.wait of two tasks"
-    why = "at the edge on Python 3.11, where finding the current task alone costs a fifth of the guard; 3.12 made that free"
+    why = "at the edge on Python 3.11, where finding the current task is a fifth of the guard; 3.12 made that free"
     targets = {scope: AtMost(0.35, why), tasks: AtMost(0.15)}
 
     def added(what: str, operation: races.Operation) -> Iterator[Line]:
