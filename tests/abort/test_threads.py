@@ -31,16 +31,21 @@ SECONDS = 10.0
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def abandoned():
-    """How many functions run abandoned and how many late ends were dropped since the test began."""
+    """How many functions run abandoned and how many late ends were dropped since the test began.
+
+    Each test begins, and leaves, with none running: one that ends in the next test would be counted there.
+    """
+    wait_until(lambda: abandoned_threads().running == 0)
     begin = abandoned_threads()
 
     def since():
         now = abandoned_threads()
         return AbandonedThreads(now.running - begin.running, now.dropped - begin.dropped)
 
-    return since
+    yield since
+    wait_until(lambda: abandoned_threads().running == 0)
 
 
 async def test_the_value_comes_back_from_another_thread():
@@ -142,7 +147,7 @@ async def test_the_function_can_wait_for_the_abort(abandoned):
     with pytest.raises(AbortError) as caught:
         await task
     assert caught.value.reason is controller.signal.reason
-    wait_until(lambda: answers and abandoned().running == 0)  # dropped or not: the function may have been faster
+    wait_until(lambda: abandoned() == AbandonedThreads(0, 1))  # however fast it is: guards are woken before listeners
     assert answers == [True]
 
 
