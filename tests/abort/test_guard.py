@@ -1357,3 +1357,10 @@ def test_an_ambient_signal_of_a_coroutine_whose_loop_is_gone_is_dropped_quietly(
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # we destroy it on purpose
     del task
     gc.collect()  # pytest would report what a finalizer raises
+
+
+def test_waiting_outside_of_a_task_is_a_clear_error_and_registers_nothing():
+    controller = AbortController()
+    with pytest.raises(UsageError, match="no running asyncio task"):
+        controller.signal.wait_async().send(None)
+    assert controller.signal.observers == 0

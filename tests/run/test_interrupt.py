@@ -475,6 +475,71 @@ def test_a_call_runs_once():
         call.run()
 
 
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """Have something happen between the look at the thread and the sending."""
+
+    def happens(event):
+        monkeypatch.setattr(InterruptibleCall, "_slips", lambda *_: event())
+
+    return happens
+
+
+def test_a_thread_that_has_entered_a_library_since_the_look_is_left_alone(library, meanwhile):
+    first, second = Gate(), Gate()
+
+    def tool():
+        first.wait()
+        return library.wait(second)
+
+    worker = Worker(tool).is_at("in tool")
+    meanwhile(lambda: (first.open(), worker.is_at("(in "), False)[-1])
+    assert not worker.call.interrupt()
+    second.open()
+    assert worker.end() == "waited"
+    assert not worker.call.interrupted
+
+
+def test_a_thread_that_has_moved_on_in_its_own_file_since_the_look_is_left_alone(meanwhile):
+    first, second = Gate(), Gate()
+
+    def tool():
+        first.wait()
+        return second.wait()
+
+    worker = Worker(tool).is_at("in tool")
+    line = worker.call.where()
+    meanwhile(lambda: (first.open(), wait_until(lambda: worker.call.where() != line), False)[-1])
+    assert not worker.call.interrupt()
+    second.open()
+    assert worker.end() is True
+
+
+def test_a_call_that_has_ended_since_the_look_does_not_hand_it_to_the_next(meanwhile):
+    gates = [Gate(), Gate()]
+
+    def tool():
+        for gate in gates:
+            gate.wait()
+            yield "value"
+
+    # Both calls go on in the same frame, and wait at the same instruction.
+    resume = tool().__next__
+    first = Worker(resume, file=__file__).is_at("in tool")
+    second: list[Worker] = []
+
+    def event():
+        gates[0].open()
+        assert first.end() == "value"
+        second.append(Worker(resume, file=__file__).is_at("in tool"))
+        first.call.thread_id = second[0].call.thread_id  # as on a thread that is used again
+
+    meanwhile(event)
+    assert not first.call.interrupt()
+    gates[1].open()
+    assert second[0].end() == "value"
+
+
 def test_what_is_not_sent_to_the_function_is_sent_to_nobody():
     nobody, _ = interrupt._NOBODY
     assert nobody.value not in {0, *sys._current_frames()}
