@@ -62,8 +62,17 @@ class Worker:
         return self.value if self.error is None else type(self.error)
 
     def is_at(self, text):
-        """Wait until the thread is at that place."""
-        wait_until(lambda: text in (self.call.where() or ""))
+        """Wait until the thread waits at that place."""
+
+        def stands():
+            looks = []
+            for _ in range(3):
+                frame = sys._current_frames().get(self.call.thread_id)
+                looks.append((frame and frame.f_lasti, self.call.where() or ""))
+                threading.Event().wait(0.001)
+            return text in looks[0][1] and len(set(looks)) == 1
+
+        wait_until(stands)
         return self
 
     def refuses(self):
@@ -488,16 +497,21 @@ def meanwhile(monkeypatch):
 def test_a_thread_that_has_entered_a_library_since_the_look_is_left_alone(library, meanwhile):
     first, second = Gate(), Gate()
 
-    def tool():
-        first.wait()
-        return library.wait(second)
+    def wait(gate):
+        gate.wait()
+        return "waited"
 
-    worker = Worker(tool).is_at("in tool")
-    meanwhile(lambda: (first.open(), worker.is_at("(in "), False)[-1])
+    assert wait.__code__.co_code == library.wait.__code__.co_code
+    worker = Worker(lambda: (wait(first), library.wait(second))).is_at("in wait")
+
+    def enters_the_library():
+        first.open()
+        worker.is_at("(in ")
+
+    meanwhile(enters_the_library)
     assert not worker.call.interrupt()
     second.open()
-    assert worker.end() == "waited"
-    assert not worker.call.interrupted
+    assert worker.end() == ("waited", "waited")
 
 
 def test_a_thread_that_has_moved_on_in_its_own_file_since_the_look_is_left_alone(meanwhile):
@@ -508,8 +522,12 @@ def test_a_thread_that_has_moved_on_in_its_own_file_since_the_look_is_left_alone
         return second.wait()
 
     worker = Worker(tool).is_at("in tool")
-    line = worker.call.where()
-    meanwhile(lambda: (first.open(), wait_until(lambda: worker.call.where() != line), False)[-1])
+
+    def moves_on():
+        first.open()
+        worker.is_at(f":{tool.__code__.co_firstlineno + 2} in tool")
+
+    meanwhile(moves_on)
     assert not worker.call.interrupt()
     second.open()
     assert worker.end() is True
@@ -528,13 +546,13 @@ def test_a_call_that_has_ended_since_the_look_does_not_hand_it_to_the_next(meanw
     first = Worker(resume, file=__file__).is_at("in tool")
     second: list[Worker] = []
 
-    def event():
+    def goes_on_to_the_next():
         gates[0].open()
         assert first.end() == "value"
         second.append(Worker(resume, file=__file__).is_at("in tool"))
         first.call.thread_id = second[0].call.thread_id  # as on a thread that is used again
 
-    meanwhile(event)
+    meanwhile(goes_on_to_the_next)
     assert not first.call.interrupt()
     gates[1].open()
     assert second[0].end() == "value"
