@@ -40,6 +40,16 @@ class Gate:
         self.wait, self.open = partial(self.lock.acquire, True, SECONDS), self.lock.release
 
 
+def stands(call, text):
+    """Whether the thread waits at that place."""
+    looks = []
+    for _ in range(3):
+        frame = sys._current_frames().get(call.thread_id)
+        looks.append((frame and frame.f_lasti, call.where() or ""))
+        threading.Event().wait(0.001)
+    return text in looks[0][1] and len(set(looks)) == 1
+
+
 class Worker:
     """A thread that makes one call, and keeps what came of it."""
 
@@ -63,16 +73,7 @@ class Worker:
 
     def is_at(self, text):
         """Wait until the thread waits at that place."""
-
-        def stands():
-            looks = []
-            for _ in range(3):
-                frame = sys._current_frames().get(self.call.thread_id)
-                looks.append((frame and frame.f_lasti, self.call.where() or ""))
-                threading.Event().wait(0.001)
-            return text in looks[0][1] and len(set(looks)) == 1
-
-        wait_until(stands)
+        wait_until(lambda: stands(self.call, text))
         return self
 
     def refuses(self):
@@ -541,21 +542,21 @@ def test_a_call_that_has_ended_since_the_look_does_not_hand_it_to_the_next(meanw
             gate.wait()
             yield "value"
 
-    # Both calls go on in the same frame, and wait at the same instruction.
+    # Both calls run in one thread, go on in the same frame, and wait at the same instruction.
     resume = tool().__next__
-    first = Worker(resume, file=__file__).is_at("in tool")
-    second: list[Worker] = []
+    calls = [InterruptibleCall(resume, file=__file__) for _ in gates]
+    pool = Worker(lambda: [call.run() for call in calls])
+    wait_until(lambda: stands(calls[0], "in tool"))
 
     def goes_on_to_the_next():
         gates[0].open()
-        assert first.end() == "value"
-        second.append(Worker(resume, file=__file__).is_at("in tool"))
-        first.call.thread_id = second[0].call.thread_id  # as on a thread that is used again
+        wait_until(lambda: stands(calls[1], "in tool"))
 
     meanwhile(goes_on_to_the_next)
-    assert not first.call.interrupt()
+    assert not calls[0].interrupt()
     gates[1].open()
-    assert second[0].end() == "value"
+    assert pool.end() == ["value", "value"]
+    assert not calls[0].interrupted
 
 
 def test_what_is_not_sent_to_the_function_is_sent_to_nobody():
