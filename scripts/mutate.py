@@ -324,7 +324,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=f"Change {', '.join(FILES)} in one place at a time, in a copy, and see whether a test notices.",
         epilog="The exit code is 1 when a change survives that is not listed in EQUIVALENT, with its reason, in this "
-        "file. About 15 minutes on two cores.",
+        "file. About ten minutes on two idle cores.",
     )
     parser.add_argument(
         "--only", action="append", default=[], metavar="FILE[:LINE]", help="such as guard.py:120; again for more"

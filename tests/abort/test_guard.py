@@ -1154,15 +1154,18 @@ async def test_an_abort_in_the_clean_up_of_a_cancelled_task_without_the_private_
             return getattr(self._task, name)
 
     controller = AbortController()
+    guard = controller.signal.guard()
 
     async def victim() -> str:
         hiding = Hiding(me())
         try:
             await forever()
         except asyncio.CancelledError:
-            monkeypatch.setattr("safepoint.abort.guard._running_task", lambda: hiding)
+            monkeypatch.setattr("safepoint.abort.guard.current_task", lambda: hiding)
             with pytest.raises(AbortError):
-                await controller.signal.run(forever())
+                with guard:
+                    assert guard.task is hiding  # type: ignore[comparison-overlap]
+                    await forever()
         return "cleaned"
 
     task = asyncio.ensure_future(victim())
