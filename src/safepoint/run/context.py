@@ -6,12 +6,13 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias, TypedDict, TypeVar
 
-from ..abort import AbortSignal, Clock, current_clock, current_signal
+from ..abort import AbortController, AbortSignal, Clock, current_clock, current_signal
 from ..abort.clock import check_seconds
 from ..abort.deadline import Deadline
-from ..abort.reason import caller
+from ..abort.reason import caller, error_from
 from .events import Event, ProgressMade
 from .receipt import Ledger
+from .stop import Stop, StopAt
 from .watch import Alarm
 
 __all__ = ["Cleanup", "Context", "Work"]
@@ -73,7 +74,7 @@ class Fence:
 class Context:
     """What work is given beside its input. Children share the run's id, ledger, sink and clean-ups."""
 
-    __slots__ = ("_fence", "_sink", "alarm", "cleanups", "clock", "ledger", "path", "run_id", "signal")
+    __slots__ = ("_fence", "_sink", "alarm", "cleanups", "clock", "ledger", "path", "run_id", "signal", "stop")
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class Context:
         deadline: float | None = None,
         emit: Callable[[Event], object] | None = None,
         run_id: str | None = None,
+        controller: AbortController | None = None,
     ) -> None:
         self.clock: Clock = current_clock()
         self.signal: AbortSignal = AbortSignal.never() if signal is None else signal
@@ -90,8 +92,11 @@ class Context:
             limit = Deadline(check_seconds("deadline", deadline), "deadline", caller(1))
             # In one instant the person comes before the clock: the order of this list decides.
             self.signal = AbortSignal.any([self.signal, limit])
+        if controller is not None:  # of this run alone: a stop becomes its abort
+            self.signal = controller.signal
         self.run_id = run_id or uuid.uuid4().hex
         self.path: tuple[str, ...] = (name,)
+        self.stop = Stop(controller, self.clock)
         self.ledger = Ledger(self.clock)
         self.alarm = Alarm(self.signal, self.clock)
         self.cleanups: list[Cleanup] = []
@@ -105,22 +110,32 @@ class Context:
         signal: AbortSignal | None = None,
         fence: Fence | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        kind: "type[Context] | None" = None,
     ) -> "Context":
         """The context of a part: one step deeper, by default under the same signal.
 
         `loop`: the part runs in a thread, and its events must get back to this loop.
+        `kind`: the part is given a richer context; whoever asks for it fills in the rest.
         """
-        child = Context.__new__(Context)
+        kind = kind or Context
+        child = kind.__new__(kind)
         child.clock = self.clock
         same = signal is None or signal is self.signal
         child.signal = self.signal if signal is None else signal
         child.alarm = self.alarm if same else Alarm(child.signal, self.clock)
         child.run_id = self.run_id
         child.path = (*self.path, name)
+        child.stop = self.stop
         child.ledger = self.ledger
         child.cleanups = self.cleanups
         child._sink = self._sink if self._sink is None or loop is None else _posted(self._sink, loop)
         child._fence = self._fence if fence is None else fence
+        return child
+
+    def below(self, name: str, controller: AbortController) -> "Context":
+        """The context of a run inside this one: it has an abort and safe points of its own. Close its `stop` after."""
+        child = self.child(name, signal=controller.signal)
+        child.stop = Stop(controller, self.clock, self.stop)
         return child
 
     def __reduce__(self) -> "tuple[Callable[..., Context], tuple[object, ...]]":
@@ -141,6 +156,10 @@ class Context:
         """False: nobody receives events, they need not be made."""
         return self._sink is not None
 
+    def listen(self, sink: Callable[[Event], object]) -> None:
+        """Send the events here. Before the run begins: contexts that exist already keep what they had."""
+        self._sink = sink
+
     def emit(self, event: Event) -> None:
         """Report what happened. What an abandoned leaf reports is dropped."""
         if self._fence.closed:
@@ -155,6 +174,13 @@ class Context:
     def stamp(self) -> Stamp:
         """What every event says of its place: run, path and date."""
         return {"run_id": self.run_id, "path": self.path, "at": self.clock.time()}
+
+    async def safe_point(self) -> None:
+        """Stopping here loses nothing: a stop that waits for a safe point is honoured here. Raises: AbortError."""
+        await asyncio.sleep(0)  # the others have their turn, one of whom may ask for a stop
+        self.signal.raise_if_aborted()
+        if self.stop.due(StopAt.SAFE_POINT):
+            raise error_from(self.stop.reason)
 
     def log_fields(self) -> dict[str, object]:
         """For `logging`'s `extra`: every record says of which run and operation it speaks."""

@@ -17,6 +17,7 @@ __all__ = [
     "LeafAbandoned",
     "LeafEnded",
     "LeafStarted",
+    "NodeEnded",
     "ProgressMade",
     "QuestionAnswered",
     "QuestionAsked",
@@ -96,6 +97,15 @@ class ProgressMade(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEnded(_Happened):
+    """A node of a flow has ended well, by this output. `target` is the next node, or None at an end."""
+
+    output: str
+    target: str | None
+    kind: Literal["node_ended"] = "node_ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetryScheduled(_Happened):
     """An attempt failed; the next one comes after `delay` seconds."""
 
@@ -147,6 +157,7 @@ Event: TypeAlias = (
     | LeafEnded
     | AbortIgnored
     | LeafAbandoned
+    | NodeEnded
     | ProgressMade
     | RetryScheduled
     | QuestionAsked

@@ -33,7 +33,16 @@ class LeafTimeout(SafepointError, TimeoutError):
 class LeafRun:
     """One leaf on its way from the gate to its end."""
 
-    def __init__(self, ctx: Context, name: str, kind: LeafKind, policy: Policy, *, threaded: bool = False) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        name: str,
+        kind: LeafKind,
+        policy: Policy,
+        *,
+        threaded: bool = False,
+        context: type[Context] | None = None,
+    ) -> None:
         self.policy = policy
         self.kind: LeafKind = kind
         self.loop = asyncio.get_running_loop()
@@ -55,7 +64,7 @@ class LeafRun:
             self.signal = AbortSignal.any([self.signal, self._limit])
         self._fence = ctx.new_fence() if own else None
         loop = self.loop if threaded else None
-        self.ctx = ctx.child(name, signal=self.signal, fence=self._fence, loop=loop)
+        self.ctx = ctx.child(name, signal=self.signal, fence=self._fence, loop=loop, kind=context)
         self.operation = self.ctx.operation
         self.line = ctx.ledger.begin(self.operation, kind)
         self.watch = Watch(self.ctx.alarm)
@@ -106,6 +115,11 @@ class LeafRun:
                 self.watch.after_abort(self.policy.grace, lambda: late.abort(self._reason()))
                 return AbortSignal.any([late.signal, *([self._limit] if self._limit else [])])
 
+    @property
+    def timed_out(self) -> bool:
+        """True: its own time was up, and nobody had stopped the run."""
+        return self._limit is not None and self._limit.aborted and not self.outer.signal.aborted
+
     def finished(self) -> None:
         """It returned a value, before or in spite of an abort."""
         self._end("finished")
@@ -114,7 +128,7 @@ class LeafRun:
         """It raised: what the caller is to raise instead."""
         if self.line.fate == "not_started":
             return error
-        if self.signal.aborted or _is_outer(error):
+        if self.signal.aborted or self.ctx.stop.raised(error) or _is_outer(error):
             self._end("stopped", note="" if _is_stop(error) else f"it raised {type(error).__name__}: {error}")
         else:
             self._end("finished", note=f"failed: {type(error).__name__}: {error}")

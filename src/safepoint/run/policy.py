@@ -1,12 +1,23 @@
 """Owns how one leaf behaves when it is stopped. Knows nothing of how that is done."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from ..abort.clock import check_seconds
 from ..errors import UsageError
 
-__all__ = ["Policy"]
+__all__ = ["Policy", "PolicySettings"]
+
+
+class PolicySettings(TypedDict, total=False):
+    """The fields of a Policy, as keyword arguments of decorators."""
+
+    on_abort: Literal["interrupt", "cooperate", "finish"]
+    grace: float
+    timeout: float | None
+    warn_after: float
+    abandon_after: float | None
+    isolation: Literal["thread", "process"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a stop did: what stopped, what finished, what never started, what still runs. Times are dates."""
+    """What a stop did: what stopped, what finished, what never started, what still runs. Times are dates.
+
+    `escalated`: it was to wait for a safe point, which was not reached in time.
+    """
 
     reason: AbortReason | None
     requested_at: float | None
@@ -61,6 +64,7 @@ class Receipt:
     resume: str | None = None
     warnings: tuple[str, ...] = ()
     omitted: int = 0
+    escalated: bool = False
 
     @property
     def still_running(self) -> tuple[Entry, ...]:
@@ -88,12 +92,15 @@ class Receipt:
             data.get("resume"),
             tuple(data.get("warnings", ())),
             data.get("omitted", 0),
+            data.get("escalated", False),
         )
 
     def __str__(self) -> str:
         took = None if self.requested_at is None else self.settled_at - self.requested_at
         head = f"Stopped: {self.reason}" if self.reason else "Ended without a stop"
         lines = [head if took is None else f"{head}, settled after {duration(took)}"]
+        if self.escalated:
+            lines.append("  the safe point was not reached in time: it was stopped at once")
         width = max((len(entry.name) for entry in self.entries), default=0)
         for entry in self.entries:
             after = "" if entry.seconds is None else f"after {duration(entry.seconds)}"
@@ -159,6 +166,7 @@ class Ledger:
         self._stopped: list[Line] = []
         self._omitted = 0
         self.usage = Usage()
+        self.resume: str | None = None  # where a resumed run would go on
         self.warnings: list[str] = []
 
     def begin(self, name: str, kind: LeafKind) -> Line:
@@ -179,7 +187,7 @@ class Ledger:
             self._finished.popleft()
             self._omitted += 1
 
-    def receipt(self, signal: AbortSignal, resume: str | None = None) -> Receipt:
+    def receipt(self, signal: AbortSignal, *, escalated: bool = False) -> Receipt:
         """What is known now."""
         now, date = self._clock.monotonic(), self._clock.time()
         at = signal.aborted_at
@@ -190,9 +198,10 @@ class Ledger:
             date,
             tuple(self._entry(line, at) for line in lines),
             self.usage,
-            resume,
+            self.resume,
             tuple(self.warnings),
             self._omitted,
+            escalated,
         )
 
     def _entry(self, line: Line, aborted_at: float | None) -> Entry:

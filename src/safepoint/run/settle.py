@@ -14,7 +14,7 @@ from .context import Cleanup, Context, Work
 from .events import CleanupFailed, RunEnded, RunStarted
 from .outcome import Aborted, Completed, Failed, Outcome, TimedOut
 
-__all__ = ["settle"]
+__all__ = ["run_cleanup", "settle"]
 
 log = logging.getLogger("safepoint")
 I = TypeVar("I")  # noqa: E741  # the input
@@ -64,7 +64,7 @@ def _decide(ctx: Context, result: T | None, error: BaseException | None, started
     if reason is not None:
         partial = error.partial if isinstance(error, AbortError) else result
         ended = TimedOut if reason.timed_out else Aborted
-        receipt = ctx.ledger.receipt(ctx.signal)
+        receipt = ctx.ledger.receipt(ctx.signal, escalated=ctx.stop.escalated)
         return ended(reason, receipt, partial, started_at=started, finished_at=finished)  # type: ignore[arg-type]
     if error is not None:
         receipt = ctx.ledger.receipt(ctx.signal)
@@ -80,19 +80,24 @@ async def clean_up(ctx: Context) -> BaseException | None:
     """
     passing: BaseException | None = None
     while ctx.cleanups:
-        cleanup = ctx.cleanups.pop()
-        try:
-            with shield(CLEANUP_SECONDS):
-                pending = cleanup()
-                if inspect.isawaitable(pending):
-                    await pending
-        except Exception as error:
-            told = "took too long" if isinstance(error, AbortError) else f"raised {type(error).__name__}: {error}"
-            _warn(ctx, cleanup, told)
-        except BaseException as error:
-            passing = error
-            _warn(ctx, cleanup, f"was interrupted by {type(error).__name__}")
+        passing = await run_cleanup(ctx, ctx.cleanups.pop(), CLEANUP_SECONDS) or passing
     return passing
+
+
+async def run_cleanup(ctx: Context, cleanup: Cleanup, seconds: float) -> BaseException | None:
+    """Run one, shielded and bounded."""
+    try:
+        with shield(seconds):
+            pending = cleanup()
+            if inspect.isawaitable(pending):
+                await pending
+    except Exception as error:
+        too_long = isinstance(error, AbortError | TimeoutError)
+        _warn(ctx, cleanup, "took too long" if too_long else f"raised {type(error).__name__}: {error}")
+    except BaseException as error:
+        _warn(ctx, cleanup, f"was interrupted by {type(error).__name__}")
+        return error
+    return None
 
 
 def _warn(ctx: Context, cleanup: Cleanup, told: str) -> None:

@@ -1,0 +1,31 @@
+"""Flows: nodes, routes, deadlines, checkpoints. A flow that is stopped knows where it was, and goes on from there.
+
+Owns the dispatcher. Knows nothing of agents, turns and sessions.
+"""
+
+from .checkpoint import Checkpoint, CheckpointMismatch
+from .context import NodeContext
+from .dispatch import StepLimitExceeded
+from .flow import Flow
+from .flowrun import FlowRun
+from .graph import END, End, FlowError
+from .journey import NodeError
+from .result import FlowResult
+from .state import JoinConflict
+from .step import UnknownOutput
+
+__all__ = [
+    "END",
+    "Checkpoint",
+    "CheckpointMismatch",
+    "End",
+    "Flow",
+    "FlowError",
+    "FlowResult",
+    "FlowRun",
+    "JoinConflict",
+    "NodeContext",
+    "NodeError",
+    "StepLimitExceeded",
+    "UnknownOutput",
+]

@@ -1,0 +1,205 @@
+"""Owns a stopped flow on paper: versioned JSON from which another process goes on. Knows nothing of stores."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from ..errors import UsageError
+from ..run.checkpoints import CheckpointError, Checkpoints, write_atomically
+from .graph import Graph, Node, Parallel, Scatter, Step, Subflow
+from .journey import NodeError
+from .place import Inside, ParallelAt, Place, ScatterAt, SubflowAt
+from .result import FlowResult
+from .state import dump, load
+
+__all__ = ["VERSION", "Checkpoint", "CheckpointMismatch"]
+
+S = TypeVar("S")
+VERSION = 1
+
+
+class CheckpointMismatch(CheckpointError):
+    """This checkpoint is not of this flow, or of another shape of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Where a flow stopped, and with which state. All fields are JSON data."""
+
+    flow: str
+    fingerprint: str
+    shape: dict[str, Any]
+    run_id: str
+    cursor: str | None
+    place: dict[str, Any]
+    status: str
+    reason: str | None
+    executed: tuple[str, ...] = ()
+    errors: tuple[NodeError, ...] = ()
+    version: int = field(default=VERSION)
+
+    @classmethod
+    def from_result(cls, result: FlowResult[S]) -> "Checkpoint":
+        """Of a run that did not complete. Raises: UsageError for one that did, or a state that JSON cannot hold."""
+        if result.cursor is None:
+            raise UsageError(f"flow {result.place.graph.name!r} has completed: there is nothing to resume")
+        reason = getattr(result.outcome, "reason", None) or getattr(result.outcome, "error", None)
+        return cls.of(
+            result.place,
+            result.run_id,
+            result.executed,
+            result.errors,
+            status=result.outcome.status,
+            reason=None if reason is None else str(reason),
+        )
+
+    @classmethod
+    def of(
+        cls,
+        place: Place,
+        run_id: str,
+        executed: tuple[str, ...],
+        errors: tuple[NodeError, ...],
+        *,
+        status: str,
+        reason: str | None = None,
+    ) -> "Checkpoint":
+        """Of a flow that is at this place."""
+        graph = place.graph
+        return cls(
+            flow=graph.name,
+            fingerprint=graph.fingerprint,
+            shape=dict(graph.shape),
+            run_id=run_id,
+            cursor=place.cursor,
+            place=place_to_data(place),
+            status=status,
+            reason=reason,
+            executed=executed,
+            errors=errors,
+        )
+
+    def to_json(self) -> str:
+        """As text; `from_json` reads it back."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "this checkpoint") -> "Checkpoint":
+        """Raises: CheckpointError that says what is wrong with `source`."""
+        try:
+            data = json.loads(text)
+            if not isinstance(data, dict):
+                raise ValueError(f"it is not a JSON object but {type(data).__name__}")
+            if data.get("version") != VERSION:
+                raise ValueError(f"it is of version {data.get('version')!r}; this reader knows {VERSION}")
+            known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
+            checkpoint: Checkpoint = TypeAdapter(cls).validate_python(known)
+        except (ValueError, ValidationError) as problem:
+            raise CheckpointError(f"{source} cannot be read, and was left as it is: {problem}") from problem
+        return checkpoint
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """To a file, which afterwards holds all of it or what it held before."""
+        write_atomically(Path(path), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Checkpoint":
+        """From a file. Raises: CheckpointError; FileNotFoundError."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as problem:
+            raise CheckpointError(f"{os.fspath(path)} cannot be read, and was left as it is: {problem}") from problem
+        return cls.from_json(text, source=os.fspath(path))
+
+    @classmethod
+    async def recall(cls, checkpoints: Checkpoints, key: str) -> "Checkpoint | None":
+        """From a store; None: there is none under this key. Raises: CheckpointError."""
+        text = await checkpoints.load(key)
+        return None if text is None else cls.from_json(text, source=f"checkpoint {key!r}")
+
+    def place_in(self, graph: Graph, migrate: "Callable[[Checkpoint], Checkpoint] | None" = None) -> Place:
+        """Where this is in the flow as it is now. Raises: CheckpointMismatch that names what has changed."""
+        checkpoint = self
+        if checkpoint.flow != graph.name and migrate is None:
+            raise CheckpointMismatch(f"this checkpoint is of flow {self.flow!r}, not of {graph.name!r}")
+        if checkpoint.fingerprint != graph.fingerprint:
+            if migrate is None:
+                raise CheckpointMismatch(
+                    f"flow {graph.name!r} has changed since this checkpoint was made: {_changes(self.shape, graph)}."
+                    " Resume it with the old flow, or give migrate=function(checkpoint)"
+                )
+            checkpoint = replace(migrate(checkpoint), fingerprint=graph.fingerprint)
+        try:
+            return place_from_data(graph, checkpoint.place)
+        except (KeyError, TypeError, ValueError) as problem:
+            raise CheckpointMismatch(f"this checkpoint does not fit flow {graph.name!r}: {problem}") from problem
+
+
+def _changes(old: dict[str, Any], graph: Graph) -> str:
+    new = json.loads(json.dumps(graph.shape))
+    told = [f"{name!r} is new" for name in new.keys() - old.keys()]
+    told += [f"{name!r} is gone" for name in old.keys() - new.keys()]
+    told += [f"{name!r} has other routes or parts" for name in old.keys() & new.keys() if old[name] != new[name]]
+    return ", ".join(sorted(told)) or "it starts elsewhere"
+
+
+def place_to_data(place: Place) -> dict[str, Any]:
+    """A place as JSON data. Raises: UsageError for a state that JSON cannot hold."""
+    data: dict[str, Any] = {"node": place.node, "step": place.step, "state": dump(place.state)}
+    match place.inside:
+        case None:
+            if place.end is not None:
+                data["end"] = place.end
+        case SubflowAt(inner):
+            data["inside"] = place_to_data(inner)
+        case ParallelAt(places):
+            data["inside"] = {name: place_to_data(inner) for name, inner in places.items()}
+        case ScatterAt() as at:
+            data["inside"] = {
+                "watermark": at.watermark,
+                "ahead": sorted(at.ahead),
+                "results": {str(index): dump(result) for index, result in at.results.items()},
+                "places": {str(index): place_to_data(inner) for index, inner in at.places.items()},
+                "pulled": at.pulled,
+            }
+    return data
+
+
+def place_from_data(graph: Graph, data: dict[str, Any], around: Any = None) -> Place:
+    """Read `place_to_data()` back. Raises: ValueError, KeyError or TypeError that says what does not fit."""
+    name = data["node"]
+    if name is not None and name not in graph.nodes:
+        raise ValueError(f"it is at {name!r}, which is not a node of {graph.name!r}")
+    kind = around if graph.state_type is None else graph.state_type
+    if kind is None:
+        raise ValueError(f"the type of the state is not known: give Flow({graph.name!r}, …, state=YourState)")
+    place = Place(graph, name, load(kind, data["state"]), data["step"], data.get("end"))
+    if name is not None and data.get("inside") is not None:
+        place.inside = _inside_from_data(graph.nodes[name], data["inside"], kind)
+    return place
+
+
+def _inside_from_data(node: Node, data: dict[str, Any], around: Any) -> Inside:
+    match node:
+        case Step():
+            raise ValueError(f"it is inside {node.name!r}, which is not a composite")
+        case Subflow(child=child):
+            return SubflowAt(place_from_data(child.graph(), data, around if node.into is None else None))
+        case Parallel(branches=branches):
+            graphs = {key: child.graph() for key, child in branches.items()}
+            return ParallelAt({key: place_from_data(graph, data[key], around) for key, graph in graphs.items()})
+        case Scatter(body=body):
+            inner = None if isinstance(body, Step) else body.graph()
+            kind = body.result_type if isinstance(body, Step) else body.graph().state_type
+            return ScatterAt(
+                data["watermark"],
+                set(data["ahead"]),
+                {int(index): load(kind, result) for index, result in data["results"].items()},
+                {} if inner is None else {int(at): place_from_data(inner, one) for at, one in data["places"].items()},
+                data["pulled"],
+            )

@@ -1,0 +1,98 @@
+"""Owns what a node is given beside the state. Knows nothing of routes."""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from ..run.context import Context
+from .journey import Journey, NodeError
+from .place import Place
+from .state import clone
+
+__all__ = ["NodeContext"]
+
+Services = TypeVar("Services")
+
+
+class NodeContext(Context, Generic[Services]):
+    """The context of one attempt of one node.
+
+    services         what the caller gave to `execute`
+    attempt          1 for the first
+    idempotency_key  the same in every attempt of this visit, and after a resume: for effects that must happen once
+    """
+
+    __slots__ = ("_journey", "_pending", "_place", "_working", "attempt", "idempotency_key", "services")
+
+    services: Services
+    attempt: int
+    idempotency_key: str
+
+    def _prepare(self, journey: Journey, place: Place | None, working: Any, attempt: int, key: str) -> None:
+        self.services = journey.services
+        self.attempt = attempt
+        self.idempotency_key = key
+        self._journey = journey
+        self._place = place  # None: there is no state to keep, as for an item of a scatter
+        self._working = working
+        self._pending: list[NodeError] = []
+
+    def collect_error(self, code: str, message: str, recoverable: bool = True) -> None:
+        """Note that something went wrong that the flow can live with. After an abort nothing is believed."""
+        if not self.signal.aborted:
+            self._pending.append(
+                NodeError(
+                    code=code,
+                    message=message,
+                    operation="/".join(self.path[self._journey.depth :]),
+                    recoverable=recoverable,
+                    timestamp=self.clock.time(),
+                )
+            )
+
+    async def safe_point(self) -> None:
+        """Keep what the node has written to the state so far; stop here if a stop waits. Raises: AbortError.
+
+        A node that is stopped or fails later begins again with the state as it was here.
+        """
+        self.signal.raise_if_aborted()
+        self.admit("safe_point()")
+        if self._place is not None:
+            self._place.state = clone(self._working)
+        self._keep_errors()
+        if self._journey.saver is not None:
+            await self._journey.saver.save()
+        await super().safe_point()
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        carry, about = super().__reduce__()
+        return _carried, (
+            carry,
+            about,
+            self._journey.key,
+            self._journey.depth,
+            self.services,
+            self.attempt,
+            self.idempotency_key,
+        )
+
+    def _keep_errors(self) -> None:
+        if self._pending:
+            self._journey.errors += self._pending
+            self._pending = []
+
+
+def _carried(
+    carry: Callable[..., Context],
+    about: tuple[object, ...],
+    key: str,
+    depth: int,
+    services: Any,
+    attempt: int,
+    visit: str,
+) -> NodeContext[Any]:
+    """In another process: there is no state to keep at a safe point, and no checkpoint to write."""
+    ctx = carry(*about).child("", kind=NodeContext)
+    assert isinstance(ctx, NodeContext)
+    ctx.path = ctx.path[:-1]
+    ctx._prepare(Journey(key, depth, services), None, None, attempt, visit)
+    return ctx

@@ -1,0 +1,129 @@
+"""Owns the walk through a flow: look at the signal, run the node, follow its output, again.
+
+Leaves are interrupted, the walk never is: it reads what came back, writes it down and stops at its next look.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ..abort import AbortSignal
+from ..errors import SafepointError
+from ..run.context import Context
+from ..run.events import NodeEnded
+from ..run.leaf import in_task, in_thread
+from ..run.leafrun import LeafRun
+from ..run.policy import Policy
+from ..run.settle import run_cleanup
+from ..run.stop import StopAt
+from .composite import run_parallel, run_subflow
+from .context import NodeContext
+from .graph import Cleanup, End, Node, Parallel, Scatter, Step, Subflow
+from .journey import Journey
+from .place import Place
+from .scatter import run_scatter
+from .state import clone
+from .step import run_step
+from .walked import Arrived, Broken, Interrupted, Left, NodeEnd, Walked
+
+__all__ = ["StepLimitExceeded", "walk"]
+
+# A clean-up whose time is up is interrupted; one that goes on is left behind after this.
+LEAVE_SECONDS = 0.25
+
+
+class StepLimitExceeded(SafepointError):
+    """A flow took more steps than `max_steps`: a cycle that does not end, or a limit that is too low."""
+
+
+async def walk(journey: Journey, ctx: Context, place: Place) -> Walked:
+    """From this place to an end, an interruption or an error; then the flow's clean-ups, on every path."""
+    if not place.graph.cleanups:
+        return await _walk(journey, ctx, place)
+    walked: Walked = Interrupted()
+    passing: BaseException | None = None
+    try:
+        walked = await _walk(journey, ctx, place)
+    except BaseException as error:  # meant for the task: it goes on its way after the clean-ups
+        passing = error
+    for cleanup in place.graph.cleanups:
+        call = _cleanup_call(journey, ctx, place, cleanup)
+        passing = await run_cleanup(ctx, call, cleanup.within + 4 * LEAVE_SECONDS) or passing
+    if passing is not None:
+        raise passing
+    return walked
+
+
+async def _walk(journey: Journey, ctx: Context, place: Place) -> Walked:
+    graph = place.graph
+    while place.node is not None:
+        if ctx.signal.aborted or ctx.stop.due(StopAt.SAFE_POINT):
+            return Interrupted()
+        name = place.node
+        if place.step >= graph.max_steps:
+            return Broken(_too_many(place), journey.operation(ctx, name))
+        ended = await _run(journey, ctx, place, graph.nodes[name])
+        if isinstance(ended, Broken):
+            ended = _routed(journey, ctx, place, ended)
+        if not isinstance(ended, Left):
+            return ended
+        target = graph.routes[name][ended.output]
+        journey.executed.append(journey.operation(ctx, name))
+        if isinstance(target, End):
+            place.arrive(target.name, ended.state)
+        else:
+            place.go(target, ended.state)
+        if ctx.listened:
+            ctx.emit(NodeEnded(**ctx.child(name).stamp(), output=ended.output, target=place.node))
+        if journey.saver is not None:
+            await journey.saver.save()
+    return Arrived(place.end or "done")
+
+
+async def _run(journey: Journey, ctx: Context, place: Place, node: Node) -> NodeEnd:
+    try:
+        match node:
+            case Step():
+                return await run_step(journey, ctx, place, node)
+            case Subflow():
+                return await run_subflow(journey, ctx, place, node, walk)
+            case Parallel():
+                return await run_parallel(journey, ctx, place, node, walk)
+            case Scatter():
+                return await run_scatter(journey, ctx, place, node, walk)
+    except Exception as error:  # from the caller's own functions: into, out, join, items, gather
+        return Interrupted() if ctx.signal.aborted else Broken(error, journey.operation(ctx, node.name))
+
+
+def _routed(journey: Journey, ctx: Context, place: Place, broken: Broken) -> Left | Broken:
+    """A failure or a timeout goes by its route, where there is one."""
+    assert place.node is not None  # for the type checker: it is at the node that broke
+    routes = place.graph.routes[place.node]
+    itself = broken.operation == journey.operation(ctx, place.node)
+    for output, taken in (("timeout", broken.timed_out and itself), ("failed", True)):
+        if taken and output in routes:
+            journey.record(ctx, broken.error, broken.operation)
+            return Left(output, place.state if broken.kept is None else broken.kept)
+    return broken
+
+
+def _too_many(place: Place) -> StepLimitExceeded:
+    return StepLimitExceeded(
+        f"flow {place.graph.name!r} took {place.step} steps and is at {place.node!r}: let a cycle end, or raise"
+        f" max_steps={place.graph.max_steps}"
+    )
+
+
+def _cleanup_call(journey: Journey, ctx: Context, place: Place, cleanup: Cleanup) -> Callable[[], Any]:
+    policy = Policy(timeout=cleanup.within, abandon_after=LEAVE_SECONDS)
+    threaded = cleanup.kind == "thread"
+
+    async def call() -> None:
+        outer = ctx.child("cleanup", signal=AbortSignal.never())
+        run = LeafRun(outer, cleanup.name, cleanup.kind, policy, threaded=threaded, context=NodeContext)
+        working = clone(place.state)
+        node_ctx: Any = run.ctx
+        node_ctx._prepare(journey, None, working, 1, f"{journey.key}:cleanup/{cleanup.name}:{place.step}")
+        await (in_thread if threaded else in_task)(run, cleanup.call, working)
+
+    call.__qualname__ = cleanup.name  # by which a warning speaks of it
+    return call

@@ -1,0 +1,37 @@
+"""Owns what an execution of a flow gives back. Knows nothing of how it got there."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ..run.outcome import Outcome
+from .journey import NodeError
+from .mermaid import draw
+from .place import Place
+
+__all__ = ["FlowResult"]
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, slots=True)
+class FlowResult(Generic[State]):
+    """How a flow ended.
+
+    outcome   Completed(state), Aborted, TimedOut or Failed
+    state     as it was at the last safe point
+    cursor    the path of the node that would run next, or of the interrupted one; None when completed
+    executed  the nodes that ended, in order, also those before a resume
+    errors    what the nodes collected, also before a resume
+    """
+
+    outcome: Outcome[State]
+    state: State
+    cursor: str | None
+    executed: tuple[str, ...]
+    errors: tuple[NodeError, ...]
+    run_id: str
+    place: Place
+
+    def to_mermaid(self) -> str:
+        """The flow as a picture, with what ran, where it stopped, and what was not reached."""
+        return draw(self.place.graph, executed=frozenset(self.executed), cursor=self.cursor)

@@ -1,0 +1,48 @@
+"""Owns how a node and a walk can end: two closed unions. Knows nothing of who decides."""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+__all__ = ["Arrived", "Broken", "Interrupted", "Left", "NodeEnd", "Returned", "StepEnd", "Walked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The function has returned, and is believed."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The node has ended well: by this output, with this state."""
+
+    output: str
+    state: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The walk has reached an end."""
+
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """It was stopped. The place says where, and what is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A node failed. `operation` is its path; `timed_out`: its own time was up; `kept`: a state with what did work."""
+
+    error: Exception
+    operation: str
+    timed_out: bool = False
+    kept: Any = None
+
+
+StepEnd: TypeAlias = Returned | Interrupted | Broken
+NodeEnd: TypeAlias = Left | Interrupted | Broken
+Walked: TypeAlias = Arrived | Interrupted | Broken

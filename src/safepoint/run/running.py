@@ -1,0 +1,176 @@
+"""Owns a run that somebody holds in the hand: its task, its events, its stop. Agents and flows give out such a handle.
+
+It starts with the first await, iteration or `async with`; before that nothing has happened, and yet it can be stopped.
+Knows nothing of what runs.
+"""
+
+import asyncio
+import uuid
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Generator
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from ..abort import AbortController, AbortReason, AbortSignal, current_signal
+from ..abort.clock import check_seconds
+from ..abort.deadline import Deadline
+from ..abort.reason import caller
+from .context import Context
+from .events import Event
+from .outcome import Outcome
+from .receipt import Receipt
+from .settle import settle
+from .stop import Scope, StopAck, StopAt, stop_request
+
+__all__ = ["Running"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Running(ABC, Generic[T, R]):
+    """A run: await it for its result, iterate it for its events, stop it at any moment."""
+
+    def __init__(
+        self, name: str, *, signal: AbortSignal | None, deadline: float | None, run_id: str | None, origin: str | None
+    ) -> None:
+        # Code that was not handed a signal still stops with the work around it.
+        parent = current_signal() if signal is None else signal
+        if deadline is not None:
+            # In one instant the person comes before the clock: the order of this list decides.
+            parent = AbortSignal.any([parent, Deadline(check_seconds("deadline", deadline), "deadline", origin)])
+        self.id = run_id or uuid.uuid4().hex
+        self._controller = AbortController(parent)
+        self.signal = self._controller.signal
+        self._ctx = Context(name, controller=self._controller, emit=None, run_id=self.id)
+        self._task: asyncio.Task[R] | None = None
+        self._events: deque[Event] = deque()
+        self._news: asyncio.Future[None] | None = None
+
+    @abstractmethod
+    async def _work(self, ctx: Context) -> T:
+        """Do it."""
+
+    @abstractmethod
+    async def _result(self, outcome: Outcome[T]) -> R:
+        """What whoever awaits this run is given; the last chance to save something before they know."""
+
+    @property
+    def finished(self) -> bool:
+        """True: it has ended, and nothing of it comes any more."""
+        return self._task is not None and self._task.done()
+
+    def stop(
+        self,
+        at: StopAt | None = None,
+        *,
+        scope: Scope | None = None,
+        within: float | None = None,
+        reason: AbortReason | BaseException | str | None = None,
+    ) -> StopAck:
+        """Ask for a stop; answered at once, from any thread. The first call's default is NOW; later ones get stricter.
+
+        at      when: at once, or at a safe point
+        scope   "root": runs inside this one finish before its safe point; "tree": each stops at its own
+        within  seconds; a safe point that is not reached by then is not waited for
+        """
+        return self._stop(at, scope, within, reason, caller(1))
+
+    def abort(self, reason: AbortReason | BaseException | str | None = None) -> StopAck:
+        """Stop now, with everything inside."""
+        return self._stop(StopAt.NOW, None, None, reason, caller(1))
+
+    def _stop(
+        self,
+        at: StopAt | None,
+        scope: Scope | None,
+        within: float | None,
+        reason: AbortReason | BaseException | str | None,
+        origin: str | None,
+    ) -> StopAck:
+        stop = self._ctx.stop
+        now = self._ctx.clock.monotonic()
+        request = stop_request(
+            at, scope=scope, within=within, reason=reason, before=stop.request, now=now, origin=origin
+        )
+        if self.finished:
+            return StopAck("already_finished", "settled", f"{self.id} has ended", self.id, self._settled)
+        before = stop.asked or self.signal.aborted
+        stricter = stop.ask(request)
+        if not before:
+            return StopAck("accepted", "accepted", f"stops at {stop.request.at.name}", self.id, self._settled)
+        told = f"is stopping; now at {stop.request.at.name}" if stricter else "is stopping already"
+        return StopAck("already_stopping", "accepted", told, self.id, self._settled)
+
+    async def _settled(self, timeout: float | None) -> Receipt:
+        task = self._start()
+        limit = AbortSignal.never() if timeout is None else AbortSignal.timeout(timeout)
+        await limit.run(asyncio.wait([task]))
+        return self._ctx.ledger.receipt(self.signal, escalated=self._ctx.stop.escalated)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> R:
+        task = self._start()
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            # Whoever waits was told to go: nobody is left who wants the result. A second time they go at once.
+            self._controller._abort(AbortReason("parent", "the task that waited for it was cancelled"))
+            await asyncio.wait([task])
+            raise
+        return task.result()
+
+    def _start(self, *, listen: bool = False) -> "asyncio.Task[R]":
+        if self._task is None:
+            if listen:
+                self._ctx.listen(self._heard)
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=self._ctx.operation)
+        return self._task
+
+    async def _run(self) -> R:
+        try:
+            return await self._result(await settle(self._ctx, lambda ctx, _: self._work(ctx), None))
+        finally:
+            self._ctx.stop.close()
+            self._wake()
+
+    def _heard(self, event: Event) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        task = self._start(listen=True)
+        try:
+            while True:
+                while self._events:
+                    yield self._events.popleft()
+                if task.done():
+                    return
+                self._news = asyncio.get_running_loop().create_future()
+                await self._news
+        finally:
+            await self._leave()
+
+    async def __aenter__(self: "S") -> "S":
+        self._start(listen=True)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._leave()
+
+    async def _leave(self) -> None:
+        if not self.finished:
+            self._controller._abort(AbortReason("disconnected", "its events were no longer read"))
+            await self._wait()
+
+
+S = TypeVar("S", bound=Running[Any, Any])

@@ -1,0 +1,217 @@
+"""Owns what it means to ask for a stop: when, how far down, until when, why, and how two requests become one.
+
+`StopRequest` is pure: requests join in any order to the same result and only get stricter. `Stop` is the live, joined
+request of one run, in the tree of runs. Knows nothing of what runs, nor of where its safe points are.
+"""
+
+import math
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Literal, TypeAlias
+
+from ..abort import AbortController, AbortError, AbortReason, Clock
+from ..abort.clock import Timer, check_seconds
+from ..abort.reason import reason_from
+from ..errors import UsageError
+from .receipt import Receipt
+
+__all__ = ["NO_STOP", "AckLevel", "AckStatus", "Scope", "Stop", "StopAck", "StopAt", "StopRequest"]
+
+Scope: TypeAlias = Literal["root", "tree"]
+AckStatus: TypeAlias = Literal["accepted", "already_stopping", "already_finished", "unknown"]
+AckLevel: TypeAlias = Literal["accepted", "recorded", "delivered", "settled"]
+
+
+class StopAt(Enum):
+    """When to stop. TURN_END < AFTER_MODEL, AFTER_TOOLS < SAFE_POINT < NOW; those in the middle join to SAFE_POINT."""
+
+    TURN_END = 0
+    AFTER_MODEL = 1
+    AFTER_TOOLS = 2
+    SAFE_POINT = 3
+    NOW = 7
+
+    def join(self, other: "StopAt") -> "StopAt":
+        """The stricter of the two; of two that cannot be compared, whichever comes first."""
+        return StopAt(self.value | other.value)
+
+    def includes(self, other: "StopAt") -> bool:
+        """True: a stop at this time also stops there."""
+        return self.join(other) is self
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """One request, or several joined. `deadline` (monotonic): then it becomes NOW. `asked_at`: the reason's age."""
+
+    at: StopAt = StopAt.TURN_END
+    scope: Scope = "root"
+    deadline: float | None = None
+    reason: AbortReason | None = None
+    asked_at: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.at is StopAt.NOW:  # no child outlives its parent
+            object.__setattr__(self, "scope", "tree")
+
+    def join(self, other: "StopRequest") -> "StopRequest":
+        """Both. Never weaker than either; the oldest reason wins."""
+        oldest = min(self, other, key=_age)
+        deadlines = [limit for limit in (self.deadline, other.deadline) if limit is not None]
+        return StopRequest(
+            self.at.join(other.at),
+            "tree" if "tree" in (self.scope, other.scope) else "root",
+            min(deadlines, default=None),
+            oldest.reason,
+            oldest.asked_at,
+        )
+
+
+NO_STOP = StopRequest()
+
+
+def _age(request: StopRequest) -> tuple[bool, float, str]:
+    # The text decides between two of one instant: any rule will do, if it is the same in both orders.
+    return (request.reason is None, request.asked_at, repr(request.reason))
+
+
+@dataclass(frozen=True, slots=True)
+class StopAck:
+    """The answer to a stop, at once. `await ack.settled()`: what became of it."""
+
+    status: AckStatus
+    level: AckLevel = "accepted"
+    message: str = ""
+    id: str = ""
+    _settled: Callable[[float | None], Awaitable[Receipt]] | None = field(default=None, repr=False, compare=False)
+
+    async def settled(self, timeout: float | None = None) -> Receipt:
+        """The receipt, when everything has ended. Raises: TimeoutError after `timeout` seconds."""
+        if self._settled is None:
+            raise UsageError(f"nothing will settle here: this stop was answered {self.status!r} ({self.message})")
+        return await self._settled(timeout)
+
+
+class Stop:
+    """The live request of one run. Any thread may ask; a `tree` request reaches the runs below, and later ones too."""
+
+    __slots__ = ("_below", "_controller", "_lock", "_parent", "_timer", "clock", "escalated", "request")
+
+    def __init__(self, controller: AbortController | None, clock: Clock, parent: "Stop | None" = None) -> None:
+        self._controller = controller
+        self._parent = parent
+        self._below: dict[Stop, None] = {}
+        self._lock = threading.Lock()
+        self._timer: Timer | None = None
+        self.clock = clock
+        self.request = NO_STOP
+        self.escalated = False  # the safe point was not reached in time
+        if parent is not None:
+            parent._adopt(self)
+
+    @property
+    def asked(self) -> bool:
+        """True: somebody has asked for a stop."""
+        return self.request is not NO_STOP
+
+    @property
+    def reason(self) -> AbortReason:
+        """Why, as far as somebody said."""
+        return self.request.reason or AbortReason("user", "")
+
+    def due(self, place: StopAt) -> bool:
+        """True: a run that is at this place stops here."""
+        return self.request is not NO_STOP and self.request.at.includes(place)
+
+    def raised(self, error: BaseException) -> bool:
+        """True: this error comes from a safe point at which this stop was honoured, here or in a run below.
+
+        Whose abort it is, the reason's identity tells: a stop hands its one reason down the tree.
+        """
+        return isinstance(error, AbortError) and error.reason is self.request.reason
+
+    def ask(self, request: StopRequest) -> bool:
+        """Join one more request. True: the stop became stricter by it."""
+        with self._lock:
+            joined = self.request.join(request)
+            if joined == self.request:
+                return False
+            self.request = joined
+            below = list(self._below) if joined.scope == "tree" else []
+            self._arm()
+        if joined.at is StopAt.NOW:
+            self.commit()  # the signals of the runs below hang on this one
+        for stop in below:
+            stop.ask(_for_children(joined))
+        return True
+
+    def commit(self) -> None:
+        """Stop now: the request becomes an abort."""
+        if self._controller is not None:
+            self._controller._abort(self.reason)
+
+    def close(self) -> None:
+        """The run has ended."""
+        with self._lock:
+            self._disarm()
+        if self._parent is not None:
+            self._parent._below.pop(self, None)
+
+    def _adopt(self, child: "Stop") -> None:
+        with self._lock:
+            self._below[child] = None
+            request = self.request
+        if request.scope == "tree":
+            child.ask(_for_children(request))
+
+    def _arm(self) -> None:
+        limit = self.request.deadline
+        self._disarm()
+        if limit is not None and self.request.at is not StopAt.NOW:
+            self._timer = self.clock.call_at(limit, self._escalate)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.disarm()
+            self._timer = None
+
+    def _escalate(self) -> None:
+        if self.request.at is not StopAt.NOW:
+            self.escalated = True
+            self.ask(StopRequest(StopAt.NOW))
+
+
+def _for_children(request: StopRequest) -> StopRequest:
+    # One clock is enough: when the root's time is up, its abort reaches everybody.
+    return replace(request, deadline=None)
+
+
+def stop_request(
+    at: StopAt | None,
+    *,
+    scope: Scope | None,
+    within: float | None,
+    reason: AbortReason | BaseException | str | None,
+    before: StopRequest,
+    now: float,
+    origin: str | None,
+) -> StopRequest:
+    """What a call of `stop(…)` asks for. None leaves as it is; the first call's default is NOW. Raises: UsageError."""
+    if scope not in (None, "root", "tree"):
+        raise UsageError(f"scope must be 'root' or 'tree', not {scope!r}")
+    if at is not None and not isinstance(at, StopAt):
+        raise UsageError(f"at must be a StopAt, such as StopAt.SAFE_POINT, not {at!r}")
+    if within is not None and check_seconds("within", within) <= 0:
+        raise UsageError(f"within must be more than 0 seconds, not {within!r}; to stop at once use at=StopAt.NOW")
+    if at is None and before is NO_STOP:
+        at = StopAt.NOW if within is None else StopAt.SAFE_POINT
+    given = reason is not None or before.reason is None
+    return StopRequest(
+        at or before.at,
+        scope or "root",
+        None if within is None else now + within,
+        reason_from(reason, origin) if given else None,
+        now if given else math.inf,
+    )
