@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from safepoint.abort import AbortReason
 from safepoint.errors import RemoteError
-from safepoint.run.events import AbortIgnored, Event, LeafEnded, QuestionAsked, RunEnded
+from safepoint.run.events import AbortIgnored, Event, LeafEnded, QuestionAsked, RunEnded, ToolEnded
 from safepoint.run.messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolResult, UserMessage
 from safepoint.run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from safepoint.run.receipt import Entry, Receipt, Usage
@@ -55,6 +55,17 @@ def test_every_event_comes_back_as_it_was(kind: type[Any]):
         "error": "E: x",
         "question_id": "q1",
         "text": "Which one?",
+        "model": "m1",
+        "step": 3,
+        "interrupted": True,
+        "usage": Usage(1, 20, 3, estimated=True),
+        "call_id": "c1",
+        "name": "search",
+        "arguments": "{}",
+        "content": "found",
+        "output": "empty",
+        "target": None,
+        **({"status": "not_started"} if kind is ToolEnded else {}),
     }
     fields = {field.name: samples[field.name] for field in dataclasses.fields(kind) if field.name in samples}
     event = kind(**fields)

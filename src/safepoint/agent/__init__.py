@@ -3,6 +3,10 @@
 Owns the loop, the tools and the history. Knows nothing of providers, turns and sessions.
 """
 
+from .agent import Agent, LimitExceeded
+from .agentrun import AgentRun
+from .builtin import ask_user, wait
+from .history import HistoryError, repair, validate
 from .model import (
     AnswerEnded,
     CallDelta,
@@ -14,15 +18,30 @@ from .model import (
     ToolSpec,
     UsageReported,
 )
+from .talk import AgentResult
+from .tool import BadArguments, Tool, ToolContext, tool
 
 __all__ = [
+    "Agent",
+    "AgentResult",
+    "AgentRun",
     "AnswerEnded",
+    "BadArguments",
     "CallDelta",
     "Chunk",
+    "HistoryError",
+    "LimitExceeded",
     "Model",
     "ModelError",
     "ModelRequest",
     "TextDelta",
+    "Tool",
+    "ToolContext",
     "ToolSpec",
     "UsageReported",
+    "ask_user",
+    "repair",
+    "tool",
+    "validate",
+    "wait",
 ]

@@ -69,7 +69,7 @@ class FlowRun(Running[State, FlowResult[State]], Generic[State]):
         """Where it is now."""
         return self._place.cursor
 
-    async def _work(self, ctx: Context) -> State:
+    async def _work(self, ctx: Context, value: None, /) -> State:
         if self._saving is not None:
             self._journey.saver = Saver(self._save)
         state: State = await travel(self._journey, ctx, self._place)

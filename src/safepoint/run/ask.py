@@ -23,14 +23,16 @@ AskUser = Callable[..., Any]
 POLICY = Policy(on_abort="interrupt", warn_after=3.0, abandon_after=0.25)
 
 
-async def ask(ctx: Context, question: str, callback: AskUser, *, options: tuple[str, ...] = ()) -> str:
+async def ask(
+    ctx: Context, question: str, callback: AskUser, *, options: tuple[str, ...] = (), question_id: str | None = None
+) -> str:
     """Ask, and return the answer. `callback(question)` or `callback(question, *, signal)`, sync or async.
 
     Raises: AbortError on a stop, with the question withdrawn; what the callback raised.
     """
     ctx.admit("ask()")
     ctx.signal.raise_if_aborted()
-    question_id = uuid.uuid4().hex
+    question_id = question_id or uuid.uuid4().hex
     ctx.emit(QuestionAsked(**ctx.stamp(), question_id=question_id, text=question, options=options))
     try:
         answer = str(await _answer(ctx, question, callback))

@@ -161,7 +161,7 @@ class FileLease:
                 self._path.unlink()
         except OSError as error:
             log.debug("The file of a lease could not be removed: %s", error)
-        # By name, not by closing: a program that is just being started has a copy of the descriptor until its exec.
+        # Closing is not enough: a program that is just being started has a copy of the descriptor until its exec.
         fcntl.flock(file, fcntl.LOCK_UN)
         os.close(file)
 

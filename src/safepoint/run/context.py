@@ -132,9 +132,14 @@ class Context:
         child._fence = self._fence if fence is None else fence
         return child
 
-    def below(self, name: str, controller: AbortController) -> "Context":
-        """The context of a run inside this one: it has an abort and safe points of its own. Close its `stop` after."""
-        child = self.child(name, signal=controller.signal)
+    def below(self, name: str | None, controller: AbortController) -> "Context":
+        """The context of a run inside this one: it has an abort and safe points of its own. Close its `stop` after.
+
+        `name` None: the operation around it is already named after it.
+        """
+        child = self.child(name or "", signal=controller.signal)
+        if name is None:
+            child.path = self.path
         child.stop = Stop(controller, self.clock, self.stop)
         return child
 

@@ -7,11 +7,15 @@ root of the run to the operation, it speaks. A new kind of event goes into `Even
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from .messages import CallStatus
 from .outcome import Status
-from .receipt import Fate, LeafKind
+from .receipt import Fate, LeafKind, Usage
 
 __all__ = [
     "AbortIgnored",
+    "AnswerFinished",
+    "AnswerRestarted",
+    "AnswerStarted",
     "CleanupFailed",
     "Event",
     "LeafAbandoned",
@@ -25,6 +29,9 @@ __all__ = [
     "RetryScheduled",
     "RunEnded",
     "RunStarted",
+    "TextStreamed",
+    "ToolCalled",
+    "ToolEnded",
 ]
 
 
@@ -97,6 +104,61 @@ class ProgressMade(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerStarted(_Happened):
+    """A model is asked; `step` counts the requests of this run from 1."""
+
+    model: str
+    step: int
+    kind: Literal["answer_started"] = "answer_started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextStreamed(_Happened):
+    """A piece of the model's answer."""
+
+    text: str
+    kind: Literal["text_streamed"] = "text_streamed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRestarted(_Happened):
+    """The answer broke off and is asked for again: what was streamed of it does not count, take it off the screen."""
+
+    kind: Literal["answer_restarted"] = "answer_restarted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFinished(_Happened):
+    """The model's answer is whole, or was cut off (`interrupted`); `usage` is what it cost."""
+
+    text: str
+    interrupted: bool
+    usage: Usage
+    kind: Literal["answer_finished"] = "answer_finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCalled(_Happened):
+    """The model wants a tool; `arguments` is the JSON text as the model wrote it."""
+
+    call_id: str
+    name: str
+    arguments: str
+    kind: Literal["tool_called"] = "tool_called"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolEnded(_Happened):
+    """What became of a tool call."""
+
+    call_id: str
+    name: str
+    status: CallStatus
+    content: str
+    kind: Literal["tool_ended"] = "tool_ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnded(_Happened):
     """A node of a flow has ended well, by this output. `target` is the next node, or None at an end."""
 
@@ -153,6 +215,12 @@ class CleanupFailed(_Happened):
 Event: TypeAlias = (
     RunStarted
     | RunEnded
+    | AnswerStarted
+    | TextStreamed
+    | AnswerRestarted
+    | AnswerFinished
+    | ToolCalled
+    | ToolEnded
     | LeafStarted
     | LeafEnded
     | AbortIgnored

@@ -119,15 +119,21 @@ async def in_thread(run: LeafRun, work: Callable[..., Any], value: object) -> An
     return await outlast(run, start_in_thread(body))
 
 
-async def in_process(run: LeafRun, work: Callable[..., Any], value: object) -> Any:
+async def in_process(
+    run: LeafRun, work: Callable[..., Any], value: object, kwargs: dict[str, object] | None = None
+) -> Any:
+    """In a process that can be killed. With `kwargs` the function is no Work: it is called with these alone."""
+
     def started(pid: int) -> None:
         run.locate = lambda: f"process {pid}"
 
     async def body() -> Any:
         run.begin()
         grace = run.policy.grace
+        args = (run.ctx, value) if kwargs is None else ()
+        kill = run.interrupting()
         return await run_isolated(
-            work, run.ctx, value, signal=run.signal, kill=run.interrupting(), grace=grace, on_start=started
+            work, *args, signal=run.signal, kill=kill, grace=grace, on_start=started, **(kwargs or {})
         )
 
     return await outlast(run, asyncio.get_running_loop().create_task(body(), name=run.operation))

@@ -8,7 +8,7 @@ import asyncio
 import uuid
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Awaitable, Generator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -49,7 +49,7 @@ class Running(ABC, Generic[T, R]):
         self._news: asyncio.Future[None] | None = None
 
     @abstractmethod
-    async def _work(self, ctx: Context) -> T:
+    def _work(self, ctx: Context, value: None, /) -> Awaitable[T]:
         """Do it."""
 
     @abstractmethod
@@ -127,15 +127,14 @@ class Running(ABC, Generic[T, R]):
         if self._task is None:
             if listen:
                 self._ctx.listen(self._heard)
-            self._task = asyncio.get_running_loop().create_task(self._run(), name=self._ctx.operation)
+            work = settle(self._ctx, self._work, None, then=self._result)
+            self._task = asyncio.get_running_loop().create_task(work, name=self._ctx.operation)
+            self._task.add_done_callback(self._ended)
         return self._task
 
-    async def _run(self) -> R:
-        try:
-            return await self._result(await settle(self._ctx, lambda ctx, _: self._work(ctx), None))
-        finally:
-            self._ctx.stop.close()
-            self._wake()
+    def _ended(self, task: "asyncio.Task[R]") -> None:
+        self._ctx.stop.close()
+        self._wake()
 
     def _heard(self, event: Event) -> None:
         self._events.append(event)

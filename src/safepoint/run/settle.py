@@ -6,7 +6,8 @@ Decides by the signal, never by the type or name of an exception. Knows nothing 
 import asyncio
 import inspect
 import logging
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, overload
 
 from ..abort import AbortError, shield
 from ..abort.guard import asked_from_outside
@@ -19,16 +20,26 @@ __all__ = ["run_cleanup", "settle"]
 log = logging.getLogger("safepoint")
 I = TypeVar("I")  # noqa: E741  # the input
 T = TypeVar("T")
+R = TypeVar("R")
 
 # How long one clean-up may take before the run ends without it.
 CLEANUP_SECONDS = 5.0
 
 
-async def settle(ctx: Context, work: Work[I, T], value: I) -> Outcome[T]:
+@overload
+async def settle(ctx: Context, work: Work[I, T], value: I) -> Outcome[T]: ...
+
+
+@overload
+async def settle(ctx: Context, work: Work[I, T], value: I, *, then: Callable[[Outcome[T]], Awaitable[R]]) -> R: ...
+
+
+async def settle(ctx: Context, work: Work[I, T], value: I, *, then: Any = None) -> Any:
     """Do the work and say how it ended. Raises nothing for what the work did.
 
     Only what is meant for the task itself passes through: an outer cancellation, KeyboardInterrupt, SystemExit.
     Under a signal that is aborted already, the work does not begin.
+    `then`: what is still to be done with the outcome, such as saving it, before anyone is told.
     """
     started = ctx.clock.time()
     before = asked_from_outside()
@@ -47,8 +58,9 @@ async def settle(ctx: Context, work: Work[I, T], value: I) -> Outcome[T]:
         ctx.emit(RunEnded(**ctx.stamp(), status="aborted"))
         raise passing
     outcome: Outcome[T] = _decide(ctx, result, error, started)
+    told = outcome if then is None else await then(outcome)
     ctx.emit(RunEnded(**ctx.stamp(), status=outcome.status))
-    return outcome
+    return told
 
 
 def _is_for_the_task(error: BaseException, before: int) -> bool:

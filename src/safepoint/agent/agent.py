@@ -1,0 +1,227 @@
+"""Owns the agent and its one loop: ask the model, run its tool calls side by side, ask again, until it has answered.
+
+The loop is never interrupted: what it awaits is. After each leaf it looks at the signal and the stop, and writes down
+what happened. Knows nothing of providers, turns and sessions.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..abort import AbortController, AbortSignal
+from ..abort.reason import caller, error_from
+from ..errors import SafepointError, UsageError
+from ..run.ask import AskUser
+from ..run.context import Context
+from ..run.events import AnswerFinished, AnswerRestarted, AnswerStarted, TextStreamed
+from ..run.messages import Message, SystemMessage, UserMessage
+from ..run.policy import Policy
+from ..run.receipt import Usage
+from ..run.retry import Retry
+from ..run.stop import StopAt
+from ..run.stream import stream
+from .agentrun import AgentRun, Questions
+from .builtin import ask_user as ask_user_tool
+from .calls import run_calls
+from .model import AnswerEnded, CallDelta, Model, ModelError, ModelRequest, TextDelta, UsageReported
+from .talk import AgentResult, Answer, Talk
+from .tool import AskUserFn, Tool, ToolContext, tool
+
+__all__ = ["Agent", "LimitExceeded"]
+
+RETRY = Retry(attempts=4, delay=0.5, on=lambda error: isinstance(error, ModelError) and error.retryable)
+DEFAULT = Policy()
+
+
+class LimitExceeded(SafepointError):
+    """An agent has used up its steps or its tokens before it had an answer."""
+
+
+class Agent:
+    """A model with tools and instructions. One agent may have many runs at once; they know nothing of each other.
+
+    ask_user      answers questions: `fn(question)` or `fn(question, *, signal)`; True: `run.answer` does
+    retry         for requests that failed and may succeed later; tools are never retried
+    max_steps     how many requests one run may make
+    token_budget  how many tokens one run may use, in and out, sub-agents included; looked at before each request
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        tools: Iterable[Any] = (),
+        instructions: str = "",
+        name: str = "agent",
+        ask_user: AskUser | bool | None = None,
+        retry: Retry = RETRY,
+        max_steps: int = 50,
+        token_budget: int | None = None,
+        model_policy: Policy = DEFAULT,
+    ) -> None:
+        if max_steps < 1:
+            raise UsageError(f"max_steps must be 1 or more, not {max_steps!r}")
+        self.model = model
+        self.name = name
+        self.instructions = instructions
+        self._callback: AskUser | None = ask_user if callable(ask_user) else None
+        self._retry = retry
+        self._max_steps = max_steps
+        self._token_budget = token_budget
+        self._model_policy = model_policy
+        self._tools: dict[str, Tool] = {}
+        for one in [*tools, *([ask_user_tool] if ask_user else [])]:
+            made = tool(one)
+            if made.name in self._tools:
+                raise UsageError(f"agent {name!r} has two tools named {made.name!r}: give one of them another name=…")
+            self._tools[made.name] = made
+        self._specs = tuple(made.spec for made in self._tools.values())
+
+    def run(
+        self,
+        prompt: "str | Message | Sequence[Message] | None" = None,
+        *,
+        history: Sequence[Message] = (),
+        signal: AbortSignal | None = None,
+        deadline: float | None = None,
+        resume: AgentResult | None = None,
+    ) -> AgentRun:
+        """Make a run; it starts with the first await, iteration or `async with`.
+
+        history   what was said before; a history from elsewhere is mended
+        resume    the `partial` of a stopped run, instead of a prompt: only what has not run is run
+        """
+        talk = _talk(prompt, history, resume)
+        return AgentRun(
+            self.name, self._converse, talk, self._callback, signal=signal, deadline=deadline, origin=caller(1)
+        )
+
+    async def _converse(self, ctx: Context, talk: Talk, ask: AskUserFn) -> AgentResult:
+        while not talk.answered:
+            if talk.in_round:
+                await run_calls(ctx, talk, self._tools, ask)
+                _look(ctx, StopAt.AFTER_TOOLS, stopped_inside=talk.stopped_inside)
+            self._check_limits(talk)
+            await self._retry.run(lambda: self._ask_model(ctx, talk), ctx=ctx)
+            if talk.in_round:
+                _look(ctx, StopAt.AFTER_MODEL)
+        return talk.sealed()
+
+    async def _ask_model(self, ctx: Context, talk: Talk) -> None:
+        """One request, chunk by chunk; its answer becomes part of the conversation when it is whole."""
+        system = [SystemMessage(text=self.instructions)] if self.instructions else []
+        request = ModelRequest(messages=(*system, *talk.messages), tools=self._specs)
+        if talk.answer is not None and talk.answer.text and ctx.listened:
+            ctx.emit(AnswerRestarted(**ctx.stamp()))
+        answer = talk.answer = Answer()
+        listened = ctx.listened
+        if listened:
+            ctx.emit(AnswerStarted(**ctx.stamp(), model=self.model.name, step=talk.steps + 1))
+        source = self.model.stream(request, signal=ctx.signal)
+        try:
+            async with stream(ctx, source, name="model", policy=self._model_policy) as chunks:
+                async for chunk in chunks:
+                    match chunk:
+                        case TextDelta(text):
+                            answer.add_text(text)
+                            if listened:
+                                ctx.emit(TextStreamed(**ctx.stamp(), text=text))
+                        case CallDelta():
+                            answer.add_call(chunk)
+                        case UsageReported(usage):
+                            answer.usage = usage
+                        case AnswerEnded():
+                            answer.finished = True
+            if not answer.finished:
+                raise ModelError(f"the answer of {self.model.name} broke off before its end", retryable=True)
+        finally:
+            self._count(ctx, talk, answer, request)
+        talk.answer = None
+        talk.steps += 1
+        message = answer.message()
+        if not message.text.strip() and not message.calls:
+            raise ModelError(f"{self.model.name} answered with neither text nor tool calls", retryable=True)
+        talk.messages.append(message)
+
+    def _count(self, ctx: Context, talk: Talk, answer: Answer, request: ModelRequest) -> None:
+        usage = answer.cost(request)
+        talk.usage += usage
+        ctx.ledger.usage += usage
+        if ctx.listened:
+            ctx.emit(AnswerFinished(**ctx.stamp(), text=answer.text, interrupted=not answer.finished, usage=usage))
+
+    def _check_limits(self, talk: Talk) -> None:
+        if talk.steps >= self._max_steps:
+            raise LimitExceeded(f"agent {self.name!r} has made {talk.steps} requests; max_steps={self._max_steps}")
+        used = talk.usage.input_tokens + talk.usage.output_tokens
+        if self._token_budget is not None and used >= self._token_budget:
+            raise LimitExceeded(f"agent {self.name!r} has used {used} tokens; token_budget={self._token_budget}")
+
+    async def __call__(self, ctx: Context, value: str, /) -> str:
+        """As work inside other work: under its signal, in its receipt. Raises: AbortError with a partial."""
+        return (await self._run_inside(ctx, ctx.below(self.name, AbortController(ctx.signal)), value)).text
+
+    async def _run_inside(
+        self, ctx: Context, inner: Context, prompt: str, resume: AgentResult | None = None
+    ) -> AgentResult:
+        talk = _talk(prompt, (), None) if resume is None else Talk(resume=resume)
+        talk.usage = Usage()  # what was used before the stop is counted already
+        ask = getattr(ctx, "_ask", None)
+        if ask is None or self._callback is not None:
+            ask = Questions(self._callback).ask
+        try:
+            return await self._converse(inner, talk, ask)
+        except Exception as error:
+            if inner.signal.aborted:
+                raise error_from(inner.signal.reason or inner.stop.reason, talk.sealed()) from error
+            raise
+        finally:
+            inner.stop.close()
+            if isinstance(ctx, ToolContext):
+                ctx.spent += talk.usage
+
+    def as_tool(self, name: str | None = None, description: str | None = None) -> Tool:
+        """This agent as a tool of another: a run inside its run, which stops with it and is in its receipt."""
+
+        async def call(prompt: str, ctx: ToolContext) -> str:
+            inner = ctx.below(None, AbortController(ctx.signal))
+            return (await self._run_inside(ctx, inner, prompt, ctx.kept)).text
+
+        told = description or f"Ask {self.name}. {self.instructions}".strip()
+        # It handles the abort itself, leaf by leaf: from outside it is only shown the signal.
+        return replace(tool(call, name=name or self.name, description=told, on_abort="cooperate"), kind="child")
+
+
+def _look(ctx: Context, place: StopAt, *, stopped_inside: bool = False) -> None:
+    """The look after each leaf: at the signal, and whether a stop waits for this place. Raises: AbortError."""
+    ctx.signal.raise_if_aborted()
+    if stopped_inside or ctx.stop.due(place):
+        ctx.stop.commit()
+        ctx.signal.raise_if_aborted()
+
+
+def _talk(
+    prompt: "str | Message | Sequence[Message] | None", history: Sequence[Message], resume: AgentResult | None
+) -> Talk:
+    if (prompt is None) == (resume is None):
+        raise UsageError("give a prompt, or resume=outcome.partial: one of the two")
+    if resume is not None:
+        if history:
+            raise UsageError("resume= brings its own history: leave history= out")
+        return Talk(resume=resume)
+    said: list[Message]
+    match prompt:
+        case str():
+            said = [UserMessage(text=prompt)] if prompt.strip() else []
+        case Sequence():
+            said = list(prompt)
+        case None:
+            said = []
+        case _:
+            said = [prompt]
+    if not said:
+        raise UsageError("the prompt is empty")
+    talk = Talk([*history, *said])
+    if talk.answered:
+        raise UsageError("the last message is an answer: give the user's next one")
+    return talk

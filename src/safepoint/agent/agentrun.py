@@ -1,0 +1,77 @@
+"""Owns an agent's run in the hand: its conversation, its questions, its outcome. Knows nothing of the loop."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from ..abort import AbortSignal
+from ..run.ask import AskUser, ask
+from ..run.context import Context
+from ..run.outcome import Completed, Outcome
+from ..run.running import Running
+from .talk import AgentResult, Talk
+from .tool import AskUserFn
+
+__all__ = ["AgentRun", "Questions"]
+
+
+class Questions:
+    """The questions of one run that wait for an answer. Given no callback, `answer` is how a person answers."""
+
+    def __init__(self, callback: AskUser | None) -> None:
+        self._callback = callback
+        self._open: dict[str, asyncio.Future[str]] = {}
+
+    async def ask(self, ctx: Context, question: str, options: tuple[str, ...]) -> str:
+        """Ask; the answer. Raises: AbortError on a stop, with the question withdrawn."""
+        question_id = uuid.uuid4().hex
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def answered(question: str) -> str:
+            return await answer
+
+        self._open[question_id] = answer
+        try:
+            callback = answered if self._callback is None else self._callback
+            return await ask(ctx, question, callback, options=options, question_id=question_id)
+        finally:
+            self._open.pop(question_id, None)
+
+    def answer(self, question_id: str, text: str) -> bool:
+        """False: no such question waits for an answer, here."""
+        answer = self._open.get(question_id)
+        if answer is None or answer.done() or self._callback is not None:
+            return False
+        answer.set_result(text)
+        return True
+
+
+class AgentRun(Running[AgentResult, Outcome[AgentResult]]):
+    """An agent that runs: await it for its outcome, iterate it for its events, stop it, answer its questions."""
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Context, Talk, AskUserFn], Awaitable[AgentResult]],
+        talk: Talk,
+        ask_user: AskUser | None,
+        *,
+        signal: AbortSignal | None,
+        deadline: float | None,
+        origin: str | None,
+    ) -> None:
+        super().__init__(name, signal=signal, deadline=deadline, run_id=None, origin=origin)
+        self._converse = work
+        self._talk = talk
+        self._questions = Questions(ask_user)
+
+    def answer(self, question_id: str, text: str) -> bool:
+        """Answer a question of this run. False: it does not wait any more, or a callback answers it."""
+        return self._questions.answer(question_id, text)
+
+    def _work(self, ctx: Context, value: None, /) -> Awaitable[AgentResult]:
+        return self._converse(ctx, self._talk, self._questions.ask)
+
+    async def _result(self, outcome: Outcome[AgentResult]) -> Outcome[AgentResult]:
+        return outcome if isinstance(outcome, Completed) else replace(outcome, partial=self._talk.sealed())

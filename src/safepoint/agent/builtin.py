@@ -1,0 +1,22 @@
+"""Owns the tools that every agent may have: asking the person, and waiting. Knows nothing of who answers."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .tool import ToolContext, tool
+
+__all__ = ["ask_user", "wait"]
+
+
+@tool
+async def ask_user(question: str, ctx: ToolContext) -> str:
+    """Ask the user a question and wait for the answer."""
+    return await ctx.ask_user(question)
+
+
+@tool
+async def wait(seconds: Annotated[float, Field(ge=0, le=3600)], ctx: ToolContext) -> str:
+    """Wait for some seconds."""
+    await ctx.wait(seconds)
+    return f"waited {seconds:g} s"

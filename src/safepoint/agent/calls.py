@@ -1,0 +1,126 @@
+"""Owns the tool calls of one answer: side by side, each with exactly one result that says truthfully what became of it.
+
+Knows nothing of models. Retrying a failed tool is the model's choice, never ours.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from ..abort import AbortError
+from ..run.context import Context
+from ..run.events import ToolCalled, ToolEnded
+from ..run.leaf import in_process, in_task, in_thread, inline
+from ..run.leafrun import LeafRun
+from ..run.messages import CallStatus, ToolCall, ToolResult
+from ..run.receipt import Usage
+from .history import INTERRUPTED, NOT_RUN, UNKNOWN
+from .talk import AgentResult, Talk
+from .tool import AskUserFn, BadArguments, Tool, ToolContext, as_text
+
+__all__ = ["run_calls"]
+
+YES = frozenset({"allow", "yes", "y", "ok", "true"})
+
+
+async def run_calls(ctx: Context, talk: Talk, tools: Mapping[str, Tool], ask: AskUserFn) -> None:
+    """Run the open calls of the last answer, all at once. Raises nothing for what a tool did."""
+    calls = talk.open_calls
+    if len(calls) == 1:
+        await _run_call(ctx, talk, calls[0], tools, ask)
+    elif calls:
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(_run_call(ctx, talk, call, tools, ask), name=f"{ctx.operation}/{call.name}")
+    talk.close_round()
+
+
+async def _run_call(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, Tool], ask: AskUserFn) -> None:
+    listened = ctx.listened
+    if listened:
+        ctx.emit(ToolCalled(**ctx.stamp(), call_id=call.call_id, name=call.name, arguments=call.arguments))
+    try:
+        result = await _result(ctx, talk, call, tools, ask)
+    except BaseException:  # meant for the task; the conversation stays whole
+        talk.results[call.call_id] = INTERRUPTED.result(call)
+        raise
+    talk.results[call.call_id] = result
+    if listened:
+        told: dict[str, Any] = {"name": call.name, "status": result.status, "content": result.content}
+        ctx.emit(ToolEnded(**ctx.stamp(), call_id=call.call_id, **told))
+
+
+async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, Tool], ask: AskUserFn) -> ToolResult:
+    tool = tools.get(call.name)
+    if tool is None:
+        known = ", ".join(tools) or "none"
+        return _told(call, "failed", f"There is no tool named {call.name!r}. The tools are: {known}.")
+    try:
+        value = tool.read(call.arguments)
+    except BadArguments as problem:
+        return _told(call, "failed", str(problem))
+    if tool.requires_approval and (refusal := await _refused(ctx, call, ask)) is not None:
+        return refusal
+    policy = tool.policy
+    run = LeafRun(ctx, tool.name, tool.kind, policy, threaded=tool.kind == "thread", context=ToolContext)
+    tool_ctx: Any = run.ctx  # a LeafRun makes the context it is told to make
+    tool_ctx.call_id, tool_ctx.kept, tool_ctx._ask = call.call_id, talk.kept.get(call.call_id), ask
+    tool_ctx.idempotency_key = f"{ctx.run_id}:{ctx.operation}:{call.call_id}"
+    tool_ctx.spent = Usage()
+    try:
+        content = as_text(await _launch(run, tool, value))
+    except Exception as error:
+        return _ended(ctx, talk, call, tool, run, error)
+    finally:
+        talk.usage += tool_ctx.spent
+    talk.kept.pop(call.call_id, None)
+    return _told(call, "completed", content)
+
+
+def _launch(run: LeafRun, tool: Tool, value: Any) -> Awaitable[Any]:
+    """The function where its policy puts it."""
+    fn, name = tool.fn, tool.context_name
+    if tool.kind == "process" and not tool.is_work:
+        return in_process(run, fn, None, {**value, **({name: run.ctx} if name else {})})
+
+    def call(ctx: Context, value: Any) -> Any:
+        return fn(ctx, value) if tool.is_work else fn(**value, **({name: ctx} if name else {}))
+
+    call.__wrapped__ = fn  # type: ignore[attr-defined]  # an interrupt looks for the file in which it is written
+    if tool.kind == "thread":
+        return in_thread(run, call, value)
+    return (inline if run.policy.abandon_after is None else in_task)(run, call, value)
+
+
+def _ended(ctx: Context, talk: Talk, call: ToolCall, tool: Tool, run: LeafRun, error: Exception) -> ToolResult:
+    """What is said of a call that raised. A stop plus any error is a stop; without one it is the tool's failure."""
+    if run.line.fate == "not_started":
+        return NOT_RUN.result(call)
+    stopped_inside = ctx.stop.raised(error)
+    if not ctx.signal.aborted and not stopped_inside:
+        return _told(call, "failed", f"{tool.name} failed: {type(error).__name__}: {error}")
+    if isinstance(error, AbortError) and isinstance(error.partial, AgentResult):
+        talk.kept[call.call_id] = error.partial
+    talk.stopped_inside = talk.stopped_inside or stopped_inside
+    if run.line.fate == "still_running" or tool.effects == "irreversible":
+        return UNKNOWN.result(call)
+    return INTERRUPTED.result(call)
+
+
+async def _refused(ctx: Context, call: ToolCall, ask: AskUserFn) -> ToolResult | None:
+    """Ask the person; None: it may run. A stop denies."""
+    if ctx.signal.aborted:
+        return NOT_RUN.result(call)
+    try:
+        answer = await ask(ctx, f"Allow {call.name}({call.arguments})?", ("allow", "deny"))
+    except Exception as error:
+        if ctx.signal.aborted:
+            return NOT_RUN.result(call, "The person was asked to allow it; the stop denied it.")
+        return _told(call, "not_started", f"It could not be asked whether {call.name} is allowed: {error}")
+    if answer.strip().lower() in YES and not ctx.signal.aborted:
+        return None
+    return _told(call, "not_started", f"The user did not allow this call of {call.name}. It did not run.")
+
+
+def _told(call: ToolCall, status: CallStatus, content: str) -> ToolResult:
+    return ToolResult(call_id=call.call_id, name=call.name, content=content, status=status)

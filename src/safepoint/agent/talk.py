@@ -1,0 +1,186 @@
+"""Owns one conversation while an agent works on it: what was said, the answer that is coming in, the open tool calls.
+
+At any moment it can be sealed: a conversation that the next model call accepts. Knows nothing of how tools run.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ..run.messages import AssistantMessage, Message, ToolCall, ToolResult
+from ..run.receipt import Usage
+from .history import NOT_RUN, repair
+from .model import CallDelta, ModelRequest
+
+__all__ = ["AgentResult", "Answer", "Talk"]
+
+# Where a provider does not say what a cut-off answer cost: about so many characters are a token.
+CHARACTERS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """What an agent has to show: its last words, the whole valid conversation, what it cost.
+
+    `kept`: of a stopped run, by tool call: how far sub-agents had come. It is what a resume goes on from.
+    """
+
+    text: str
+    messages: tuple[Message, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    steps: int = 0
+    kept: "Mapping[str, AgentResult]" = field(default_factory=dict)
+
+
+class Answer:
+    """A model's answer while it comes in, piece by piece."""
+
+    __slots__ = ("_arguments", "_calls", "_text", "finished", "usage")
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._calls: dict[int, tuple[str, str]] = {}
+        self._arguments: dict[int, list[str]] = {}
+        self.usage: Usage | None = None
+        self.finished = False
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._text)
+
+    def add_text(self, text: str) -> None:
+        """One more piece of text."""
+        self._text.append(text)
+
+    def add_call(self, piece: CallDelta) -> None:
+        """One more piece of a tool call."""
+        call_id, name = self._calls.get(piece.index, ("", ""))
+        self._calls[piece.index] = (call_id or piece.call_id, name or piece.name)
+        self._arguments.setdefault(piece.index, []).append(piece.arguments)
+
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls so far, in the model's order. One that has no name yet is not there yet."""
+        return tuple(
+            ToolCall(call_id=call_id or f"call-{index}", name=name, arguments="".join(self._arguments[index]))
+            for index, (call_id, name) in sorted(self._calls.items())
+            if name
+        )
+
+    def message(self) -> AssistantMessage:
+        """The whole answer."""
+        return AssistantMessage(text=self.text, calls=self.calls())
+
+    def cut_off(self) -> list[Message]:
+        """What there is, closed: half-written arguments become valid ones, and no call has run."""
+        calls = tuple(
+            call if _is_json(call.arguments) else ToolCall(call_id=call.call_id, name=call.name, arguments="{}")
+            for call in self.calls()
+        )
+        if not calls and not self.text.strip():
+            return []
+        message = AssistantMessage(text=self.text, calls=calls, interrupted=True)
+        return [message, *(NOT_RUN.result(call) for call in calls)]
+
+    def cost(self, request: ModelRequest) -> Usage:
+        """What the provider said it cost, or an estimate that says so."""
+        if self.usage is not None:
+            return Usage(
+                max(1, self.usage.requests), self.usage.input_tokens, self.usage.output_tokens, self.usage.estimated
+            )
+        written = len(self.text) + sum(len(call.arguments) for call in self.calls())
+        if not written and not self.finished:
+            return Usage(requests=1)  # refused or stopped before the first piece: nobody knows
+        read = sum(len(getattr(message, "text", "") or getattr(message, "content", "")) for message in request.messages)
+        return Usage(1, read // CHARACTERS_PER_TOKEN, written // CHARACTERS_PER_TOKEN, estimated=True)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text or "{}")
+    except ValueError:
+        return False
+    return True
+
+
+class Talk:
+    """A conversation in work."""
+
+    def __init__(self, messages: Iterable[Message] = (), resume: AgentResult | None = None) -> None:
+        self.messages: list[Message] = repair(messages)
+        self.results: dict[str, ToolResult] = {}
+        self.answer: Answer | None = None
+        self.usage = Usage()
+        self.steps = 0
+        self.kept: dict[str, AgentResult] = {}
+        self.stopped_inside = False  # a call of this round was stopped at a safe point of its own
+        if resume is not None:
+            self._go_on(resume)
+
+    def _go_on(self, before: AgentResult) -> None:
+        """Take back what was sealed: the calls that have not ended are open again, and keep what did end."""
+        said = list(before.messages)
+        results: list[ToolResult] = []
+        while said and isinstance(last := said[-1], ToolResult):
+            results.append(last)
+            said.pop()
+        self.messages = [*said, *reversed(results)]
+        self.usage, self.steps, self.kept = before.usage, before.steps, dict(before.kept)
+        if not said or not isinstance(said[-1], AssistantMessage):
+            return
+        if said[-1].interrupted:  # the model had not finished: it is asked again
+            self.messages = said[:-1]
+        elif said[-1].calls:
+            self.messages = said
+            self.results = {result.call_id: result for result in results if not may_run_again(result)}
+
+    @property
+    def open_calls(self) -> tuple[ToolCall, ...]:
+        """The calls of the last answer that have no result yet."""
+        last = self.messages[-1] if self.messages else None
+        if not isinstance(last, AssistantMessage):
+            return ()
+        return tuple(call for call in last.calls if call.call_id not in self.results)
+
+    @property
+    def answered(self) -> bool:
+        """True: the last thing said is a whole answer without tool calls. There is nothing left to do."""
+        last = self.messages[-1] if self.messages else None
+        return isinstance(last, AssistantMessage) and not last.calls and not last.interrupted
+
+    @property
+    def in_round(self) -> bool:
+        """True: the last thing said is an answer with tool calls."""
+        last = self.messages[-1] if self.messages else None
+        return isinstance(last, AssistantMessage) and bool(last.calls)
+
+    def close_round(self) -> None:
+        """All calls have a result: they are part of the conversation now, in the model's order."""
+        self.messages += self._round()
+        self.results = {}
+
+    def _round(self) -> list[ToolResult]:
+        last = self.messages[-1]
+        calls = last.calls if isinstance(last, AssistantMessage) else ()
+        return [self.results.get(call.call_id) or NOT_RUN.result(call) for call in calls]
+
+    def sealed(self) -> AgentResult:
+        """As it is now, in a form that the next model call accepts."""
+        messages = list(self.messages)
+        if self.in_round:
+            messages += self._round()
+        if self.answer is not None:
+            messages += self.answer.cut_off()
+        return AgentResult(_last_words(messages), tuple(messages), self.usage, self.steps, dict(self.kept))
+
+
+def may_run_again(result: ToolResult) -> bool:
+    """True: a resume runs this call again. What may have had an effect that cannot be taken back is not repeated."""
+    return result.status in ("interrupted", "not_started")
+
+
+def _last_words(messages: list[Message]) -> str:
+    for message in reversed(messages):
+        if isinstance(message, AssistantMessage):
+            return message.text
+    return ""

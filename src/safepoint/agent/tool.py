@@ -1,0 +1,246 @@
+"""Owns what a tool is: a function or any Work, its schema, its policy, and the context it may ask for.
+
+Schema and validation come from the signature and the docstring, by pydantic. Knows nothing of models and of the loop.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, is_dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeAlias, Unpack, get_type_hints, overload
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
+
+from ..errors import SafepointError, UsageError
+from ..run.context import Context
+from ..run.leaf import kind_of, name_of, wait
+from ..run.policy import Policy, PolicySettings
+from ..run.receipt import LeafKind, Usage
+from .model import ToolSpec
+
+__all__ = ["BadArguments", "Effects", "Tool", "ToolContext", "ToolOptions", "tool"]
+
+Effects: TypeAlias = Literal["read", "idempotent", "reversible", "irreversible"]
+AskUserFn: TypeAlias = Callable[[Context, str, tuple[str, ...]], Awaitable[str]]
+
+
+class BadArguments(SafepointError):
+    """The model's arguments do not fit the tool. The text is for the model to read."""
+
+
+class ToolContext(Context):
+    """What a tool is given if it asks for it.
+
+    call_id          the model's name for this call
+    idempotency_key  the same when the call runs again after a resume: for effects that must happen once
+    kept             of a call that was stopped before: what it had left behind
+    spent            what models inside the call have cost
+    """
+
+    __slots__ = ("_ask", "call_id", "idempotency_key", "kept", "spent")
+
+    _ask: AskUserFn
+    call_id: str
+    idempotency_key: str
+    kept: Any
+    spent: Usage
+
+    async def ask_user(self, question: str, options: tuple[str, ...] = ()) -> str:
+        """Ask the person, and wait for the answer. A stop withdraws the question. Raises: AbortError."""
+        return await self._ask(self, question, options)
+
+    async def wait(self, seconds: float) -> None:
+        """Pause; a stop ends it at once. Raises: AbortError."""
+        await wait(self, seconds)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        carry, about = super().__reduce__()
+        return _carried, (carry, about, self.call_id, self.idempotency_key)
+
+
+def _carried(carry: Callable[..., Context], about: tuple[object, ...], call_id: str, key: str) -> ToolContext:
+    ctx = carry(*about).child("", kind=ToolContext)
+    assert isinstance(ctx, ToolContext)  # for the type checker: it was asked for
+    ctx.path, ctx.call_id, ctx.idempotency_key, ctx.kept, ctx.spent = ctx.path[:-1], call_id, key, None, Usage()
+    ctx._ask = _nobody
+    return ctx
+
+
+async def _nobody(ctx: Context, question: str, options: tuple[str, ...]) -> str:
+    raise UsageError(f"{ctx.operation} runs in a process of its own, where nobody can be asked: use isolation='thread'")
+
+
+class ToolOptions(PolicySettings, total=False):
+    """What can be said of a tool: see `tool`."""
+
+    name: str
+    description: str
+    effects: Effects
+    requires_approval: bool
+    input: Any
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool that a model can call. Make one with `@tool` or `tool(work, name=…)`."""
+
+    name: str
+    description: str
+    fn: Callable[..., Any]
+    policy: Policy
+    kind: LeafKind
+    effects: Effects | None
+    requires_approval: bool
+    context_name: str | None
+    arguments: type[BaseModel]
+    single: str | None = None  # the value is this field of the arguments
+    whole: Any = None  # the value is made of all arguments
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function as it is, for tests and other code."""
+        return self.fn(*args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """By which a process finds the function under the tool's name."""
+        return self.fn
+
+    @cached_property
+    def spec(self) -> ToolSpec:
+        """As a model sees it."""
+        schema = self.arguments.model_json_schema() if self.whole is None else self.whole.json_schema()
+        schema.pop("title", None)
+        for one in schema.get("properties", {}).values():
+            one.pop("title", None)
+        return ToolSpec(name=self.name, description=self.description, parameters=schema)
+
+    def read(self, arguments: str) -> Any:
+        """What the model wrote, as the function wants it. Raises: BadArguments."""
+        try:
+            if self.whole is not None:
+                return self.whole.validate_json(arguments or "{}")
+            fields = self.arguments.model_validate_json(arguments or "{}")
+        except ValidationError as problem:
+            told = "; ".join(
+                f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in problem.errors()
+            )
+            raise BadArguments(
+                f"The arguments of {self.name} are wrong: {told}. Correct them and call it again."
+            ) from None
+        values = {name: getattr(fields, name) for name in type(fields).model_fields}
+        return values[self.single] if self.single is not None else values
+
+    @property
+    def is_work(self) -> bool:
+        """True: it is called as Work, `(ctx, value)`."""
+        return self.single is not None or self.whole is not None
+
+
+@overload
+def tool(work: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> Tool: ...
+
+
+@overload
+def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any]], Tool]: ...
+
+
+def tool(work: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
+    """Make a tool: `@tool`, `@tool(timeout=30)`, or `tool(flow, name="report")` for an agent, a flow, any Work.
+
+    name, description  by default the function's name and docstring
+    effects            "read", "idempotent", "reversible" or "irreversible": what a stop in the middle may leave behind
+    requires_approval  ask the person before each call
+    input              the type of a Work's value, where its annotation does not tell it
+    and every field of a Policy: on_abort, timeout, grace, warn_after, abandon_after, isolation
+    """
+    if work is None:
+        return lambda work: tool(work, **options)
+    if isinstance(work, Tool):
+        return work
+    if not callable(work):
+        raise UsageError(f"a tool must be a function or Work, not {type(work).__name__}")
+    if inspect.isroutine(work):
+        return _from_function(work, options)
+    return _from_work(work, options)
+
+
+def _common(work: Any, options: ToolOptions, policy: Policy) -> dict[str, Any]:
+    name = options.get("name") or name_of(work)
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+        raise UsageError(f"{name!r} is not a tool name: letters, digits, _ and -, at most 64; give name=…")
+    effects = options.get("effects")
+    if effects not in (None, "read", "idempotent", "reversible", "irreversible"):
+        raise UsageError(f"effects of {name!r} must be read, idempotent, reversible or irreversible, not {effects!r}")
+    description = options.get("description") or inspect.cleandoc(getattr(work, "__doc__", None) or "")
+    return {
+        "name": name,
+        "description": re.split(r"\n\s*Args:\s*\n", description)[0].strip(),
+        "fn": work,
+        "policy": policy,
+        "effects": effects,
+        "requires_approval": options.get("requires_approval", False),
+    }
+
+
+def _policy(options: ToolOptions, **defaults: Any) -> Policy:
+    own = {"name", "description", "effects", "requires_approval", "input"}
+    settings: Any = {**defaults, **{key: value for key, value in options.items() if key not in own}}
+    return Policy(**settings)
+
+
+def _from_function(fn: Callable[..., Any], options: ToolOptions) -> Tool:
+    policy = _policy(options)
+    hints = _hints(fn)
+    told = _told_of_parameters(inspect.getdoc(fn) or "")
+    context_name = None
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(fn).parameters.items():
+        kind = hints.get(name, Any)
+        if name == "ctx" or (isinstance(kind, type) and issubclass(kind, Context)):
+            context_name = name
+        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise UsageError(f"{name_of(fn)}: a tool's parameters must have names; {parameter} has none for a model")
+        else:
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[name] = (kind, Field(default, description=told.get(name)))
+    common = _common(fn, options, policy)
+    arguments = create_model(f"{common['name']}_arguments", __config__={"extra": "forbid"}, **fields)
+    return Tool(**common, kind=kind_of(fn, policy), context_name=context_name, arguments=arguments)
+
+
+def _from_work(work: Any, options: ToolOptions) -> Tool:
+    # An agent or a flow handles the abort itself, leaf by leaf: from outside it is only shown the signal.
+    common = _common(work, options, _policy(options, on_abort="cooperate"))
+    common["name"] = options.get("name") or getattr(work, "name", None) or common["name"]
+    kind = options.get("input") or getattr(work, "input_type", None) or _hints(type(work).__call__).get("value", str)
+    if is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return Tool(**common, kind="child", context_name=None, arguments=BaseModel, whole=TypeAdapter(kind))
+    arguments = create_model(f"{common['name']}_arguments", __config__={"extra": "forbid"}, input=(kind, ...))
+    return Tool(**common, kind="child", context_name=None, arguments=arguments, single="input")
+
+
+def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(fn, include_extras=True)
+    except (NameError, TypeError):
+        return {}
+
+
+def _told_of_parameters(doc: str) -> dict[str, str]:
+    """What the docstring's `Args:` section says of each parameter."""
+    _, _, section = doc.partition("Args:")
+    found = re.findall(r"^\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.+)$", section, re.MULTILINE)
+    return dict(found)
+
+
+def as_text(value: Any) -> str:
+    """A tool's value as a model reads it."""
+    if isinstance(value, str):
+        return value or "(no output)"
+    if value is None:
+        return "(no output)"
+    if is_dataclass(value) or isinstance(value, BaseModel):
+        return TypeAdapter(type(value)).dump_json(value).decode()
+    return json.dumps(value, ensure_ascii=False, default=str)
