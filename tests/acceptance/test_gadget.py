@@ -1,6 +1,42 @@
 """Owns the acceptance lines of gadget: a stop on its way from the page to the worker."""
 
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from safepoint import Aborted, AbortError, AbortSignal
+from safepoint.agent import Agent, ModelRequest, tool
+from safepoint.models.ollama import OllamaModel
+from safepoint.models.openai import OpenAIModel
+from safepoint.models.scripted import Call, ScriptedModel
+from safepoint.models.scripted import Stall as StallingModel
+from safepoint.run.events import LeafStarted, TextStreamed
+from safepoint.run.messages import UserMessage
 from tests.acceptance.lines import not_built, open_line
+from tests.rigs.ollama import Ollama
+from tests.rigs.provider import Provider
+from tests.rigs.script import Stall
+
+ASKED = ModelRequest(messages=(UserMessage(text="count"),))
+
+
+def openai_model(provider: Any, streams: bool) -> Any:
+    return OpenAIModel("any", base_url=provider.base_url, api_key="any", stream=streams)
+
+
+def ollama_model(provider: Any, streams: bool) -> Any:
+    return OllamaModel("any", host=provider.url, stream=streams)
+
+
+def came(provider: Any) -> bool:
+    """Wait until the request has arrived at the provider."""
+    until = time.monotonic() + 10
+    while not provider.exchanges and time.monotonic() < until:
+        time.sleep(0.005)  # real time: the provider is a server in a thread of its own
+    return bool(provider.exchanges)
 
 
 @open_line
@@ -39,18 +75,66 @@ def test_05_a_controller_belongs_to_one_work_order_and_can_never_hit_the_next() 
     not_built()
 
 
-@open_line
-def test_06_the_provider_layer_checks_before_the_request_and_before_each_chunk() -> None:
+async def test_06_the_provider_layer_checks_before_the_request_and_before_each_chunk() -> None:
     """Provider layer: check before the request; signal given to the SDK call; check before each chunk; for
     streaming and non-streaming, OpenAI and Ollama.
     """
-    not_built()
+    for rig, make in ((Provider, openai_model), (Ollama, ollama_model)):
+        for streams in (True, False):
+            with rig(["One two three", Stall()]) as provider:
+                model = make(provider, streams)
+                with pytest.raises(AbortError):
+                    async for _ in model.stream(ASKED, signal=AbortSignal.already("no")):
+                        pytest.fail("nothing may come")
+                assert provider.exchanges == [], "no request is made under an aborted signal"
+
+                run = Agent(model).run("count")
+                async for event in run:
+                    if isinstance(event, TextStreamed if streams else LeafStarted):
+                        if not streams:
+                            assert await asyncio.to_thread(came, provider)
+                        run.abort("enough")
+                assert isinstance(await run, Aborted)
+                (exchange,) = provider.exchanges
+                assert await asyncio.to_thread(exchange.closed.wait, 10)
+                assert exchange.hung_up
+                await model.aclose()
 
 
-@open_line
-def test_07_sub_agents_started_by_the_order_end_with_it() -> None:
+async def test_07_sub_agents_started_by_the_order_end_with_it() -> None:
     """Sub-agents started by the order end with it."""
-    not_built()
+    in_thread, gone = threading.Event(), threading.Event()
+
+    @tool
+    def dig() -> str:
+        """Dig in a thread."""
+        in_thread.set()
+        try:
+            while True:
+                time.sleep(0.005)  # real time: a thread that works
+        finally:
+            gone.set()
+
+    digger = Agent(ScriptedModel([Call("dig")]), tools=[dig], name="digger")
+    talker = Agent(ScriptedModel(["half an", StallingModel()]), name="talker")
+    middle = Agent(
+        ScriptedModel([Call("digger", prompt="dig"), Call("talker", prompt="talk")]),
+        tools=[digger.as_tool(), talker.as_tool()],
+        name="middle",
+    )
+    order = Agent(ScriptedModel([Call("middle", prompt="go")]), tools=[middle.as_tool()], name="order")
+    run = order.run("go")
+    async for event in run:
+        if isinstance(event, TextStreamed) and event.path[-1] == "talker":
+            assert await asyncio.to_thread(in_thread.wait, 10)
+            run.abort("enough")
+    outcome = await run
+    assert isinstance(outcome, Aborted)
+    assert gone.is_set()
+    assert outcome.receipt.still_running == ()
+    fates = {entry.name: entry.fate for entry in outcome.receipt.entries}
+    for name in ("order/middle", "order/middle/digger", "order/middle/talker", "order/middle/digger/dig"):
+        assert fates[name] == "stopped", outcome.receipt
 
 
 @open_line

@@ -10,6 +10,7 @@ import pytest
 
 from safepoint import AbortController, Aborted, AbortError, AbortSignal, fence, on_abort_timeout, run_in_thread
 from safepoint.agent import Agent, AgentRun, Chunk, ModelRequest, Tool, ToolContext, tool, wait
+from safepoint.models.openai import OpenAIModel
 from safepoint.models.scripted import Call, Error, ScriptedModel
 from safepoint.run.events import (
     AbortIgnored,
@@ -19,13 +20,15 @@ from safepoint.run.events import (
     QuestionWithdrawn,
     RetryScheduled,
     RunEnded,
+    TextStreamed,
     ToolCalled,
 )
 from safepoint.run.messages import ToolResult
 from safepoint.testing import FakeClock, settle
-from tests.acceptance.lines import not_built, open_line
 from tests.house.source import read
 from tests.house.triggers import table_rows, unlisted_triggers
+from tests.rigs.provider import Provider
+from tests.rigs.script import Stall
 
 ROOT = Path(__file__).parents[2]
 
@@ -452,7 +455,14 @@ async def test_15_the_signal_of_a_run_is_readable_from_outside_and_fresh_for_eac
     assert isinstance(await first, Aborted)
 
 
-@open_line
-def test_16_the_model_request_receives_the_same_signal_and_its_connection_closes() -> None:
+async def test_16_the_model_request_receives_the_same_signal_and_its_connection_closes() -> None:
     """The model request receives the same signal: the HTTP connection closes."""
-    not_built()
+    with Provider(["Once upon a time", Stall()]) as provider:
+        async with OpenAIModel("any", base_url=provider.base_url, api_key="any") as model:
+            run = Agent(model).run("tell me a story")
+            await stop_at(run, TextStreamed)
+            outcome = await run
+        assert isinstance(outcome, Aborted)
+        (exchange,) = provider.exchanges
+        assert await asyncio.to_thread(exchange.closed.wait, 10)
+        assert exchange.hung_up
