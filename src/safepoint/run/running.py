@@ -46,7 +46,7 @@ class Running(ABC, Generic[T, R]):
         self._ctx = Context(name, controller=self._controller, emit=None, run_id=self.id)
         self._task: asyncio.Task[R] | None = None
         self._events: deque[Event] = deque()
-        self._news: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()
 
     @abstractmethod
     def _work(self, ctx: Context, value: None, /) -> Awaitable[T]:
@@ -134,15 +134,11 @@ class Running(ABC, Generic[T, R]):
 
     def _ended(self, task: "asyncio.Task[R]") -> None:
         self._ctx.stop.close()
-        self._wake()
+        self._news.set()
 
     def _heard(self, event: Event) -> None:
         self._events.append(event)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        self._news.set()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         task = self._start(listen=True)
@@ -152,8 +148,8 @@ class Running(ABC, Generic[T, R]):
                     yield self._events.popleft()
                 if task.done():
                     return
-                self._news = asyncio.get_running_loop().create_future()
-                await self._news
+                self._news.clear()
+                await self._news.wait()
         finally:
             await self._leave()
 
