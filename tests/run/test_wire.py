@@ -65,6 +65,11 @@ def test_every_event_comes_back_as_it_was(kind: type[Any]):
         "content": "found",
         "output": "empty",
         "target": None,
+        "turn_id": "t1",
+        "items": 2,
+        "at_point": "NOW",
+        "cause": "deploy",
+        "outcome": Aborted(AbortReason("user", "stop"), RECEIPT, {"text": "half"}, started_at=1.0, finished_at=2.0),
         **({"status": "not_started"} if kind is ToolEnded else {}),
     }
     fields = {field.name: samples[field.name] for field in dataclasses.fields(kind) if field.name in samples}

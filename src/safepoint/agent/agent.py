@@ -14,7 +14,7 @@ from ..errors import SafepointError, UsageError
 from ..run.ask import AskUser
 from ..run.context import Context
 from ..run.events import AnswerFinished, AnswerRestarted, AnswerStarted, TextStreamed
-from ..run.messages import Message, SystemMessage, UserMessage
+from ..run.messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
 from ..run.policy import Policy
 from ..run.receipt import Usage
 from ..run.retry import Retry
@@ -157,14 +157,18 @@ class Agent:
         if self._token_budget is not None and used >= self._token_budget:
             raise LimitExceeded(f"agent {self.name!r} has used {used} tokens; token_budget={self._token_budget}")
 
-    async def __call__(self, ctx: Context, value: str, /) -> str:
-        """As work inside other work: under its signal, in its receipt. Raises: AbortError with a partial."""
-        return (await self._run_inside(ctx, ctx.below(self.name, AbortController(ctx.signal)), value)).text
+    async def __call__(self, ctx: Context, value: "str | Sequence[Message] | AgentResult", /) -> AgentResult:
+        """As work: a prompt, a whole conversation, or the partial of a stopped run. Raises: AbortError with a partial.
+
+        Given the context of a run, it is that run; given the context of a leaf, it is a run inside.
+        """
+        inner = ctx if ctx.is_run else ctx.below(self.name, AbortController(ctx.signal))
+        return await self._run_inside(ctx, inner, value)
 
     async def _run_inside(
-        self, ctx: Context, inner: Context, prompt: str, resume: AgentResult | None = None
+        self, ctx: Context, inner: Context, value: "str | Sequence[Message] | AgentResult"
     ) -> AgentResult:
-        talk = _talk(prompt, (), None) if resume is None else Talk(resume=resume)
+        talk = Talk(resume=value) if isinstance(value, AgentResult) else _talk(value, (), None)
         talk.usage = Usage()  # what was used before the stop is counted already
         ask = getattr(ctx, "_ask", None)
         if ask is None or self._callback is not None:
@@ -174,9 +178,11 @@ class Agent:
         except Exception as error:
             if inner.signal.aborted:
                 raise error_from(inner.signal.reason or inner.stop.reason, talk.sealed()) from error
+            error.partial = talk.sealed()  # type: ignore[attr-defined]  # the boundary of the run looks for it
             raise
         finally:
-            inner.stop.close()
+            if inner is not ctx:
+                inner.stop.close()
             if isinstance(ctx, ToolContext):
                 ctx.spent += talk.usage
 
@@ -185,7 +191,7 @@ class Agent:
 
         async def call(prompt: str, ctx: ToolContext) -> str:
             inner = ctx.below(None, AbortController(ctx.signal))
-            return (await self._run_inside(ctx, inner, prompt, ctx.kept)).text
+            return (await self._run_inside(ctx, inner, prompt if ctx.kept is None else ctx.kept)).text
 
         told = description or f"Ask {self.name}. {self.instructions}".strip()
         # It handles the abort itself, leaf by leaf: from outside it is only shown the signal.
@@ -209,16 +215,13 @@ def _talk(
         if history:
             raise UsageError("resume= brings its own history: leave history= out")
         return Talk(resume=resume)
-    said: list[Message]
-    match prompt:
-        case str():
-            said = [UserMessage(text=prompt)] if prompt.strip() else []
-        case Sequence():
-            said = list(prompt)
-        case None:
-            said = []
-        case _:
-            said = [prompt]
+    said: list[Message] = []
+    if isinstance(prompt, str):
+        said = [UserMessage(text=prompt)] if prompt.strip() else []
+    elif isinstance(prompt, SystemMessage | UserMessage | AssistantMessage | ToolResult):
+        said = [prompt]
+    elif prompt is not None:
+        said = list(prompt)
     if not said:
         raise UsageError("the prompt is empty")
     talk = Talk([*history, *said])

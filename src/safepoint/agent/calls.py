@@ -68,7 +68,8 @@ async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, 
     tool_ctx.idempotency_key = f"{ctx.run_id}:{ctx.operation}:{call.call_id}"
     tool_ctx.spent = Usage()
     try:
-        content = as_text(await _launch(run, tool, value))
+        returned = await _launch(run, tool, value)
+        content = as_text(returned.text if isinstance(returned, AgentResult) else returned)
     except Exception as error:
         return _ended(ctx, talk, call, tool, run, error)
     finally:

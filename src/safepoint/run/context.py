@@ -74,7 +74,19 @@ class Fence:
 class Context:
     """What work is given beside its input. Children share the run's id, ledger, sink and clean-ups."""
 
-    __slots__ = ("_fence", "_sink", "alarm", "cleanups", "clock", "ledger", "path", "run_id", "signal", "stop")
+    __slots__ = (
+        "_fence",
+        "_sink",
+        "alarm",
+        "cleanups",
+        "clock",
+        "is_run",
+        "ledger",
+        "path",
+        "run_id",
+        "signal",
+        "stop",
+    )
 
     def __init__(
         self,
@@ -97,6 +109,7 @@ class Context:
         self.run_id = run_id or uuid.uuid4().hex
         self.path: tuple[str, ...] = (name,)
         self.stop = Stop(controller, self.clock)
+        self.is_run = True  # a run's own: work that is given it need not make one below
         self.ledger = Ledger(self.clock)
         self.alarm = Alarm(self.signal, self.clock)
         self.cleanups: list[Cleanup] = []
@@ -126,6 +139,7 @@ class Context:
         child.run_id = self.run_id
         child.path = (*self.path, name)
         child.stop = self.stop
+        child.is_run = False
         child.ledger = self.ledger
         child.cleanups = self.cleanups
         child._sink = self._sink if self._sink is None or loop is None else _posted(self._sink, loop)
@@ -141,6 +155,7 @@ class Context:
         if name is None:
             child.path = self.path
         child.stop = Stop(controller, self.clock, self.stop)
+        child.is_run = True
         return child
 
     def __reduce__(self) -> "tuple[Callable[..., Context], tuple[object, ...]]":

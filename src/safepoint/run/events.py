@@ -5,10 +5,10 @@ root of the run to the operation, it speaks. A new kind of event goes into `Even
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .messages import CallStatus
-from .outcome import Status
+from .outcome import Outcome, Status
 from .receipt import Fate, LeafKind, Usage
 
 __all__ = [
@@ -21,6 +21,8 @@ __all__ = [
     "LeafAbandoned",
     "LeafEnded",
     "LeafStarted",
+    "LoopIdle",
+    "LoopStopping",
     "NodeEnded",
     "ProgressMade",
     "QuestionAnswered",
@@ -32,6 +34,10 @@ __all__ = [
     "TextStreamed",
     "ToolCalled",
     "ToolEnded",
+    "TurnEnded",
+    "TurnPlanned",
+    "TurnPreempted",
+    "TurnStarted",
 ]
 
 
@@ -101,6 +107,58 @@ class ProgressMade(_Happened):
     message: str
     fraction: float | None = None
     kind: Literal["progress_made"] = "progress_made"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPlanned(_Happened):
+    """A turn of a loop is being planned, for so many items."""
+
+    turn_id: str
+    items: int
+    kind: Literal["turn_planned"] = "turn_planned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStarted(_Happened):
+    """A turn begins to work, on so many items."""
+
+    turn_id: str
+    items: int
+    kind: Literal["turn_started"] = "turn_started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPreempted(_Happened):
+    """A turn is to make way for something newer; `at` says when."""
+
+    turn_id: str
+    at_point: str
+    kind: Literal["turn_preempted"] = "turn_preempted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnded(_Happened):
+    """The one end of a turn, with everything there is to say of it."""
+
+    turn_id: str
+    outcome: Outcome[Any]
+    kind: Literal["turn_ended"] = "turn_ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopIdle(_Happened):
+    """A loop has nothing to do, and waits for items."""
+
+    kind: Literal["loop_idle"] = "loop_idle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStopping(_Happened):
+    """A loop starts no further turn; `at_point` says what happens to the running one."""
+
+    at_point: str
+    cause: str
+    kind: Literal["loop_stopping"] = "loop_stopping"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +273,12 @@ class CleanupFailed(_Happened):
 Event: TypeAlias = (
     RunStarted
     | RunEnded
+    | TurnPlanned
+    | TurnStarted
+    | TurnPreempted
+    | TurnEnded
+    | LoopIdle
+    | LoopStopping
     | AnswerStarted
     | TextStreamed
     | AnswerRestarted

@@ -7,7 +7,7 @@ RemoteErrors.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from ..abort import AbortReason
 from ..abort.reason import name_of, text_of
 from ..errors import RemoteError, SafepointError
-from .events import Event
+from .events import Event, TurnEnded
 from .messages import Message
 from .outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from .receipt import Receipt
@@ -49,25 +49,43 @@ class ErrorInfo:
 
 
 @cache
+def _plain(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+@cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(Annotated[kind, Field(discriminator="kind")])
+    members = tuple(member for member in get_args(kind) if member is not TurnEnded)
+    return TypeAdapter(Annotated[members, Field(discriminator="kind")])
 
 
-def to_json(item: Event | Message) -> str:
-    """An event or a message as JSON text."""
-    data = TypeAdapter(type(item)).dump_python(item, mode="json")
+def to_json(item: Event | Message, value_type: Any = Any) -> str:
+    """An event or a message as JSON text; the value inside of an outcome is written as `value_type` says."""
+    if isinstance(item, TurnEnded):
+        data = {field.name: getattr(item, field.name) for field in fields(item)}
+        data["outcome"] = json.loads(outcome_to_json(item.outcome, value_type))
+    else:
+        kind: Any = type(item)
+        data = _plain(kind).dump_python(item, mode="json")
     return json.dumps({"v": VERSION, **data}, ensure_ascii=False)
 
 
-def event_from_json(text: str) -> Event:
-    """Raises: WireError."""
-    event: Event = _read("event", Event, text)
-    return event
+def event_from_json(text: str, value_type: Any = Any) -> Event:
+    """Read `to_json()` back. Raises: WireError."""
+    data = _object("event", text)
+    event: Event
+    if data.get("kind") != "turn_ended":
+        event = _read("event", Event, data)
+        return event
+    outcome = outcome_from_json(json.dumps(data.get("outcome")), value_type)
+    # Of an outcome pydantic has no schema: errors are in it. All that stands around it is read like any event's.
+    around = _read("event", Event, {**data, "kind": "turn_started", "items": 0})
+    return TurnEnded(run_id=around.run_id, path=around.path, at=around.at, turn_id=around.turn_id, outcome=outcome)
 
 
 def message_from_json(text: str) -> Message:
     """Raises: WireError."""
-    message: Message = _read("message", Message, text)
+    message: Message = _read("message", Message, _object("message", text))
     return message
 
 
@@ -124,8 +142,7 @@ def _receipt(data: Mapping[str, Any]) -> Receipt:
     return Receipt.from_json(json.dumps(data["receipt"]))
 
 
-def _read(what: str, kind: Any, text: str) -> Any:
-    data = _object(what, text)
+def _read(what: str, kind: Any, data: dict[str, Any]) -> Any:
     known = {get_args(member.__dataclass_fields__["kind"].type)[0] for member in get_args(kind)}
     if data.get("kind") not in known:
         raise WireError(f"unknown {what} {data.get('kind')!r}; known are {', '.join(sorted(known))}")
