@@ -5,7 +5,9 @@ name, because a reader that guesses what happened would be wrong. Errors travel 
 RemoteErrors.
 """
 
+import functools
 import json
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
@@ -56,7 +58,8 @@ def _plain(kind: Any) -> TypeAdapter[Any]:
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     members = tuple(member for member in get_args(kind) if member is not TurnEnded)
-    return TypeAdapter(Annotated[members, Field(discriminator="kind")])
+    union: Any = Annotated[functools.reduce(operator.or_, members), Field(discriminator="kind")]
+    return TypeAdapter(union)
 
 
 def to_json(item: Event | Message, value_type: Any = Any) -> str:
