@@ -17,6 +17,7 @@ SLEEPS = {"time.sleep", "asyncio.sleep", "anyio.sleep", "trio.sleep"}
 TASK_OWNERS: dict[str, str] = {
     "run/leaf.py": "a leaf that may be abandoned must be able to outlive the task group of its caller",
     "run/running.py": "a run that is held in the hand has a task of its own, which whoever awaits it may outlive",
+    "turns/loop.py": "a loop has one task of its own, which lives as long as the loop",
 }
 
 

@@ -53,6 +53,8 @@ async def settle(ctx: Context, work: Work[I, T], value: I, *, then: Any = None) 
     except BaseException as raised:
         error = raised
         passing = raised if _is_for_the_task(raised, before) else None
+    if error is not None and ctx.stop.raised(error):
+        ctx.stop.commit()  # the work stopped at a safe point: from here on that is an abort
     passing = await clean_up(ctx) or passing
     if passing is not None:
         ctx.emit(RunEnded(**ctx.stamp(), status="aborted"))

@@ -97,7 +97,7 @@ class StopAck:
 class Stop:
     """The live request of one run. Any thread may ask; a `tree` request reaches the runs below, and later ones too."""
 
-    __slots__ = ("_below", "_controller", "_lock", "_parent", "_timer", "clock", "escalated", "request")
+    __slots__ = ("_below", "_controller", "_escalated", "_lock", "_parent", "_timer", "clock", "request")
 
     def __init__(self, controller: AbortController | None, clock: Clock, parent: "Stop | None" = None) -> None:
         self._controller = controller
@@ -107,7 +107,7 @@ class Stop:
         self._timer: Timer | None = None
         self.clock = clock
         self.request = NO_STOP
-        self.escalated = False  # the safe point was not reached in time
+        self._escalated = False
         if parent is not None:
             parent._adopt(self)
 
@@ -115,6 +115,11 @@ class Stop:
     def asked(self) -> bool:
         """True: somebody has asked for a stop."""
         return self.request is not NO_STOP
+
+    @property
+    def escalated(self) -> bool:
+        """True: the safe point was not reached in time, here or in a run around this one."""
+        return self._escalated or (self._parent is not None and self._parent.escalated)
 
     @property
     def reason(self) -> AbortReason:
@@ -146,6 +151,12 @@ class Stop:
         for stop in below:
             stop.ask(_for_children(joined))
         return True
+
+    def bind(self, controller: AbortController) -> None:
+        """From now on a request for NOW aborts this; one that came before does so at once."""
+        self._controller = controller
+        if self.request.at is StopAt.NOW:
+            self.commit()
 
     def commit(self) -> None:
         """Stop now: the request becomes an abort."""
@@ -179,7 +190,7 @@ class Stop:
 
     def _escalate(self) -> None:
         if self.request.at is not StopAt.NOW:
-            self.escalated = True
+            self._escalated = True
             self.ask(StopRequest(StopAt.NOW))
 
 

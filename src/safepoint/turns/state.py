@@ -1,0 +1,107 @@
+"""Owns what the commands of a loop and its task have in common: commands write here and wake, the task reads."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ..abort import AbortController, AbortError, Clock
+from ..run.events import Event
+from ..run.outcome import Outcome
+from ..run.stop import Stop, StopAt, StopRequest
+from .exit import LoopExit
+from .inbox import Inbox
+from .saved import Stopped
+from .turn import Turn
+
+__all__ = ["LoopState"]
+
+T = TypeVar("T")
+
+
+@dataclass
+class LoopState(Generic[T]):
+    """One loop."""
+
+    name: str
+    id: str
+    clock: Clock
+    controller: AbortController
+    on_event: Callable[[Event], object] | None
+    max_items: int | None
+    exit: LoopExit[T] = field(default_factory=LoopExit)
+    turn: Turn[T] | None = None
+    stopped: Stopped[T] | None = None  # a turn that was stopped, and is to go on
+    paused: bool = False
+    idle_for: float | None = None
+    cause: str = ""
+    skip_checkpoint: bool = False
+    callback_error: Exception | None = None
+    last: Outcome[Any] | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _thread: int | None = None
+
+    def __post_init__(self) -> None:
+        self.signal = self.controller.signal
+        self.stop = Stop(self.controller, self.clock)
+        self.inbox: Inbox[T] = Inbox(self.wake, self.max_items)
+
+    def begin(self) -> None:
+        """The task has begun, here."""
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def wake(self) -> None:
+        """There is something new to see. Any thread."""
+        if threading.get_ident() == self._thread:
+            self._news.set()
+        elif self._loop is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._news.set)
+            except RuntimeError:  # that loop is closed: nobody is left to wake
+                pass
+
+    async def news(self) -> None:
+        """Wait until something is new."""
+        await self._news.wait()
+        self._news.clear()
+
+    @property
+    def committed(self) -> bool:
+        """True: no further turn begins."""
+        return self.stop.asked or self.signal.aborted
+
+    @property
+    def cuts_turns(self) -> bool:
+        """True: the stop is one that stops the running turn too."""
+        return self.signal.aborted or self.stop.request.at is not StopAt.TURN_END
+
+    def commit(self, request: StopRequest) -> bool:
+        """Stop: no further turn, nothing let in; and the running turn as the request says. True: it became stricter."""
+        stricter = self.stop.ask(request)
+        self.inbox.close()
+        return stricter
+
+    def tell(self, kind: type[Event], **about: Any) -> None:
+        """Report something of the loop itself."""
+        if self.on_event is None:
+            return
+        event = kind(run_id=self.id, path=(self.name,), at=self.clock.time(), **about)
+        if self._loop is None or threading.get_ident() == self._thread:
+            self.emit(event)
+        else:
+            self._loop.call_soon_threadsafe(self.emit, event)
+
+    def emit(self, event: Event) -> None:
+        """Report. A listener that breaks ends the loop; one that passes on the abort it saw does not."""
+        if self.on_event is None or self.callback_error is not None:
+            return
+        try:
+            self.on_event(event)
+        except Exception as error:
+            if isinstance(error, AbortError) and self.committed:
+                return
+            self.callback_error = error
+            self.controller.abort(error)
+            self.commit(StopRequest(StopAt.NOW))

@@ -1,0 +1,115 @@
+"""Owns one turn: what it is to do, and its way from planning to its end. Knows nothing of the queue.
+
+The phases are a small machine: planning → active → over, or planning → over. A preempt is bound to one turn: to the
+one that its caller saw, never to a later one.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+from ..abort import AbortController, AbortReason, AbortSignal, Clock
+from ..abort.clock import Timer
+from ..errors import UsageError
+from ..run.context import Work
+from ..run.stop import Stop, StopRequest
+from .preempt import Preempt, PreemptAck
+
+__all__ = ["Phase", "Turn", "TurnPlan"]
+
+T = TypeVar("T")
+Phase: TypeAlias = Literal["planning", "active", "over"]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPlan(Generic[T]):
+    """What a turn is to do.
+
+    work, input  an agent, a flow, any Work, and what it is given
+    consumed     the items this turn is about; None: all that are not in `remaining`
+    remaining    items for a later turn; what is in neither is dropped, on purpose
+    signal       one more signal that ends this turn, and only this one
+    deadline     seconds that this turn may take
+    turn_id      how the turn is called, if it has a name already
+    """
+
+    work: Work[Any, Any]
+    input: Any = None
+    consumed: Sequence[T] | None = None
+    remaining: Sequence[T] = ()
+    signal: AbortSignal | None = None
+    deadline: float | None = None
+    turn_id: str | None = None
+
+
+@dataclass
+class Turn(Generic[T]):
+    """A turn while it is planned and while it runs. Strategies look at it; only the loop moves it on."""
+
+    id: str
+    items: list[T]
+    stop: Stop
+    phase: Phase = "planning"
+    consumed: list[T] = field(default_factory=list)
+    preempted: bool = False
+    pausing: bool = False
+    _waiting: list[tuple[Preempt, PreemptAck]] = field(default_factory=list)
+    _timers: dict[PreemptAck, Timer] = field(default_factory=dict)
+
+    @classmethod
+    def plan(cls, items: list[T], loop_stop: Stop, clock: Clock) -> "Turn[T]":
+        """A turn to be planned, under the loop's own stop."""
+        return cls(uuid.uuid4().hex, items, Stop(None, clock, loop_stop))
+
+    def request(self, preempt: Preempt, ack: PreemptAck) -> None:
+        """Make way for something newer. While it is planned, the request waits for it. Any thread."""
+        # It is written down before the phase is read, and the phase changes before this is read: one sees the other.
+        self._waiting.append((preempt, ack))
+        if preempt.delay > 0:
+            due = self.stop.clock.monotonic() + preempt.delay
+            self._timers[ack] = self.stop.clock.call_at(due, lambda: self._due(preempt, ack))
+        else:
+            self._look(preempt, ack)
+
+    def _due(self, preempt: Preempt, ack: PreemptAck) -> None:
+        self._timers.pop(ack, None)
+        self._look(preempt, ack)
+
+    def _look(self, preempt: Preempt, ack: PreemptAck) -> None:
+        if ack.status is not None:
+            return
+        match self.phase:
+            case "planning":
+                pass  # it waits
+            case "active":
+                self._submit(preempt, ack)
+            case "over":
+                ack.decide("turn_over")
+
+    def _submit(self, preempt: Preempt, ack: PreemptAck) -> None:
+        now = self.stop.clock.monotonic()
+        deadline = None if preempt.within is None else now + preempt.within
+        self.preempted = True
+        reason = AbortReason("preempted", "something newer came")
+        self.stop.ask(StopRequest(preempt.at, "root", deadline, reason, now))
+        ack.decide("submitted")
+
+    def activate(self, consumed: list[T], controller: AbortController) -> None:
+        """It is planned, and begins. What waited for it is asked for now."""
+        if self.phase != "planning":
+            raise UsageError(f"turn {self.id} is {self.phase}: only a turn that is being planned can begin")
+        self.phase, self.consumed = "active", consumed
+        self.stop.bind(controller)
+        for preempt, ack in list(self._waiting):
+            if ack not in self._timers:
+                self._look(preempt, ack)
+
+    def end(self, status: Literal["turn_over", "loop_stopped"]) -> None:
+        """It is over, one way or another: every request that waits has its answer."""
+        self.phase = "over"
+        for timer in list(self._timers.values()):
+            timer.disarm()
+        for _, ack in list(self._waiting):
+            ack.decide(status)
+        self.stop.close()
