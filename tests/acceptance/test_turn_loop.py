@@ -249,7 +249,7 @@ async def test_06_a_graceful_stop_takes_the_whole_tree_and_within_escalates_to_n
     (report,) = [event for event in ended if isinstance(event, TurnEnded)]
     assert isinstance(report.outcome, Aborted)
     assert report.outcome.receipt.escalated
-    assert {entry.fate for entry in report.outcome.receipt.entries if "dig" in entry.name} == {"stopped"}
+    assert {entry.fate for entry in report.outcome.receipt.entries if entry.name.endswith("dig")} == {"stopped"}
 
 
 async def test_07_a_stop_now_takes_the_whole_tree_at_once(clock: FakeClock) -> None:
