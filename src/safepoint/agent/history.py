@@ -4,15 +4,31 @@ Pure functions over messages. A mended conversation never claims a success that 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Literal, TypeAlias
 
 from ..errors import SafepointError, UsageError
 from ..run.messages import AssistantMessage, CallStatus, Message, SystemMessage, ToolCall, ToolResult, UserMessage
 
-__all__ = ["INTERRUPTED", "NOT_RUN", "UNKNOWN", "HistoryError", "Rules", "Verdict", "problems", "repair", "validate"]
+__all__ = [
+    "INTERRUPTED",
+    "NOT_RUN",
+    "UNKNOWN",
+    "HistoryError",
+    "Rules",
+    "Verdict",
+    "named",
+    "problems",
+    "readable",
+    "repair",
+    "unreadable",
+    "unused",
+    "validate",
+]
 
 Rules: TypeAlias = Literal["openai-chat", "openai-responses", "anthropic"]
 
@@ -38,6 +54,11 @@ NOT_RUN = Verdict("not_started", "This call was not started: the run was stopped
 INTERRUPTED = Verdict("interrupted", "This call was interrupted: the run was stopped while it ran. It has no result.")
 UNKNOWN = Verdict("unknown", "It is not known what became of this call: the run was stopped. It may have had effects.")
 
+BEGINNING = UserMessage(text="(The beginning of this conversation is missing.)")
+UNREADABLE = "unreadable"
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+
 
 def validate(messages: Sequence[Message], rules: Rules | None = None) -> None:
     """Raises: HistoryError if a provider of these rules (or any, by default) would refuse the conversation."""
@@ -53,13 +74,9 @@ def problems(messages: Sequence[Message], rules: Rules) -> Iterator[str]:
     """Everything a provider of these rules would refuse."""
     yield from _pairs(messages)
     yield from _contents(messages)
-    match rules:
-        case "openai-chat":
-            yield from _roles(messages)
-        case "openai-responses":
-            yield from _names(messages)
-        case "anthropic":
-            yield from _alternation(messages)
+    yield from _names(messages)
+    if rules == "anthropic":  # both formats of OpenAI take turns as they come
+        yield from _alternation(messages)
 
 
 def _pairs(messages: Sequence[Message]) -> Iterator[str]:
@@ -101,83 +118,130 @@ def _contents(messages: Sequence[Message]) -> Iterator[str]:
                         yield f"message {place}: a call without id or name"
                     if not _is_object(call.arguments):
                         yield f"message {place}: the arguments of {call.name!r} are not a JSON object"
-            case UserMessage(text=text):
+            case UserMessage(text=text) | SystemMessage(text=text):
                 if not text.strip():
-                    yield f"message {place}: an empty user message"
+                    yield f"message {place}: an empty {message.kind} message"
             case ToolResult(content=content):
-                if not content:
+                if not content.strip():
                     yield f"message {place}: an empty tool result"
-            case SystemMessage():
-                pass
-
-
-def _roles(messages: Sequence[Message]) -> Iterator[str]:
-    if messages and isinstance(messages[0], ToolResult):
-        yield "message 0: a conversation cannot begin with a tool result"
 
 
 def _names(messages: Sequence[Message]) -> Iterator[str]:
     for place, message in enumerate(messages):
         for call in message.calls if isinstance(message, AssistantMessage) else ():
-            if not call.name.replace("_", "").replace("-", "").isalnum() or len(call.name) > 64:
+            if not NAME.fullmatch(call.name):
                 yield f"message {place}: {call.name!r} is not a tool name (letters, digits, _ and -, at most 64)"
 
 
 def _alternation(messages: Sequence[Message]) -> Iterator[str]:
-    """A user begins, nobody speaks twice in a row, and the last word is not white space."""
-    said = [message for message in messages if not isinstance(message, SystemMessage)]
-    if said and not isinstance(said[0], UserMessage):
-        yield f"message {messages.index(said[0])}: a conversation begins with a user message"
-    for place, (before, message) in enumerate(pairwise(messages), 1):
+    """A user begins, nobody answers twice in a row, and no answer is white space. Instructions stand apart."""
+    said = [(place, message) for place, message in enumerate(messages) if not isinstance(message, SystemMessage)]
+    if said and not isinstance(said[0][1], UserMessage):
+        yield f"message {said[0][0]}: a conversation begins with a user message"
+    for (_, before), (place, message) in pairwise(said):
         if isinstance(before, AssistantMessage) and isinstance(message, AssistantMessage):
             yield f"message {place}: two answers in a row"
-    for place, message in enumerate(messages):
+    for place, message in said:
         if isinstance(message, AssistantMessage) and not message.calls and message.text and not message.text.strip():
             yield f"message {place}: an answer of white space"
+
+
+def named(name: str) -> str:
+    """A name that every provider accepts, also for a tool that a model has made up."""
+    return name if NAME.fullmatch(name) else NOT_IN_NAMES.sub("_", name)[:64]
+
+
+def readable(arguments: str) -> str:
+    """Arguments that every provider accepts: what is no JSON object is kept, inside one."""
+    return arguments if _is_object(arguments) else json.dumps({UNREADABLE: arguments})
+
+
+def unreadable(arguments: str) -> str | None:
+    """What the model wrote instead of a JSON object, if `readable` had to keep it."""
+    if not arguments.startswith(f'{{"{UNREADABLE}"'):
+        return None
+    found = json.loads(arguments)
+    return str(found[UNREADABLE]) if len(found) == 1 else None
+
+
+def unused(call_id: str, used: Collection[str]) -> str:
+    """This id, or one made of it that no other call has."""
+    if call_id and call_id not in used:
+        return call_id
+    return next(other for number in count() if (other := f"{call_id or 'call'}-{number}") not in used)
 
 
 def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text or "{}"), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
 def repair(messages: Iterable[Message]) -> list[Message]:
-    """The conversation, mended: open calls are closed as unknown, stray results and empty messages are left out.
+    """The conversation, mended for all providers: of what is valid nothing changes.
 
-    Of what is valid nothing changes. Results come in the order of their calls.
+    Open calls are closed as unknown; stray results and empty messages are left out; two answers in a row become one.
     """
     mended: list[Message] = []
-    rest = list(messages)
+    rest = deque(messages)
     used: set[str] = set()
     while rest:
-        message = rest.pop(0)
+        message = rest.popleft()
         match message:
             case AssistantMessage():
-                results: dict[str, ToolResult] = {}
+                results: list[ToolResult] = []
                 while rest and isinstance(rest[0], ToolResult):
-                    result = rest.pop(0)
+                    result = rest.popleft()
                     assert isinstance(result, ToolResult)  # for the type checker
-                    results.setdefault(result.call_id, result)
-                mended += _mended(message, results, used)
+                    results.append(result)
+                if message.text.strip() or message.calls:
+                    _add_answer(mended, message, results, used)
             case UserMessage(text=text) | SystemMessage(text=text):
                 mended += [message] if text.strip() else []
             case ToolResult():
                 pass  # it answers nothing
+    first = next((place for place, message in enumerate(mended) if not isinstance(message, SystemMessage)), None)
+    if first is not None and not isinstance(mended[first], UserMessage):
+        mended.insert(first, BEGINNING)
     return mended
 
 
-def _mended(message: AssistantMessage, results: dict[str, ToolResult], used: set[str]) -> list[Message]:
-    calls = [call for call in message.calls if call.call_id and call.name and call.call_id not in used]
-    used |= {call.call_id for call in calls}
-    closed = tuple(call if _is_object(call.arguments) else replace(call, arguments="{}") for call in calls)
-    if not closed and not message.text.strip():
-        return []
-    if closed != message.calls:
-        message = replace(message, calls=closed)
-    return [message, *(_full(results.get(call.call_id) or UNKNOWN.result(call)) for call in closed)]
+def _add_answer(
+    mended: list[Message], message: AssistantMessage, results: Sequence[ToolResult], used: set[str]
+) -> None:
+    before = next((place for place in reversed(range(len(mended))) if not isinstance(mended[place], SystemMessage)), -1)
+    said = mended[before] if before >= 0 else None
+    if isinstance(said, AssistantMessage):  # it had no calls: their results would stand in between
+        text = "\n\n".join(filter(str.strip, (said.text, message.text)))
+        message = replace(message, text=text)
+        del mended[before]
+    calls, answered = _mended(message.calls, results, used)
+    mended.append(message if calls == message.calls else replace(message, calls=calls))
+    mended += answered
 
 
-def _full(result: ToolResult) -> ToolResult:
-    return result if result.content else replace(result, content="(no output)")
+def _mended(
+    calls: tuple[ToolCall, ...], results: Sequence[ToolResult], used: set[str]
+) -> tuple[tuple[ToolCall, ...], list[ToolResult]]:
+    """Calls that every provider accepts, each with the first result that was meant for it."""
+    left = list(results)
+    good: list[ToolCall] = []
+    answered: list[ToolResult] = []
+    for call in calls:
+        fits = (one for one in left if one.call_id == call.call_id)
+        result = next(fits, None)
+        call = ToolCall(
+            call_id=unused(call.call_id, used), name=named(call.name) or "tool", arguments=readable(call.arguments)
+        )
+        used.add(call.call_id)
+        good.append(call)
+        if result is None:
+            answered.append(UNKNOWN.result(call))
+            continue
+        left.remove(result)
+        result = result if result.content.strip() else replace(result, content="(no output)")
+        answered.append(result if result.call_id == call.call_id else replace(result, call_id=call.call_id))
+    if tuple(good) == calls and {id(one) for one in answered} == {id(one) for one in results}:
+        answered = list(results)  # nothing had to be mended: in the order in which they came
+    return tuple(good), answered
