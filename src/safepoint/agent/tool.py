@@ -4,20 +4,22 @@ Schema and validation come from the signature and the docstring, by pydantic. Kn
 """
 
 import inspect
-import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, is_dataclass
-from functools import cached_property
-from typing import Any, Literal, TypeAlias, Unpack, get_type_hints, overload
+from functools import cached_property, partial
+from typing import Annotated, Any, Literal, TypeAlias, Unpack, get_args, get_type_hints, overload
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
+from pydantic.fields import FieldInfo
+from pydantic_core import to_json
 
 from ..errors import SafepointError, UsageError
 from ..run.context import Context
 from ..run.leaf import kind_of, name_of, wait
 from ..run.policy import Policy, PolicySettings
 from ..run.receipt import LeafKind, Usage
+from .history import unreadable
 from .model import ToolSpec
 
 __all__ = ["BadArguments", "Effects", "Tool", "ToolContext", "ToolOptions", "tool"]
@@ -118,6 +120,8 @@ class Tool:
 
     def read(self, arguments: str) -> Any:
         """What the model wrote, as the function wants it. Raises: BadArguments."""
+        if (written := unreadable(arguments)) is not None:
+            raise self._wrong(f"not a JSON object: {written}")
         try:
             if self.whole is not None:
                 return self.whole.validate_json(arguments or "{}")
@@ -126,11 +130,14 @@ class Tool:
             told = "; ".join(
                 f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in problem.errors()
             )
-            raise BadArguments(
-                f"The arguments of {self.name} are wrong: {told}. Correct them and call it again."
-            ) from None
-        values = {name: getattr(fields, name) for name in type(fields).model_fields}
+            raise self._wrong(told) from None
+        except Exception as problem:  # a validator of the tool's own
+            raise self._wrong(f"{type(problem).__name__}: {problem}") from problem
+        values = {field.alias or name: getattr(fields, name) for name, field in type(fields).model_fields.items()}
         return values[self.single] if self.single is not None else values
+
+    def _wrong(self, told: str) -> BadArguments:
+        return BadArguments(f"The arguments of {self.name} are wrong: {told}. Correct them and call it again.")
 
     @property
     def is_work(self) -> bool:
@@ -161,19 +168,22 @@ def tool(work: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
         return work
     if not callable(work):
         raise UsageError(f"a tool must be a function or Work, not {type(work).__name__}")
-    if inspect.isroutine(work):
+    if inspect.isgeneratorfunction(work) or inspect.isasyncgenfunction(work):
+        raise UsageError(f"{name_of(work)} yields; a tool returns one value, and reports on the way by ctx.progress()")
+    if inspect.isroutine(work) or isinstance(work, partial):
         return _from_function(work, options)
     return _from_work(work, options)
 
 
 def _common(work: Any, options: ToolOptions, policy: Policy) -> dict[str, Any]:
-    name = options.get("name") or name_of(work)
+    name = options.get("name") or getattr(work, "name", None) or name_of(work)
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
         raise UsageError(f"{name!r} is not a tool name: letters, digits, _ and -, at most 64; give name=…")
     effects = options.get("effects")
     if effects not in (None, "read", "idempotent", "reversible", "irreversible"):
         raise UsageError(f"effects of {name!r} must be read, idempotent, reversible or irreversible, not {effects!r}")
-    description = options.get("description") or inspect.cleandoc(getattr(work, "__doc__", None) or "")
+    told = options.get("description") or getattr(work, "description", None) or _written(work).__doc__
+    description = inspect.cleandoc(told or "")
     return {
         "name": name,
         "description": re.split(r"\n\s*Args:\s*\n", description)[0].strip(),
@@ -193,27 +203,37 @@ def _policy(options: ToolOptions, **defaults: Any) -> Policy:
 def _from_function(fn: Callable[..., Any], options: ToolOptions) -> Tool:
     policy = _policy(options)
     hints = _hints(fn)
-    told = _told_of_parameters(inspect.getdoc(fn) or "")
+    told = _told_of_parameters(inspect.getdoc(_written(fn)) or "")
     context_name = None
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(fn).parameters.items():
         kind = hints.get(name, Any)
-        if name == "ctx" or (isinstance(kind, type) and issubclass(kind, Context)):
+        if name == "ctx" or _is_context(kind):
             context_name = name
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise UsageError(f"{name_of(fn)}: a tool's parameters must have names; {parameter} has none for a model")
         else:
-            default = ... if parameter.default is parameter.empty else parameter.default
-            fields[name] = (kind, Field(default, description=told.get(name)))
+            # The alias is the name: a parameter may be called `json` or `_x`, which pydantic keeps for itself.
+            fields[f"p_{name}"] = (Annotated[kind, Field(alias=name)], _field(parameter.default, told.get(name)))
     common = _common(fn, options, policy)
     arguments = create_model(f"{common['name']}_arguments", __config__={"extra": "forbid"}, **fields)
     return Tool(**common, kind=kind_of(fn, policy), context_name=context_name, arguments=arguments)
 
 
+def _is_context(kind: Any) -> bool:
+    return any(isinstance(one, type) and issubclass(one, Context) for one in (kind, *get_args(kind)))
+
+
+def _field(default: Any, told: str | None) -> Any:
+    if isinstance(default, FieldInfo):
+        return default
+    default = ... if default is inspect.Parameter.empty else default
+    return Field(default, description=told) if told else Field(default)
+
+
 def _from_work(work: Any, options: ToolOptions) -> Tool:
     # An agent or a flow handles the abort itself, leaf by leaf: from outside it is only shown the signal.
     common = _common(work, options, _policy(options, on_abort="cooperate"))
-    common["name"] = options.get("name") or getattr(work, "name", None) or common["name"]
     kind = options.get("input") or getattr(work, "input_type", None) or _hints(type(work).__call__).get("value", str)
     if is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return Tool(**common, kind="child", context_name=None, arguments=BaseModel, whole=TypeAdapter(kind))
@@ -221,9 +241,14 @@ def _from_work(work: Any, options: ToolOptions) -> Tool:
     return Tool(**common, kind="child", context_name=None, arguments=arguments, single="input")
 
 
+def _written(fn: Any) -> Any:
+    """The function as somebody wrote it."""
+    return fn.func if isinstance(fn, partial) else fn
+
+
 def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return get_type_hints(fn, include_extras=True)
+        return get_type_hints(_written(fn), include_extras=True)
     except (NameError, TypeError):
         return {}
 
@@ -236,11 +261,15 @@ def _told_of_parameters(doc: str) -> dict[str, str]:
 
 
 def as_text(value: Any) -> str:
-    """A tool's value as a model reads it."""
+    """A tool's value as a model reads it: whatever it returned, it did not fail by that."""
     if isinstance(value, str):
-        return value or "(no output)"
-    if value is None:
-        return "(no output)"
-    if is_dataclass(value) or isinstance(value, BaseModel):
-        return TypeAdapter(type(value)).dump_json(value).decode()
-    return json.dumps(value, ensure_ascii=False, default=str)
+        text = value
+    elif value is None:
+        text = ""
+    else:
+        try:
+            text = to_json(value, fallback=str, inf_nan_mode="constants").decode()
+        except Exception:  # what has no JSON: keys that are tuples, something that contains itself
+            text = str(value)
+    # Half a character, as in the name of a file, cannot be sent to any provider.
+    return text.encode(errors="replace").decode() if text.strip() else "(no output)"
