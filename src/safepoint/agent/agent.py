@@ -4,11 +4,13 @@ The loop is never interrupted: what it awaits is. After each leaf it looks at th
 what happened. Knows nothing of providers, turns and sessions.
 """
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import AsyncIterable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..abort import AbortController, AbortSignal
+from ..abort.guard import asked_from_outside
 from ..abort.reason import caller, error_from
 from ..errors import SafepointError, UsageError
 from ..run.ask import AskUser
@@ -20,10 +22,10 @@ from ..run.receipt import Usage
 from ..run.retry import Retry
 from ..run.stop import StopAt
 from ..run.stream import stream
-from .agentrun import AgentRun, Questions
+from .agentrun import AgentRun, Questions, nobody
 from .builtin import ask_user as ask_user_tool
 from .calls import run_calls
-from .model import AnswerEnded, CallDelta, Model, ModelError, ModelRequest, TextDelta, UsageReported
+from .model import AnswerEnded, CallDelta, Chunk, Model, ModelError, ModelRequest, TextDelta, UsageReported
 from .talk import AgentResult, Answer, Talk
 from .tool import AskUserFn, Tool, ToolContext, tool
 
@@ -71,7 +73,7 @@ class Agent:
         self._model_policy = model_policy
         self._tools: dict[str, Tool] = {}
         for one in [*tools, *([ask_user_tool] if ask_user else [])]:
-            made = tool(one)
+            made = one.as_tool() if isinstance(one, Agent) else tool(one)
             if made.name in self._tools:
                 raise UsageError(f"agent {name!r} has two tools named {made.name!r}: give one of them another name=…")
             self._tools[made.name] = made
@@ -114,37 +116,30 @@ class Agent:
         if talk.answer is not None and talk.answer.text and ctx.listened:
             ctx.emit(AnswerRestarted(**ctx.stamp()))
         answer = talk.answer = Answer()
-        listened = ctx.listened
-        if listened:
+        if ctx.listened:
             ctx.emit(AnswerStarted(**ctx.stamp(), model=self.model.name, step=talk.steps + 1))
-        source = self.model.stream(request, signal=ctx.signal)
+        before = asked_from_outside()
         try:
+            source = self.model.stream(request, signal=ctx.signal)
             async with stream(ctx, source, name="model", policy=self._model_policy) as chunks:
-                async for chunk in chunks:
-                    match chunk:
-                        case TextDelta(text):
-                            answer.add_text(text)
-                            if listened:
-                                ctx.emit(TextStreamed(**ctx.stamp(), text=text))
-                        case CallDelta():
-                            answer.add_call(chunk)
-                        case UsageReported(usage):
-                            answer.usage = usage
-                        case AnswerEnded():
-                            answer.finished = True
+                await _read(ctx, chunks, answer)
             if not answer.finished:
                 raise ModelError(f"the answer of {self.model.name} broke off before its end", retryable=True)
+        except asyncio.CancelledError as error:
+            if asked_from_outside() > before:
+                raise
+            # Nobody has told this task to go: a client library has let a private matter of its own escape.
+            raise ModelError(f"the request to {self.model.name} was dropped by its client", retryable=True) from error
         finally:
             self._count(ctx, talk, answer, request)
         talk.answer = None
         talk.steps += 1
-        message = answer.message()
-        if not message.text.strip() and not message.calls:
+        if not answer.text.strip() and not answer.calls():
             raise ModelError(f"{self.model.name} answered with neither text nor tool calls", retryable=True)
-        talk.messages.append(message)
+        talk.add(answer)
 
     def _count(self, ctx: Context, talk: Talk, answer: Answer, request: ModelRequest) -> None:
-        usage = answer.cost(request)
+        usage = answer.cost(request, stopped=ctx.signal.aborted)
         talk.usage += usage
         ctx.ledger.usage += usage
         if ctx.listened:
@@ -168,17 +163,17 @@ class Agent:
     async def _run_inside(
         self, ctx: Context, inner: Context, value: "str | Sequence[Message] | AgentResult"
     ) -> AgentResult:
-        talk = Talk(resume=value) if isinstance(value, AgentResult) else _talk(value, (), None)
-        talk.usage = Usage()  # what was used before the stop is counted already
-        ask = getattr(ctx, "_ask", None)
-        if ask is None or self._callback is not None:
-            ask = Questions(self._callback).ask
+        talk = Talk()
         try:
-            return await self._converse(inner, talk, ask)
+            value = getattr(ctx, "kept", None) or value
+            talk = Talk(resume=value) if isinstance(value, AgentResult) else _talk(value, (), None)
+            talk.usage = Usage()  # what was used before the stop is counted already
+            talk.id = talk.id or getattr(ctx, "idempotency_key", "") or f"{ctx.run_id}:{ctx.operation}"
+            return await self._converse(inner, talk, self._who_answers(ctx))
         except Exception as error:
             if inner.signal.aborted:
                 raise error_from(inner.signal.reason or inner.stop.reason, talk.sealed()) from error
-            error.partial = talk.sealed()  # type: ignore[attr-defined]  # the boundary of the run looks for it
+            object.__setattr__(error, "partial", talk.sealed())  # the boundary of the run looks for it
             raise
         finally:
             if inner is not ctx:
@@ -186,16 +181,42 @@ class Agent:
             if isinstance(ctx, ToolContext):
                 ctx.spent += talk.usage
 
+    def _who_answers(self, ctx: Context) -> AskUserFn:
+        ask: AskUserFn = getattr(ctx, "_ask", nobody)
+        return ask if self._callback is None else Questions(self._callback).ask
+
+    input_type = str  # what a model gives it, as a tool
+
+    @property
+    def description(self) -> str:
+        """What a model is told of it, as a tool."""
+        return f"Ask {self.name}. {self.instructions}".strip()
+
     def as_tool(self, name: str | None = None, description: str | None = None) -> Tool:
         """This agent as a tool of another: a run inside its run, which stops with it and is in its receipt."""
 
-        async def call(prompt: str, ctx: ToolContext) -> str:
-            inner = ctx.below(None, AbortController(ctx.signal))
-            return (await self._run_inside(ctx, inner, prompt if ctx.kept is None else ctx.kept)).text
+        async def call(prompt: str, ctx: ToolContext) -> AgentResult:
+            return await self._run_inside(ctx, ctx.below(None, AbortController(ctx.signal)), prompt)
 
-        told = description or f"Ask {self.name}. {self.instructions}".strip()
+        told = description or self.description
         # It handles the abort itself, leaf by leaf: from outside it is only shown the signal.
         return replace(tool(call, name=name or self.name, description=told, on_abort="cooperate"), kind="child")
+
+
+async def _read(ctx: Context, chunks: AsyncIterable[Chunk], answer: Answer) -> None:
+    async for chunk in chunks:
+        match chunk:
+            case TextDelta(text):
+                answer.add_text(text)
+                if ctx.listened:
+                    ctx.emit(TextStreamed(**ctx.stamp(), text=text))
+            case CallDelta():
+                answer.add_call(chunk)
+            case UsageReported(usage):
+                answer.usage = usage
+            case AnswerEnded():
+                answer.finished = True
+                return  # it is whole: there is nothing to wait for
 
 
 def _look(ctx: Context, place: StopAt, *, stopped_inside: bool = False) -> None:
@@ -222,9 +243,9 @@ def _talk(
         said = [prompt]
     elif prompt is not None:
         said = list(prompt)
-    if not said:
-        raise UsageError("the prompt is empty")
     talk = Talk([*history, *said])
+    if not said or not talk.messages:
+        raise UsageError("the prompt is empty")
     if talk.answered:
         raise UsageError("the last message is an answer: give the user's next one")
     return talk

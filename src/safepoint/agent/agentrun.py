@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from ..abort import AbortSignal
+from ..errors import UsageError
 from ..run.ask import AskUser, ask
 from ..run.context import Context
 from ..run.outcome import Completed, Outcome
@@ -13,7 +14,12 @@ from ..run.running import Running
 from .talk import AgentResult, Talk
 from .tool import AskUserFn
 
-__all__ = ["AgentRun", "Questions"]
+__all__ = ["AgentRun", "Questions", "nobody"]
+
+
+async def nobody(ctx: Context, question: str, options: tuple[str, ...]) -> str:
+    """Where there is no person. Raises: UsageError."""
+    raise UsageError(f"nobody can be asked in {ctx.operation}: give the agent ask_user=fn")
 
 
 class Questions:
@@ -64,6 +70,7 @@ class AgentRun(Running[AgentResult, Outcome[AgentResult]]):
         super().__init__(name, signal=signal, deadline=deadline, run_id=None, origin=origin)
         self._converse = work
         self._talk = talk
+        talk.id = talk.id or self.id
         self._questions = Questions(ask_user)
 
     def answer(self, question_id: str, text: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from ..abort import AbortError
+from ..abort.guard import asked_from_outside
 from ..run.context import Context
 from ..run.events import ToolCalled, ToolEnded
 from ..run.leaf import in_process, in_task, in_thread, inline
@@ -36,18 +37,16 @@ async def run_calls(ctx: Context, talk: Talk, tools: Mapping[str, Tool], ask: As
 
 
 async def _run_call(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, Tool], ask: AskUserFn) -> None:
-    listened = ctx.listened
-    if listened:
+    if ctx.listened:
         ctx.emit(ToolCalled(**ctx.stamp(), call_id=call.call_id, name=call.name, arguments=call.arguments))
+    result = UNKNOWN.result(call)  # until more is known: what is meant for the task itself may pass through
     try:
         result = await _result(ctx, talk, call, tools, ask)
-    except BaseException:  # meant for the task; the conversation stays whole
-        talk.results[call.call_id] = INTERRUPTED.result(call)
-        raise
-    talk.results[call.call_id] = result
-    if listened:
-        told: dict[str, Any] = {"name": call.name, "status": result.status, "content": result.content}
-        ctx.emit(ToolEnded(**ctx.stamp(), call_id=call.call_id, **told))
+    finally:
+        talk.results[call.call_id] = result
+        if ctx.listened:
+            told: dict[str, Any] = {"name": call.name, "status": result.status, "content": result.content}
+            ctx.emit(ToolEnded(**ctx.stamp(), call_id=call.call_id, **told))
 
 
 async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, Tool], ask: AskUserFn) -> ToolResult:
@@ -59,18 +58,21 @@ async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, 
         value = tool.read(call.arguments)
     except BadArguments as problem:
         return _told(call, "failed", str(problem))
+    before = asked_from_outside()
     if tool.requires_approval and (refusal := await _refused(ctx, call, ask)) is not None:
         return refusal
     policy = tool.policy
     run = LeafRun(ctx, tool.name, tool.kind, policy, threaded=tool.kind == "thread", context=ToolContext)
     tool_ctx: Any = run.ctx  # a LeafRun makes the context it is told to make
     tool_ctx.call_id, tool_ctx.kept, tool_ctx._ask = call.call_id, talk.kept.get(call.call_id), ask
-    tool_ctx.idempotency_key = f"{ctx.run_id}:{ctx.operation}:{call.call_id}"
+    tool_ctx.idempotency_key = f"{talk.id}:{call.call_id}"
     tool_ctx.spent = Usage()
     try:
         returned = await _launch(run, tool, value)
         content = as_text(returned.text if isinstance(returned, AgentResult) else returned)
-    except Exception as error:
+    except BaseException as error:
+        if _is_for_the_task(error, before):
+            raise
         return _ended(ctx, talk, call, tool, run, error)
     finally:
         talk.usage += tool_ctx.spent
@@ -93,7 +95,14 @@ def _launch(run: LeafRun, tool: Tool, value: Any) -> Awaitable[Any]:
     return (inline if run.policy.abandon_after is None else in_task)(run, call, value)
 
 
-def _ended(ctx: Context, talk: Talk, call: ToolCall, tool: Tool, run: LeafRun, error: Exception) -> ToolResult:
+def _is_for_the_task(error: BaseException, before: int) -> bool:
+    # A tool may raise anything, also a cancellation that is a private matter of its own.
+    if isinstance(error, asyncio.CancelledError):
+        return asked_from_outside() > before
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+
+
+def _ended(ctx: Context, talk: Talk, call: ToolCall, tool: Tool, run: LeafRun, error: BaseException) -> ToolResult:
     """What is said of a call that raised. A stop plus any error is a stop; without one it is the tool's failure."""
     if run.line.fate == "not_started":
         return NOT_RUN.result(call)
@@ -117,10 +126,10 @@ async def _refused(ctx: Context, call: ToolCall, ask: AskUserFn) -> ToolResult |
     except Exception as error:
         if ctx.signal.aborted:
             return NOT_RUN.result(call, "The person was asked to allow it; the stop denied it.")
-        return _told(call, "not_started", f"It could not be asked whether {call.name} is allowed: {error}")
-    if answer.strip().lower() in YES and not ctx.signal.aborted:
-        return None
-    return _told(call, "not_started", f"The user did not allow this call of {call.name}. It did not run.")
+        return _told(call, "failed", f"It did not run: it could not be asked whether it is allowed: {error}")
+    if answer.strip().lower() in YES:
+        return None  # if it was stopped meanwhile, it does not begin
+    return _told(call, "failed", f"The user did not allow this call of {call.name}. It did not run.")
 
 
 def _told(call: ToolCall, status: CallStatus, content: str) -> ToolResult:

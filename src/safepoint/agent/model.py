@@ -69,7 +69,7 @@ class UsageReported:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnded:
-    """The answer is whole. A stream that ends without it broke off."""
+    """The answer is whole, and nothing after it is read. A stream that ends without it broke off."""
 
     reason: FinishReason = "stop"
 

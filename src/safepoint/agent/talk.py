@@ -3,13 +3,13 @@
 At any moment it can be sealed: a conversation that the next model call accepts. Knows nothing of how tools run.
 """
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from ..run.messages import AssistantMessage, Message, ToolCall, ToolResult
 from ..run.receipt import Usage
-from .history import NOT_RUN, repair
+from .history import NOT_RUN, named, readable, repair, unused
 from .model import CallDelta, ModelRequest
 
 __all__ = ["AgentResult", "Answer", "Talk"]
@@ -23,6 +23,7 @@ class AgentResult:
     """What an agent has to show: its last words, the whole valid conversation, what it cost.
 
     `kept`: of a stopped run, by tool call: how far sub-agents had come. It is what a resume goes on from.
+    `id`: the run in which the conversation began; it stays the same when it is resumed.
     """
 
     text: str
@@ -30,6 +31,7 @@ class AgentResult:
     usage: Usage = field(default_factory=Usage)
     steps: int = 0
     kept: "Mapping[str, AgentResult]" = field(default_factory=dict)
+    id: str = field(default="", compare=False)
 
 
 class Answer:
@@ -59,48 +61,41 @@ class Answer:
         self._calls[piece.index] = (call_id or piece.call_id, name or piece.name)
         self._arguments.setdefault(piece.index, []).append(piece.arguments)
 
-    def calls(self) -> tuple[ToolCall, ...]:
-        """The tool calls so far, in the model's order. One that has no name yet is not there yet."""
-        return tuple(
-            ToolCall(call_id=call_id or f"call-{index}", name=name, arguments="".join(self._arguments[index]))
-            for index, (call_id, name) in sorted(self._calls.items())
-            if name
-        )
+    def calls(self, used: Iterable[str] = ()) -> tuple[ToolCall, ...]:
+        """The tool calls so far, in the model's order, with ids that are not `used`. Without a name it is none yet."""
+        taken = set(used)
+        calls: list[ToolCall] = []
+        for index, (call_id, name) in sorted(self._calls.items()):
+            if name:
+                call_id = unused(call_id, taken)
+                taken.add(call_id)
+                arguments = readable("".join(self._arguments[index]))
+                calls.append(ToolCall(call_id=call_id, name=named(name), arguments=arguments))
+        return tuple(calls)
 
-    def message(self) -> AssistantMessage:
+    def message(self, used: Iterable[str] = ()) -> AssistantMessage:
         """The whole answer."""
-        return AssistantMessage(text=self.text, calls=self.calls())
+        return AssistantMessage(text=self.text, calls=self.calls(used))
 
-    def cut_off(self) -> list[Message]:
-        """What there is, closed: half-written arguments become valid ones, and no call has run."""
-        calls = tuple(
-            call if _is_json(call.arguments) else ToolCall(call_id=call.call_id, name=call.name, arguments="{}")
-            for call in self.calls()
-        )
+    def cut_off(self, used: Iterable[str] = ()) -> list[Message]:
+        """What there is, closed: half-written arguments are readable, and no call has run."""
+        calls = self.calls(used)
         if not calls and not self.text.strip():
             return []
         message = AssistantMessage(text=self.text, calls=calls, interrupted=True)
         return [message, *(NOT_RUN.result(call) for call in calls)]
 
-    def cost(self, request: ModelRequest) -> Usage:
-        """What the provider said it cost, or an estimate that says so."""
-        if self.usage is not None:
-            return Usage(
-                max(1, self.usage.requests), self.usage.input_tokens, self.usage.output_tokens, self.usage.estimated
-            )
-        written = len(self.text) + sum(len(call.arguments) for call in self.calls())
-        if not written and not self.finished:
-            return Usage(requests=1)  # refused or stopped before the first piece: nobody knows
+    def cost(self, request: ModelRequest, *, stopped: bool = False) -> Usage:
+        """What the provider said it cost; of an answer that was cut off, an estimate that says so."""
+        said = self.usage
+        if said is not None and self.finished:
+            return Usage(max(1, said.requests), said.input_tokens, said.output_tokens, said.estimated)
+        written = len(self.text) + sum(map(len, chain.from_iterable(self._arguments.values())))
+        if not written and not self.finished and said is None and not stopped:
+            return Usage(requests=1)  # refused
         read = sum(len(getattr(message, "text", "") or getattr(message, "content", "")) for message in request.messages)
-        return Usage(1, read // CHARACTERS_PER_TOKEN, written // CHARACTERS_PER_TOKEN, estimated=True)
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text or "{}")
-    except ValueError:
-        return False
-    return True
+        known = said or Usage(1, read // CHARACTERS_PER_TOKEN)
+        return Usage(1, known.input_tokens, max(known.output_tokens, written // CHARACTERS_PER_TOKEN), estimated=True)
 
 
 class Talk:
@@ -113,6 +108,7 @@ class Talk:
         self.usage = Usage()
         self.steps = 0
         self.kept: dict[str, AgentResult] = {}
+        self.id = ""
         self.stopped_inside = False  # a call of this round was stopped at a safe point of its own
         if resume is not None:
             self._go_on(resume)
@@ -125,7 +121,7 @@ class Talk:
             results.append(last)
             said.pop()
         self.messages = [*said, *reversed(results)]
-        self.usage, self.steps, self.kept = before.usage, before.steps, dict(before.kept)
+        self.usage, self.steps, self.kept, self.id = before.usage, before.steps, dict(before.kept), before.id
         if not said or not isinstance(said[-1], AssistantMessage):
             return
         if said[-1].interrupted:  # the model had not finished: it is asked again
@@ -154,6 +150,10 @@ class Talk:
         last = self.messages[-1] if self.messages else None
         return isinstance(last, AssistantMessage) and bool(last.calls)
 
+    def add(self, answer: Answer) -> None:
+        """The answer is whole: it is part of the conversation."""
+        self.messages.append(answer.message(self._call_ids()))
+
     def close_round(self) -> None:
         """All calls have a result: they are part of the conversation now, in the model's order."""
         self.messages += self._round()
@@ -170,8 +170,11 @@ class Talk:
         if self.in_round:
             messages += self._round()
         if self.answer is not None:
-            messages += self.answer.cut_off()
-        return AgentResult(_last_words(messages), tuple(messages), self.usage, self.steps, dict(self.kept))
+            messages += self.answer.cut_off(self._call_ids())
+        return AgentResult(_last_words(messages), tuple(messages), self.usage, self.steps, dict(self.kept), self.id)
+
+    def _call_ids(self) -> Iterator[str]:
+        return (call.call_id for said in self.messages if isinstance(said, AssistantMessage) for call in said.calls)
 
 
 def may_run_again(result: ToolResult) -> bool:

@@ -1,0 +1,101 @@
+"""Owns what tests of agents stand on: models that say anything, and reading what came out of a run."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any
+
+from safepoint import Aborted, AbortSignal, Completed, TimedOut
+from safepoint.agent import AgentResult, AgentRun, AnswerEnded, CallDelta, Chunk, ModelRequest, TextDelta, validate
+from safepoint.agent.model import FinishReason
+from safepoint.run.events import Event
+from safepoint.run.messages import AssistantMessage, Message, ToolResult
+from safepoint.run.outcome import Outcome
+from safepoint.run.retry import Retry
+
+ONCE = Retry(attempts=1)
+
+
+class Raw:
+    """A model that yields exactly these chunks, one list per request; an exception among them is raised."""
+
+    name = "raw"
+
+    def __init__(self, *answers: Sequence[Chunk | BaseException]) -> None:
+        self.answers = list(answers)
+        self.requests: list[ModelRequest] = []
+
+    async def stream(self, request: ModelRequest, *, signal: AbortSignal) -> AsyncIterator[Chunk]:
+        self.requests.append(request)
+        for chunk in self.answers.pop(0):
+            await asyncio.sleep(0)
+            if isinstance(chunk, BaseException):
+                raise chunk
+            yield chunk
+
+
+def called(index: int, call_id: str, name: str, arguments: str = "{}") -> CallDelta:
+    return CallDelta(index=index, call_id=call_id, name=name, arguments=arguments)
+
+
+def said(text: str, reason: FinishReason = "stop") -> list[Chunk]:
+    return [TextDelta(text), AnswerEnded(reason)]
+
+
+def so_far(outcome: Outcome[AgentResult]) -> AgentResult:
+    """What there is, however it ended."""
+    result = outcome.value if isinstance(outcome, Completed) else outcome.partial
+    assert isinstance(result, AgentResult)
+    return result
+
+
+def results(outcome: Outcome[AgentResult] | AgentResult) -> list[ToolResult]:
+    result = outcome if isinstance(outcome, AgentResult) else so_far(outcome)
+    return [message for message in result.messages if isinstance(message, ToolResult)]
+
+
+def statuses(outcome: Outcome[AgentResult] | AgentResult) -> list[str]:
+    return [result.status for result in results(outcome)]
+
+
+def contents(outcome: Outcome[AgentResult] | AgentResult) -> list[str]:
+    return [result.content for result in results(outcome)]
+
+
+def answers(messages: Iterable[Message]) -> list[AssistantMessage]:
+    return [message for message in messages if isinstance(message, AssistantMessage)]
+
+
+def stopped(outcome: Outcome[AgentResult]) -> AgentResult:
+    """The partial of a run that was stopped; its conversation is one that every provider accepts."""
+    assert isinstance(outcome, Aborted | TimedOut), outcome
+    assert outcome.partial is not None
+    validate(outcome.partial.messages)
+    return outcome.partial
+
+
+def fates(outcome: Outcome[AgentResult]) -> dict[str, str]:
+    """What the receipt says of each operation; the last line of a name counts."""
+    assert not isinstance(outcome, Completed), outcome
+    return {entry.name: entry.fate for entry in outcome.receipt.entries}
+
+
+async def read(run: AgentRun, react: Callable[[Event], object] = lambda event: None) -> list[Event]:
+    """All events of a run, each shown to `react` when it comes."""
+    events: list[Event] = []
+    async for event in run:
+        events.append(event)
+        react(event)
+    return events
+
+
+def kinds(events: Iterable[Event], *of: str) -> list[str]:
+    return [event.kind for event in events if not of or event.kind in of]
+
+
+def of_kind(events: Iterable[Event], kind: type[Any]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+async def within(seconds: float, awaitable: Any) -> Any:
+    async with asyncio.timeout(seconds):
+        return await awaitable
