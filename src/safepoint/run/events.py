@@ -7,7 +7,7 @@ root of the run to the operation, it speaks. A new kind of event goes into `Even
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from .messages import CallStatus
+from .messages import CallStatus, Message
 from .outcome import Outcome, Status
 from .receipt import Fate, LeafKind, Usage
 
@@ -31,12 +31,18 @@ __all__ = [
     "RetryScheduled",
     "RunEnded",
     "RunStarted",
+    "SessionClosed",
+    "SessionOpened",
+    "StopRequested",
     "TextStreamed",
     "ToolCalled",
     "ToolEnded",
+    "TurnEdited",
     "TurnEnded",
+    "TurnForgotten",
     "TurnPlanned",
     "TurnPreempted",
+    "TurnQueued",
     "TurnStarted",
 ]
 
@@ -143,6 +149,60 @@ class TurnEnded(_Happened):
     turn_id: str
     outcome: Outcome[Any]
     kind: Literal["turn_ended"] = "turn_ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOpened(_Happened):
+    """A session is live, in this process, with this agent."""
+
+    agent: str
+    kind: Literal["session_opened"] = "session_opened"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionClosed(_Happened):
+    """The last event of a session's life in this process."""
+
+    reason: str
+    kind: Literal["session_closed"] = "session_closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnQueued(_Happened):
+    """A turn was accepted, with these messages; None: a function will make them. `continues`: a stopped turn."""
+
+    turn_id: str
+    messages: tuple[Message, ...] | None
+    continues: str | None = None
+    kind: Literal["turn_queued"] = "turn_queued"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEdited(_Happened):
+    """The messages of a turn that waits were replaced."""
+
+    turn_id: str
+    messages: tuple[Message, ...]
+    kind: Literal["turn_edited"] = "turn_edited"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested(_Happened):
+    """Somebody asked for a turn to stop. After a crash this record decides: the turn is not run again."""
+
+    turn_id: str
+    at_point: str
+    reason: str
+    reason_kind: str
+    kind: Literal["stop_requested"] = "stop_requested"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnForgotten(_Happened):
+    """The conversation is again as it was before this turn."""
+
+    turn_id: str
+    kind: Literal["turn_forgotten"] = "turn_forgotten"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +337,12 @@ Event: TypeAlias = (
     | TurnStarted
     | TurnPreempted
     | TurnEnded
+    | SessionOpened
+    | SessionClosed
+    | TurnQueued
+    | TurnEdited
+    | StopRequested
+    | TurnForgotten
     | LoopIdle
     | LoopStopping
     | AnswerStarted

@@ -193,7 +193,7 @@ class Driver(Generic[T]):
         turn.activate(consumed, controller)
         state.tell(TurnStarted, turn_id=turn.id, items=len(consumed))
         try:
-            outcome = await settle(ctx, _interruptible(plan.work), plan.input)
+            outcome = await settle(ctx, _interruptible(plan.work), plan.input, then=_told_after(plan))
         except BaseException:  # meant for the task: the loop goes down, and its items with it
             state.exit.interrupted += consumed
             raise
@@ -230,3 +230,12 @@ def _interruptible(work: Work[Any, Any]) -> Work[Any, Any]:
     if not inspect.isroutine(work):
         return work
     return lambda ctx, value: leaf(ctx, work, value)
+
+
+def _told_after(plan: TurnPlan[Any]) -> Callable[[Outcome[Any]], Awaitable[Outcome[Any]]]:
+    async def then(outcome: Outcome[Any]) -> Outcome[Any]:
+        if plan.then is not None:
+            await plan.then(outcome)
+        return outcome
+
+    return then

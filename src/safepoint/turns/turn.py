@@ -5,7 +5,7 @@ one that its caller saw, never to a later one.
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -13,6 +13,7 @@ from ..abort import AbortController, AbortReason, AbortSignal, Clock
 from ..abort.clock import Timer
 from ..errors import UsageError
 from ..run.context import Work
+from ..run.outcome import Outcome
 from ..run.stop import Stop, StopRequest
 from .preempt import Preempt, PreemptAck
 
@@ -32,6 +33,7 @@ class TurnPlan(Generic[T]):
     signal       one more signal that ends this turn, and only this one
     deadline     seconds that this turn may take
     turn_id      how the turn is called, if it has a name already
+    then         what is still to be done with the outcome, such as saving it, before anyone is told
     """
 
     work: Work[Any, Any]
@@ -41,6 +43,7 @@ class TurnPlan(Generic[T]):
     signal: AbortSignal | None = None
     deadline: float | None = None
     turn_id: str | None = None
+    then: Callable[[Outcome[Any]], Awaitable[object]] | None = None
 
 
 @dataclass
