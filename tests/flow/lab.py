@@ -19,7 +19,10 @@ class Trail:
 
 
 class Lab:
-    """Makes nodes. `ran`: those that began, in order. Those in `stuck` wait for ever, once; those in `broken` raise."""
+    """Makes nodes. `ran`: those that began, in order; `keys`: with which idempotency keys.
+
+    Those in `stuck` wait for ever, once, and say so with `reached`; those in `broken` raise; those in `after` wait.
+    """
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -27,10 +30,13 @@ class Lab:
         self.stuck: set[str] = set()
         self.broken: set[str] = set()
         self.reached = asyncio.Event()
+        self.after: dict[str, asyncio.Event] = {}
 
     async def visit(self, name: str, ctx: NodeContext[Any]) -> None:
         self.ran.append(name)
         self.keys.setdefault(name, []).append(ctx.idempotency_key)
+        if name in self.after:
+            await self.after[name].wait()
         if name in self.stuck:
             self.stuck.remove(name)
             self.reached.set()
@@ -48,7 +54,8 @@ class Lab:
     def line(self, flow_name: str, *names: str, end: End = END) -> Flow[Trail, Any]:
         """A flow of these nodes, one after the other."""
         flow: Flow[Trail, Any] = Flow(flow_name, start=names[0])
-        for name, target in zip(names, [*names[1:], end], strict=True):
+        targets: list[str | End] = [*names[1:], end]
+        for name, target in zip(names, targets, strict=True):
             flow.node(name, self.node(name))
             flow.route(name, target)
         return flow

@@ -48,6 +48,7 @@ class FrozenSlotted:
 
 class Base:
     __slots__ = ("extra",)
+    extra: str
 
 
 @dataclass(slots=True)
@@ -114,7 +115,7 @@ STATES = [
     ["a", ["b"]],
     {"a", "b"},
     Model(words=["a"]),
-    Open(words=["a"], more=["b"]),
+    Open.model_validate({"words": ["a"], "more": ["b"]}),
     FrozenModel(words=["a"]),
     collections.OrderedDict(a=[1]),
     collections.Counter("aab"),
@@ -186,7 +187,7 @@ def test_what_is_not_a_field_is_copied_too():
     copy: Any = clone(state)
     assert copy.extra == ["x"]
     assert copy.extra is not state.extra  # type: ignore[attr-defined]
-    below = SlottedBelow(3)
+    below: Any = SlottedBelow(3)
     below.extra = "kept"
     assert clone(below).extra == "kept"
 
@@ -300,8 +301,8 @@ def test_frozen_states_are_joined():
 
 
 def test_extra_and_private_fields_of_models_are_joined():
-    merged = merge(Open(), {"one": Open(more=1), "two": Open(words=["two"])})
-    assert merged == Open(words=["two"], more=1)
+    merged = merge(Open(), {"one": Open.model_validate({"more": 1}), "two": Open(words=["two"])})
+    assert merged == Open.model_validate({"words": ["two"], "more": 1})
     base = Model()
     one = clone(base)
     one._secret.append("s")

@@ -12,7 +12,7 @@ from .graph import END, End, FlowError
 from .journey import NodeError
 from .result import FlowResult
 from .state import JoinConflict
-from .step import UnknownOutput
+from .step import NodeDisrupted, UnknownOutput
 
 __all__ = [
     "END",
@@ -25,6 +25,7 @@ __all__ = [
     "FlowRun",
     "JoinConflict",
     "NodeContext",
+    "NodeDisrupted",
     "NodeError",
     "StepLimitExceeded",
     "UnknownOutput",

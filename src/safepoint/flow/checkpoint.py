@@ -1,16 +1,17 @@
 """Owns a stopped flow on paper: versioned JSON from which another process goes on. Knows nothing of stores."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..errors import UsageError
-from ..run.checkpoints import CheckpointError, Checkpoints, write_atomically
+from ..run.checkpoints import CheckpointError, Checkpoints, read_back, write_atomically
 from .graph import Graph, Node, Parallel, Scatter, Step, Subflow
 from .journey import NodeError
 from .place import Inside, ParallelAt, Place, ScatterAt, SubflowAt
@@ -110,10 +111,9 @@ class Checkpoint:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Checkpoint":
         """From a file. Raises: CheckpointError; FileNotFoundError."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except UnicodeDecodeError as problem:
-            raise CheckpointError(f"{os.fspath(path)} cannot be read, and was left as it is: {problem}") from problem
+        text = read_back(path)
+        if text is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
         return cls.from_json(text, source=os.fspath(path))
 
     @classmethod
@@ -150,7 +150,7 @@ def _changes(old: dict[str, Any], graph: Graph) -> str:
 
 def place_to_data(place: Place) -> dict[str, Any]:
     """A place as JSON data. Raises: UsageError for a state that JSON cannot hold."""
-    data: dict[str, Any] = {"node": place.node, "step": place.step, "state": dump(place.state)}
+    data: dict[str, Any] = {"node": place.node, "step": place.step, "state": _dumped(place)}
     match place.inside:
         case None:
             if place.end is not None:
@@ -163,43 +163,81 @@ def place_to_data(place: Place) -> dict[str, Any]:
             data["inside"] = {
                 "watermark": at.watermark,
                 "ahead": sorted(at.ahead),
-                "results": {str(index): dump(result) for index, result in at.results.items()},
+                "results": _dumped_results(place, at),
                 "places": {str(index): place_to_data(inner) for index, inner in at.places.items()},
                 "pulled": at.pulled,
             }
     return data
 
 
-def place_from_data(graph: Graph, data: dict[str, Any], around: Any = None) -> Place:
-    """Read `place_to_data()` back. Raises: ValueError, KeyError or TypeError that says what does not fit."""
+def _dumped(place: Place) -> Any:
+    kind, given = place.graph.state_type, type(place.state)
+    if _would_change(kind, given):
+        raise UsageError(
+            f"the state of flow {place.graph.name!r} is a {given.__name__}, and would come back as"
+            f" {_name(kind)}: give Flow({place.graph.name!r}, …, state={given.__name__})"
+        )
+    return dump(place.state)
+
+
+def _dumped_results(place: Place, at: ScatterAt) -> dict[str, Any]:
+    node = place.graph.nodes[place.node or ""]
+    assert isinstance(node, Scatter)  # for the type checker: that is what it is inside of
+    for result in at.results.values():
+        if isinstance(node.body, Step) and _would_change(node.body.result_type, type(result)):
+            raise UsageError(
+                f"node {node.name!r}: its body returns a {type(result).__name__}, which would come back as"
+                f" {_name(node.body.result_type)}: annotate what the body returns"
+            )
+    return {str(index): dump(result) for index, result in at.results.items()}
+
+
+def _would_change(kind: Any, given: type) -> bool:
+    """True: what is written as one type would be read as another."""
+    if kind is given or not (kind is Any or isinstance(kind, type)):
+        return False
+    return any(is_dataclass(each) or issubclass(each, BaseModel) for each in (given, kind) if each is not Any)
+
+
+def _name(kind: Any) -> str:
+    return "plain JSON data" if kind is Any else f"a {kind.__name__}"
+
+
+def place_from_data(graph: Graph, data: dict[str, Any], kind: Any = None, around: str = "") -> Place:
+    """Read `place_to_data()` back. Raises: ValueError, KeyError or TypeError that says what does not fit.
+
+    kind    the type of the state, where the graph itself does not know it
+    around  as in a Place
+    """
     name = data["node"]
     if name is not None and name not in graph.nodes:
         raise ValueError(f"it is at {name!r}, which is not a node of {graph.name!r}")
-    kind = around if graph.state_type is None else graph.state_type
+    kind = kind if graph.state_type is None else graph.state_type
     if kind is None:
         raise ValueError(f"the type of the state is not known: give Flow({graph.name!r}, …, state=YourState)")
-    place = Place(graph, name, load(kind, data["state"]), data["step"], data.get("end"))
+    place = Place(graph, name, load(kind, data["state"]), load(int, data["step"]), data.get("end"), None, around)
     if name is not None and data.get("inside") is not None:
-        place.inside = _inside_from_data(graph.nodes[name], data["inside"], kind)
+        place.inside = _inside_from_data(graph.nodes[name], data["inside"], kind, place.within)
     return place
 
 
-def _inside_from_data(node: Node, data: dict[str, Any], around: Any) -> Inside:
+def _inside_from_data(node: Node, data: dict[str, Any], kind: Any, around: str) -> Inside:
     match node:
         case Step():
             raise ValueError(f"it is inside {node.name!r}, which is not a composite")
         case Subflow(child=child):
-            return SubflowAt(place_from_data(child.graph(), data, around if node.into is None else None))
+            return SubflowAt(place_from_data(child.graph(), data, kind if node.into is None else None, around))
         case Parallel(branches=branches):
             graphs = {key: child.graph() for key, child in branches.items()}
-            return ParallelAt({key: place_from_data(graph, data[key], around) for key, graph in graphs.items()})
+            return ParallelAt({key: place_from_data(each, data[key], kind, around) for key, each in graphs.items()})
         case Scatter(body=body):
             inner = None if isinstance(body, Step) else body.graph()
             kind = body.result_type if isinstance(body, Step) else body.graph().state_type
+            results, places = data["results"].items(), data["places"].items()
             return ScatterAt(
-                data["watermark"],
-                set(data["ahead"]),
-                {int(index): load(kind, result) for index, result in data["results"].items()},
-                {} if inner is None else {int(at): place_from_data(inner, one) for at, one in data["places"].items()},
-                data["pulled"],
+                load(int, data["watermark"]),
+                load(set[int], data["ahead"]),
+                {int(index): load(kind, result) for index, result in results},
+                {} if inner is None else {int(at): place_from_data(inner, one, None, around) for at, one in places},
+                load(int, data["pulled"]),
             )

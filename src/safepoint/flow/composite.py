@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from ..abort import AbortController
+from ..abort import AbortController, AbortError
 from ..run.context import Context
 from .graph import OnFailure, Parallel, Subflow
 from .journey import Journey
@@ -27,14 +27,15 @@ async def run_subflow(journey: Journey, ctx: Context, place: Place, node: Subflo
     at = place.inside
     if not isinstance(at, SubflowAt):
         state = clone(place.state)
-        at = SubflowAt(Place.start(node.child.graph(), state if node.into is None else node.into(state)))
+        inner = state if node.into is None else node.into(state)
+        at = SubflowAt(Place.start(node.child.graph(), inner, place.within))
         place.inside = at
     match await walk(journey, ctx.child(node.name), at.place):
         case Arrived(end):
             if node.out is None:
                 return Left(end, at.place.state if node.into is None else place.state)
             state = clone(place.state)
-            node.out(state, at.place.state)
+            node.out(state, clone(at.place.state))  # it may fail half-way: then it is called again
             return Left(end, state)
         case Interrupted() | Broken() as ended:
             return ended
@@ -44,7 +45,8 @@ async def run_parallel(journey: Journey, ctx: Context, place: Place, node: Paral
     """Walk all branches at once, each on its own copy of the state, and join what they have changed."""
     at = place.inside
     if not isinstance(at, ParallelAt):
-        at = ParallelAt({name: Place.start(child.graph(), clone(place.state)) for name, child in node.branches.items()})
+        graphs = {name: child.graph() for name, child in node.branches.items()}
+        at = ParallelAt({name: Place.start(graph, clone(place.state), place.within) for name, graph in graphs.items()})
         place.inside = at
     siblings = Siblings(ctx, node.name, node.on_failure)
 
@@ -60,7 +62,7 @@ async def run_parallel(journey: Journey, ctx: Context, place: Place, node: Paral
     if isinstance(ended, Interrupted) or (ended is not None and node.on_failure == "interrupt"):
         return ended
     state = clone(place.state)
-    states = {name: part.state for name, part in at.places.items() if part.node is None}
+    states = {name: clone(part.state) for name, part in at.places.items() if part.node is None}
     if node.join is None:
         state = merge(state, states)
     else:
@@ -76,6 +78,7 @@ class Siblings:
         self._controller = AbortController(ctx.signal)
         self._interrupts = on_failure == "interrupt"
         self._interrupted = False
+        self._late: list[Exception] = []
         self.broken: list[Broken] = []
         self.ctx = ctx.child(name, signal=self._controller.signal)
 
@@ -86,16 +89,24 @@ class Siblings:
                 self.broken.append(ended)
                 if self._interrupts:
                     self._controller.abort(error)
-            case Interrupted():
+            case Interrupted(error):
                 self._interrupted = True
+                if error is not None and not _is_abort(error):
+                    self._late.append(error)
             case Arrived() | Returned():
                 pass
 
     def verdict(self, operation: str) -> Interrupted | Broken | None:
         """What became of all of them; None: all are done. A stop comes before a failure."""
-        if self._outer.signal.aborted or (self._interrupted and not self.broken):
+        stopped = self._interrupted and not (self.broken and self._interrupts)
+        if self._outer.signal.aborted or stopped:
             return Interrupted()
-        if len(self.broken) > 1:
-            errors = [broken.error for broken in self.broken]
+        errors = [*(broken.error for broken in self.broken), *self._late]
+        if len(errors) > 1:
             return Broken(ExceptionGroup(f"{len(errors)} parts of {operation!r} failed", errors), operation)
         return self.broken[0] if self.broken else None
+
+
+def _is_abort(error: Exception) -> bool:
+    rest = error.split(AbortError)[1] if isinstance(error, ExceptionGroup) else error
+    return rest is None or isinstance(rest, AbortError)

@@ -21,7 +21,7 @@ class NodeContext(Context, Generic[Services]):
     idempotency_key  the same in every attempt of this visit, and after a resume: for effects that must happen once
     """
 
-    __slots__ = ("_journey", "_pending", "_place", "_working", "attempt", "idempotency_key", "services")
+    __slots__ = ("_calls", "_journey", "_pending", "_place", "_working", "attempt", "idempotency_key", "services")
 
     services: Services
     attempt: int
@@ -34,7 +34,13 @@ class NodeContext(Context, Generic[Services]):
         self._journey = journey
         self._place = place  # None: there is no state to keep, as for an item of a scatter
         self._working = working
+        self._calls = 0
         self._pending: list[NodeError] = []
+
+    def inner_key(self, name: str) -> str:
+        """The key of a flow that the node calls: one per call, the same ones when the node is repeated."""
+        self._calls += 1
+        return f"{self.idempotency_key}/{name}#{self._calls}"
 
     def collect_error(self, code: str, message: str, recoverable: bool = True) -> None:
         """Note that something went wrong that the flow can live with. After an abort nothing is believed."""
@@ -60,7 +66,7 @@ class NodeContext(Context, Generic[Services]):
             self._place.state = clone(self._working)
         self._keep_errors()
         if self._journey.saver is not None:
-            await self._journey.saver.save()
+            await self._journey.saver.save(self.signal)
         await super().safe_point()
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:

@@ -3,10 +3,12 @@
 Leaves are interrupted, the walk never is: it reads what came back, writes it down and stops at its next look.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from ..abort import AbortSignal
+from ..abort.guard import asked_from_outside
 from ..errors import SafepointError
 from ..run.context import Context
 from ..run.events import NodeEnded
@@ -14,7 +16,7 @@ from ..run.leaf import in_task, in_thread
 from ..run.leafrun import LeafRun
 from ..run.policy import Policy
 from ..run.settle import run_cleanup
-from ..run.stop import StopAt
+from ..run.stop import Stop, StopAt
 from .composite import run_parallel, run_subflow
 from .context import NodeContext
 from .graph import Cleanup, End, Node, Parallel, Scatter, Step, Subflow
@@ -22,7 +24,7 @@ from .journey import Journey
 from .place import Place
 from .scatter import run_scatter
 from .state import clone
-from .step import run_step
+from .step import disruption, run_step
 from .walked import Arrived, Broken, Interrupted, Left, NodeEnd, Walked
 
 __all__ = ["StepLimitExceeded", "walk"]
@@ -74,8 +76,8 @@ async def _walk(journey: Journey, ctx: Context, place: Place) -> Walked:
             place.go(target, ended.state)
         if ctx.listened:
             ctx.emit(NodeEnded(**ctx.child(name).stamp(), output=ended.output, target=place.node))
-        if journey.saver is not None:
-            await journey.saver.save()
+        if journey.saver is not None and (failure := await journey.save(ctx)) is not None:
+            return Broken(failure, journey.operation(ctx, name))
     return Arrived(place.end or "done")
 
 
@@ -95,8 +97,10 @@ async def _run(journey: Journey, ctx: Context, place: Place, node: Node) -> Node
 
 
 def _routed(journey: Journey, ctx: Context, place: Place, broken: Broken) -> Left | Broken:
-    """A failure or a timeout goes by its route, where there is one."""
+    """A failure or a timeout goes by its route, where there is one. One of the store does not: it may have lost it."""
     assert place.node is not None  # for the type checker: it is at the node that broke
+    if journey.saver is not None and journey.saver.error is not None:
+        return broken
     routes = place.graph.routes[place.node]
     itself = broken.operation == journey.operation(ctx, place.node)
     for output, taken in (("timeout", broken.timed_out and itself), ("failed", True)):
@@ -118,12 +122,16 @@ def _cleanup_call(journey: Journey, ctx: Context, place: Place, cleanup: Cleanup
     threaded = cleanup.kind == "thread"
 
     async def call() -> None:
-        outer = ctx.child("cleanup", signal=AbortSignal.never())
+        outer, before = ctx.child("cleanup", signal=AbortSignal.never()), asked_from_outside()
+        outer.stop = Stop(None, ctx.clock)  # deaf also to a stop at a safe point
         run = LeafRun(outer, cleanup.name, cleanup.kind, policy, threaded=threaded, context=NodeContext)
         working = clone(place.state)
         node_ctx: Any = run.ctx
-        node_ctx._prepare(journey, None, working, 1, f"{journey.key}:cleanup/{cleanup.name}:{place.step}")
-        await (in_thread if threaded else in_task)(run, cleanup.call, working)
+        node_ctx._prepare(journey, None, working, 1, f"{journey.key}:cleanup/{cleanup.name}:{place.visit}")
+        try:
+            await (in_thread if threaded else in_task)(run, cleanup.call, working)
+        except asyncio.CancelledError as error:
+            raise disruption(error, before, cleanup.name) from error
 
     call.__qualname__ = cleanup.name  # by which a warning speaks of it
     return call

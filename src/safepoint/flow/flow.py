@@ -16,7 +16,8 @@ from ..run.context import Context
 from ..run.leaf import kind_of, name_of
 from ..run.policy import Policy
 from .checkpoint import Checkpoint
-from .define import NodeOptions, checked_name, checked_policy, field, make_step
+from .context import NodeContext
+from .define import NodeOptions, checked_name, checked_options, checked_plain, checked_policy, field, make_step
 from .flowrun import FlowRun, Saving, travel
 from .graph import (
     END,
@@ -32,6 +33,7 @@ from .graph import (
     Step,
     Subflow,
     Target,
+    children,
     problems,
     shape_of,
 )
@@ -82,6 +84,7 @@ class Flow(Generic[State, Services]):
         self._routes: dict[str, dict[str, Target]] = {}
         self._cleanups: list[Cleanup] = []
         self._graph: Graph | None = None
+        self._inside: list[Graph] = []
         self._compiling = False
 
     @overload
@@ -134,6 +137,7 @@ class Flow(Generic[State, Services]):
         into  makes the child's state; without it, the child works on this state
         out   `out(state, child_state)` brings back what the child found
         """
+        checked_plain(name, into=into, out=out)
         self._add(Subflow(checked_name(name, "node"), child, into, out))
 
     def parallel(
@@ -151,6 +155,7 @@ class Flow(Generic[State, Services]):
         """
         if not branches:
             raise FlowError(f"node {name!r}: a parallel node needs at least one branch")
+        checked_plain(name, join=join)
         flows = {key: self._branch(key, body) for key, body in branches.items()}
         self._add(Parallel(checked_name(name, "node"), flows, join, checked_policy(on_failure)))
 
@@ -182,6 +187,7 @@ class Flow(Generic[State, Services]):
         """
         if concurrency < 1:
             raise FlowError(f"node {name!r}: concurrency must be 1 or more, not {concurrency!r}")
+        checked_plain(name, items=items, gather=gather)
         part: Step | Child
         if isinstance(body, Flow):
             if options:
@@ -221,14 +227,15 @@ class Flow(Generic[State, Services]):
 
     def graph(self) -> Graph:
         """The flow, checked. Raises: FlowError that lists every problem with its fix."""
-        if self._graph is None:
-            if self._compiling:
-                raise FlowError(f"flow {self.name!r} contains itself: a flow cannot be a node inside itself")
-            self._compiling = True
-            try:
-                self._graph = self._compile()
-            finally:
-                self._compiling = False
+        if self._compiling:
+            raise FlowError(f"flow {self.name!r} contains itself: a flow cannot be a node inside itself")
+        self._compiling = True
+        try:
+            inside = [child.graph() for node in self._nodes.values() for child in children(node).values()]
+            if self._graph is None or any(new is not old for new, old in zip(inside, self._inside, strict=True)):
+                self._graph, self._inside = self._compile(), inside
+        finally:
+            self._compiling = False
         return self._graph
 
     def _compile(self) -> Graph:
@@ -258,9 +265,10 @@ class Flow(Generic[State, Services]):
                     known.append(child.graph().state_type)
                 case Parallel(branches=branches):
                     known += [child.graph().state_type for child in branches.values()]
-                case Subflow() | Scatter():
-                    pass
-        return next((kind for kind in known if kind is not None and not isinstance(kind, TypeVar)), None)
+                case Subflow(into=fn, out=other) | Scatter(items=fn, gather=other):
+                    known += [first_parameter(each) for each in (fn, other) if each is not None]
+        known = [kind for kind in known if kind is not None and not isinstance(kind, TypeVar)]
+        return next((kind for kind in known if kind is not Any), known[0] if known else None)
 
     def to_mermaid(self) -> str:
         """The flow as a picture."""
@@ -285,6 +293,7 @@ class Flow(Generic[State, Services]):
 
     def _run(self, origin: str | None, state: State | None, options: RunOptions[Services]) -> FlowRun[State]:
         graph = self.graph()
+        checked_options(options, RunOptions)
         resume, store, key = options.get("resume"), options.get("checkpoints"), options.get("checkpoint_id")
         if (state is None) == (resume is None):
             raise UsageError("give a state, or resume=Checkpoint.load(…): one of the two")
@@ -308,13 +317,37 @@ class Flow(Generic[State, Services]):
             saving=None if store is None or key is None else Saving(store, key),
         )
 
-    async def __call__(self, ctx: Context, state: State, /) -> State:
-        """As work inside other work: under its signal, in its receipt. Raises: AbortError; what a node raised."""
-        inner = ctx.below(self.name, AbortController(ctx.signal))
-        services = getattr(ctx, "services", None)
+    async def __call__(self, ctx: Context, value: State | Checkpoint, /) -> State:
+        """As work: a state, or the partial of a stopped run. Raises: AbortError with a Checkpoint; what a node raised.
+
+        Given the context of a run, it is that run; given the context of a leaf, it is a run inside.
+        """
+        graph, services = self.graph(), getattr(ctx, "services", None)
+        depth = len(ctx.path) + (not ctx.is_run)
+        if isinstance(value, Checkpoint):
+            place, journey = value.place_in(graph), Journey(value.run_id, depth, services)
+            journey.executed, journey.errors = list(value.executed), list(value.errors)
+        else:
+            key = ctx.inner_key(self.name) if isinstance(ctx, NodeContext) else uuid.uuid4().hex
+            place, journey = Place.start(graph, clone(value)), Journey(key, depth, services)
+        inner = ctx if ctx.is_run else ctx.below(self.name, AbortController(ctx.signal))
         try:
-            journey = Journey(ctx.run_id, len(inner.path), services)
-            result: State = await travel(journey, inner, Place.start(self.graph(), clone(state)))
-            return result
+            state: State = await travel(journey, inner, place)
+            return state
+        except Exception as error:
+            error.partial = _partial(place, journey)  # type: ignore[attr-defined]  # the boundary looks for it
+            raise
         finally:
-            inner.stop.close()
+            if inner is ctx:
+                ctx.ledger.resume = place.cursor
+            else:
+                inner.stop.close()
+
+
+def _partial(place: Place, journey: Journey) -> Any:
+    """What a stopped flow leaves behind: where it was, or just the state if that cannot be written down."""
+    try:
+        executed, errors = tuple(journey.executed), tuple(journey.errors)
+        return Checkpoint.of(place, journey.key, executed, errors, status="stopped")
+    except UsageError:
+        return place.state

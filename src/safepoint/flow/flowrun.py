@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from ..abort import AbortSignal
+from ..abort import AbortSignal, shield
 from ..abort.reason import error_from
 from ..run.checkpoints import Checkpoints
 from ..run.context import Context
@@ -21,6 +21,8 @@ __all__ = ["FlowRun", "travel"]
 
 State = TypeVar("State")
 log = logging.getLogger("safepoint")
+# How long the last checkpoint may take; then the result comes without it, and says so.
+SAVE_SECONDS = 30.0
 
 
 async def travel(journey: Journey, ctx: Context, place: Place) -> Any:
@@ -29,11 +31,9 @@ async def travel(journey: Journey, ctx: Context, place: Place) -> Any:
         case Arrived():
             return place.state
         case Interrupted():
-            ctx.ledger.resume = place.cursor
             ctx.stop.commit()  # a stop at a safe point has been honoured: from here on it is an abort
             raise error_from(ctx.signal.reason or ctx.stop.reason, place.state)
         case Broken(error, operation):
-            ctx.ledger.resume = place.cursor
             error.add_note(f"in node {operation!r} of flow {place.graph.name!r}")
             raise error
 
@@ -63,6 +63,7 @@ class FlowRun(Running[State, FlowResult[State]], Generic[State]):
         self._place = place
         self._journey = journey
         self._saving = saving
+        self._ctx.ledger.resume = place.cursor
 
     @property
     def cursor(self) -> str | None:
@@ -72,8 +73,11 @@ class FlowRun(Running[State, FlowResult[State]], Generic[State]):
     async def _work(self, ctx: Context, value: None, /) -> State:
         if self._saving is not None:
             self._journey.saver = Saver(self._save)
-        state: State = await travel(self._journey, ctx, self._place)
-        return state
+        try:
+            state: State = await travel(self._journey, ctx, self._place)
+            return state
+        finally:
+            ctx.ledger.resume = self._place.cursor
 
     async def _result(self, outcome: Outcome[State]) -> FlowResult[State]:
         place, journey = self._place, self._journey
@@ -93,11 +97,12 @@ class FlowRun(Running[State, FlowResult[State]], Generic[State]):
     async def _save_end(self, outcome: Outcome[State]) -> None:
         assert self._saving is not None
         try:
-            if isinstance(outcome, Completed):
-                await self._saving.checkpoints.delete(self._saving.key)
-            else:
-                reason = getattr(outcome, "reason", None) or getattr(outcome, "error", None)
-                await self._save(outcome.status, str(reason))
+            with shield(SAVE_SECONDS):
+                if isinstance(outcome, Completed):
+                    await self._saving.checkpoints.delete(self._saving.key)
+                else:
+                    reason = getattr(outcome, "reason", None) or getattr(outcome, "error", None)
+                    await self._save(outcome.status, str(reason))
         except Exception as error:  # how the flow ended does not change by that
             message = f"checkpoint {self._saving.key!r} could not be written: {type(error).__name__}: {error}"
             log.warning("%s: %s", self._ctx.operation, message, extra=self._ctx.log_fields())

@@ -132,7 +132,7 @@ class Graph:
 
     def is_just(self, name: str) -> bool:
         """True: it is one function under this name, as in a branch that is no flow. Paths name it once."""
-        return self.name == name and list(self.nodes) == [name]
+        return self.name == name and list(self.nodes) == [name] and isinstance(self.nodes[name], Step)
 
     @property
     def fingerprint(self) -> str:
@@ -174,19 +174,29 @@ def problems(start: str, nodes: Mapping[str, Node], routes: Mapping[str, Mapping
     for name in routes.keys() - nodes.keys():
         yield f"there are routes for {name!r}, which is not a node: {_known(nodes)}"
     for name, node in nodes.items():
-        ways = routes.get(name, {})
-        for output in node.outputs:
-            if output not in ways:
-                yield f"node {name!r}: output {output!r} has no route: add flow.route({name!r}, {output}=…)"
-        for output, target in ways.items():
-            if output not in (*node.outputs, *IMPLIED):
-                outputs = ", ".join(map(repr, node.outputs))
-                yield f"node {name!r}: it has no output {output!r} (it has {outputs}): declare it or drop the route"
-            if isinstance(target, str) and target not in nodes:
-                yield f"node {name!r}: output {output!r} leads to {target!r}, which is not a node: {_known(nodes)}"
+        yield from _misrouted(name, node, routes.get(name, {}), nodes)
     if start in nodes:
         for name in nodes.keys() - _reached(start, routes):
             yield f"node {name!r} cannot be reached from {start!r}: route to it, or remove it"
+
+
+def _misrouted(name: str, node: Node, ways: Mapping[str, Target], nodes: Mapping[str, Node]) -> Iterator[str]:
+    for output in node.outputs:
+        if output not in ways:
+            way = f"{output}=…" if output.isidentifier() else f"**{{{output!r}: …}}"
+            yield f"node {name!r}: output {output!r} has no route: add flow.route({name!r}, {way})"
+    for output, target in ways.items():
+        if output not in (*node.outputs, *IMPLIED):
+            outputs = ", ".join(map(repr, node.outputs))
+            yield f"node {name!r}: it has no output {output!r} (it has {outputs}): declare it or drop the route"
+        elif output == "timeout" and "timeout" not in node.outputs and not _has_limit(node):
+            yield f"node {name!r}: output 'timeout' is never taken: give the node timeout=seconds, or drop the route"
+        if isinstance(target, str) and target not in nodes:
+            yield f"node {name!r}: output {output!r} leads to {target!r}, which is not a node: {_known(nodes)}"
+
+
+def _has_limit(node: Node) -> bool:
+    return isinstance(node, Step) and node.policy.timeout is not None
 
 
 def _reached(start: str, routes: Mapping[str, Mapping[str, Target]]) -> set[str]:

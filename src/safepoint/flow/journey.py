@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..abort import AbortSignal, Guard
 from ..run.context import Context
 
 __all__ = ["Journey", "NodeError", "Saver"]
@@ -28,30 +29,44 @@ class NodeError:
 
 
 class Saver:
-    """Writes the checkpoint down. Of several who ask at once, the last writing serves all that came before it."""
+    """Writes the checkpoint down. Of several who ask at once, the last writing serves all that came before it.
+
+    `error`: why the last one failed. A flow does not go on as if it had been written, whatever its routes say.
+    """
 
     def __init__(self, write: Callable[[], Awaitable[object]]) -> None:
+        self.error: Exception | None = None
         self._write = write
         self._turn = asyncio.Lock()
         self._asked = 0
         self._written = 0
         self._last = float("-inf")
 
-    async def save(self) -> None:
-        """Returns when what is true now is written."""
+    async def save(self, signal: AbortSignal) -> None:
+        """Returns when what is true now is written. Raises: AbortError; what the store raised."""
         self._asked += 1
         mine = self._asked
-        async with self._turn:
-            if self._written < mine:
-                including = self._asked
-                await self._write()
-                self._written = including
+        with Guard(signal):
+            async with self._turn:
+                if self._written < mine:
+                    including = self._asked
+                    await self._try()
+                    self._written = including
 
-    async def save_item(self, now: float) -> None:
-        """The same for an item of a scatter, which need not be written at once."""
-        if now - self._last >= ITEM_SECONDS:
-            self._last = now
-            await self.save()
+    def is_due(self, now: float) -> bool:
+        """For an item of a scatter, which need not be written at once: True, every so often."""
+        if now - self._last < ITEM_SECONDS:
+            return False
+        self._last = now
+        return True
+
+    async def _try(self) -> None:
+        try:
+            await self._write()
+        except Exception as error:
+            self.error = error
+            raise
+        self.error = None
 
 
 @dataclass(slots=True)
@@ -69,6 +84,22 @@ class Journey:
     def operation(self, ctx: Context, name: str) -> str:
         """The path of a node, from the root of the flow."""
         return "/".join((*ctx.path[self.depth :], name))
+
+    async def save(self, ctx: Context) -> Exception | None:
+        """Write the checkpoint, where there is a store. Gives back why that failed: an abort is no failure."""
+        if self.saver is None:
+            return None
+        try:
+            await self.saver.save(ctx.signal)
+        except Exception as error:
+            return None if ctx.signal.aborted else error
+        return None
+
+    async def save_item(self, ctx: Context) -> Exception | None:
+        """The same for an item of a scatter."""
+        if self.saver is None or not self.saver.is_due(ctx.clock.monotonic()):
+            return None
+        return await self.save(ctx)
 
     def record(self, ctx: Context, error: BaseException, operation: str) -> None:
         """Write down a failure that the flow has a route for."""

@@ -14,7 +14,10 @@ __all__ = ["Inside", "ParallelAt", "Place", "ScatterAt", "SubflowAt"]
 
 @dataclass(slots=True)
 class Place:
-    """Where one walk through a graph is. `node` None: it has arrived at `end`."""
+    """Where one walk through a graph is. `node` None: it has arrived at `end`.
+
+    `around`: which visits of the composites around it this is.
+    """
 
     graph: Graph
     node: str | None
@@ -22,11 +25,22 @@ class Place:
     step: int = 0
     end: str | None = None
     inside: "Inside | None" = None
+    around: str = ""
 
     @classmethod
-    def start(cls, graph: Graph, state: Any) -> "Place":
+    def start(cls, graph: Graph, state: Any, around: str = "") -> "Place":
         """Before the first node."""
-        return cls(graph, graph.start, state)
+        return cls(graph, graph.start, state, around=around)
+
+    @property
+    def visit(self) -> str:
+        """Which visit of the node this is: another one whenever a cycle, here or around, comes back to it."""
+        return f"{self.around}{self.step}"
+
+    @property
+    def within(self) -> str:
+        """What is `around` a place inside the node."""
+        return f"{self.visit}."
 
     def go(self, node: str, state: Any) -> None:
         """On to the next node; this is a safe point."""

@@ -4,22 +4,29 @@ Items are pulled only when there is room for them. Knows nothing of how a flow i
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..abort import AbortSignal
+from ..abort.guard import asked_from_outside
 from ..run.context import Context
+from ..run.leaf import leaf
+from ..run.policy import Policy
+from ..run.settle import run_cleanup
 from ..run.stop import StopAt
 from .composite import Siblings, Walk
 from .graph import Graph, Scatter, Step
 from .journey import Journey
 from .place import Place, ScatterAt
 from .state import clone
-from .step import Attempts
+from .step import Attempts, disruption
 from .walked import Arrived, Broken, Interrupted, Left, NodeEnd, Returned, StepEnd
 
 __all__ = ["run_scatter"]
+
+# How long a source may take to close before the flow goes on without it.
+CLOSE_SECONDS = 5.0
+NO_MORE = object()
 
 
 async def run_scatter(journey: Journey, ctx: Context, place: Place, node: Scatter, walk: Walk) -> NodeEnd:
@@ -28,23 +35,26 @@ async def run_scatter(journey: Journey, ctx: Context, place: Place, node: Scatte
     if not isinstance(at, ScatterAt):
         at = place.inside = ScatterAt()
     siblings = Siblings(ctx, node.name, node.on_failure)
-    source = Source(node.items(clone(place.state)), at, siblings.ctx.signal)
-    work = Items(journey, siblings, place.step, node, at, source, walk)
+    source = Source(node.items(clone(place.state)), at, siblings.ctx, journey.abandon_after)
+    work = Items(journey, siblings, place, node, at, source, walk)
     workers = node.concurrency if source.total is None else min(node.concurrency, source.total - at.done)
+    passing: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as group:
             for number in range(workers):
                 group.create_task(work.until_empty(), name=f"{siblings.ctx.operation}#{number}")
     finally:
-        await source.close()
+        if source.close is not None:
+            passing = await run_cleanup(siblings.ctx, source.close, CLOSE_SECONDS)
+    if passing is not None:
+        raise passing
     ended = siblings.verdict(journey.operation(ctx, node.name))
-    if ended is None and workers > 0 and not source.exhausted:
-        ended = Interrupted()
     if isinstance(ended, Interrupted) or (ended is not None and node.on_failure == "interrupt"):
         return ended
     state = clone(place.state)
     if node.gather is not None:
-        node.gather(state, [at.results[index] for index in sorted(at.results)])
+        # Copies: it may fail half-way, and is called again then.
+        node.gather(state, [clone(at.results[index]) for index in sorted(at.results)])
     return Left("done", state) if ended is None else replace(ended, kept=state)
 
 
@@ -55,7 +65,7 @@ class Items:
         self,
         journey: Journey,
         siblings: Siblings,
-        visit: int,
+        place: Place,
         node: Scatter,
         at: ScatterAt,
         source: "Source",
@@ -64,7 +74,7 @@ class Items:
         # What runs inside an item is not listed one by one: there may be a hundred thousand of them.
         self._journey = replace(journey, executed=[])
         self._siblings = siblings
-        self._visit = visit
+        self._place = place
         self._gathers = node.gather is not None
         self._body: Step | Graph = node.body if isinstance(node.body, Step) else node.body.graph()
         self._at = at
@@ -75,34 +85,53 @@ class Items:
     async def until_empty(self) -> None:
         """What one worker does. Between two items is a safe point."""
         ctx = self._ctx
-        while not ctx.signal.aborted and not ctx.stop.due(StopAt.SAFE_POINT):
+        while not self._source.exhausted:
+            if ctx.signal.aborted or ctx.stop.due(StopAt.SAFE_POINT):
+                self._siblings.ended(Interrupted())
+                return
+            before = asked_from_outside()
             try:
                 pulled = await self._source.pull()
-            except Exception as error:
-                if not ctx.signal.aborted:
-                    self._siblings.ended(Broken(error, self._journey.operation(ctx, "items")))
+            except (Exception, asyncio.CancelledError) as error:
+                self._siblings.ended(self._failed(error, before))
                 return
-            if pulled is None:
-                return
-            ended = await self._one(*pulled)
-            self._siblings.ended(ended)
-            if isinstance(ended, Returned):
-                await self._done(pulled[0], ended.value)
+            if pulled is not None:
+                self._siblings.ended(await self._item(*pulled))
 
-    async def _one(self, index: int, item: Any) -> StepEnd:
+    def _failed(self, error: Exception | asyncio.CancelledError, before: int) -> Interrupted | Broken:
+        """The source has. Raises: a cancellation of this task."""
+        operation = self._journey.operation(self._ctx, "items")
+        if isinstance(error, asyncio.CancelledError):
+            error = disruption(error, before, operation)
+        return Interrupted(error) if self._ctx.signal.aborted else Broken(error, operation)
+
+    async def _item(self, index: int, item: Any) -> StepEnd:
+        operation = self._journey.operation(self._ctx, str(index))
+        try:
+            ended = await self._one(index, item, operation)
+        except Exception as error:  # the item cannot be copied
+            return Broken(error, operation)
+        if isinstance(ended, Returned):
+            self._done(index, ended.value)
+            failure = await self._journey.save_item(self._ctx)
+            return ended if failure is None else Broken(failure, operation)
+        return ended
+
+    async def _one(self, index: int, item: Any, operation: str) -> StepEnd:
         if isinstance(self._body, Step):
-            operation = self._journey.operation(self._ctx, str(index))
-            attempts = Attempts(self._journey, self._ctx, self._body, operation, self._visit)
+            attempts = Attempts(self._journey, self._ctx, self._body, operation, self._place.visit)
             attempts.value = item
             return await attempts.run()
-        place = self._at.places.setdefault(index, Place.start(self._body, clone(item)))
+        place = self._at.places.get(index)
+        if place is None:
+            place = self._at.places[index] = Place.start(self._body, clone(item), self._place.within)
         match await self._walk(self._journey, self._ctx.child(str(index)), place):
             case Arrived():
                 return Returned(place.state)
             case Interrupted() | Broken() as ended:
                 return ended
 
-    async def _done(self, index: int, value: Any) -> None:
+    def _done(self, index: int, value: Any) -> None:
         at, ctx = self._at, self._ctx
         if self._gathers:
             at.results[index] = value
@@ -110,43 +139,45 @@ class Items:
         if ctx.listened:
             total = self._source.total
             ctx.progress(f"{at.done} of {total or '?'} items", at.done / total if total else None)
-        if self._journey.saver is not None:
-            await self._journey.saver.save_item(ctx.clock.monotonic())
 
 
 class Source:
     """Where the items come from, sync or async, one at a time. Those that are done are passed over."""
 
-    def __init__(self, items: Any, at: ScatterAt, signal: AbortSignal) -> None:
+    def __init__(self, items: Any, at: ScatterAt, ctx: Context, abandon_after: float | None) -> None:
         self.total = len(items) if hasattr(items, "__len__") else None
         self.exhausted = False
-        self._items: Iterator[Any] | AsyncIterator[Any] = aiter(items) if hasattr(items, "__aiter__") else iter(items)
+        self._async = hasattr(items, "__aiter__")
+        self._items: Any = aiter(items) if self._async else iter(items)
+        self.close: Callable[[], object] | None = getattr(self._items, "aclose" if self._async else "close", None)
         self._at = at
-        self._signal = signal
+        self._ctx = ctx
+        self._policy = Policy(abandon_after=abandon_after)
         self._index = -1
         self._turn = asyncio.Lock()
 
     async def pull(self) -> tuple[int, Any] | None:
         """The next item with its number; None: there are no more. Raises: what the source raises; AbortError."""
-        if isinstance(self._items, AsyncIterator):
+        if self._async:
             async with self._turn:  # an async generator cannot be asked twice at once
-                return await self._pull_async(self._items)
+                return await self._pull_async()
         for item in self._items:
             if (index := self._count()) is not None:
                 return index, item
         self.exhausted = True
         return None
 
-    async def _pull_async(self, items: AsyncIterator[Any]) -> tuple[int, Any] | None:
+    async def _pull_async(self) -> tuple[int, Any] | None:
         while not self.exhausted:
-            try:
-                item = await self._signal.run(anext(items))
-            except StopAsyncIteration:
+            item = await leaf(self._ctx, self._next, name="items", policy=self._policy)
+            if item is NO_MORE:
                 self.exhausted = True
-                break
-            if (index := self._count()) is not None:
+            elif (index := self._count()) is not None:
                 return index, item
         return None
+
+    async def _next(self, ctx: Context, value: object) -> Any:
+        return await anext(self._items, NO_MORE)
 
     def _count(self) -> int | None:
         self._index += 1
@@ -154,9 +185,3 @@ class Source:
             return None
         self._at.pulled = max(self._at.pulled, self._index + 1)
         return self._index
-
-    async def close(self) -> None:
-        """No more is wanted."""
-        close = getattr(self._items, "aclose", None)
-        if close is not None:
-            await close()

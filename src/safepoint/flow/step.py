@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ..abort.guard import asked_from_outside
 from ..errors import SafepointError
 from ..run.context import Context
 from ..run.leaf import in_process, in_task, in_thread, inline
 from ..run.leafrun import LeafRun
+from ..run.stop import StopAt
 from .context import NodeContext
 from .graph import Step
 from .journey import Journey
@@ -20,17 +22,21 @@ from .place import Place
 from .state import clone
 from .walked import Broken, Interrupted, Left, NodeEnd, Returned, StepEnd
 
-__all__ = ["Attempts", "UnknownOutput", "run_step"]
+__all__ = ["Attempts", "NodeDisrupted", "UnknownOutput", "run_step"]
 
 
 class UnknownOutput(SafepointError):
     """A node returned an output that it has not declared."""
 
 
+class NodeDisrupted(SafepointError):
+    """A node ended by a CancelledError that nobody had meant for it, such as that of a task it awaited."""
+
+
 async def run_step(journey: Journey, ctx: Context, place: Place, step: Step) -> NodeEnd:
     """Run it. What it reports after an abort is not believed, unless the node says that its result is final."""
     operation = journey.operation(ctx, step.name)
-    attempts = Attempts(journey, ctx, step, operation, place.step)
+    attempts = Attempts(journey, ctx, step, operation, place.visit)
     attempts.place = place
     match await attempts.run():
         case Returned(output):
@@ -55,7 +61,7 @@ class Attempts:
 
     __slots__ = ("_ctx", "_journey", "_key", "_last", "_operation", "_step", "number", "place", "value", "working")
 
-    def __init__(self, journey: Journey, ctx: Context, step: Step, operation: str, visit: int) -> None:
+    def __init__(self, journey: Journey, ctx: Context, step: Step, operation: str, visit: str) -> None:
         self._journey = journey
         self._ctx = ctx
         self._step = step
@@ -73,15 +79,31 @@ class Attempts:
         try:
             value = await (self._once() if step.retry is None else step.retry.run(self._once, ctx=ctx))
         except Exception as error:
-            if ctx.signal.aborted or ctx.stop.raised(error):
-                return Interrupted()
+            if ctx.signal.aborted:
+                return Interrupted(error)
             return Broken(error, self._operation, self._last is not None and self._last.timed_out)
+        if isinstance(value, Interrupted):
+            return value
         if ctx.signal.aborted and not step.final:
             return Interrupted()
         self._node_ctx._keep_errors()
         return Returned(value)
 
     async def _once(self) -> Any:
+        """One attempt. A stop at a safe point is no error, which would be tried again: it is a value."""
+        stop, before = self._ctx.stop, asked_from_outside()
+        if self.number and stop.due(StopAt.SAFE_POINT):
+            return Interrupted()
+        try:
+            return await self._call()
+        except asyncio.CancelledError as error:
+            raise disruption(error, before, self._operation) from error
+        except Exception as error:
+            if stop.raised(error):
+                return Interrupted(error)
+            raise
+
+    async def _call(self) -> Any:
         step, policy, limit = self._step, self._step.policy, self._journey.abandon_after
         if limit is not None and policy.abandon_after is None:
             policy = replace(policy, abandon_after=limit)
@@ -103,6 +125,15 @@ class Attempts:
     def _node_ctx(self) -> NodeContext[Any]:
         ctx: Any = None if self._last is None else self._last.ctx
         return ctx  # type: ignore[no-any-return]  # a LeafRun makes the context it is told to make
+
+
+def disruption(error: asyncio.CancelledError, before: int, operation: str) -> NodeDisrupted:
+    """What to raise in its place. Raises: the error itself, if somebody asked the running task to end."""
+    if asked_from_outside() > before:
+        raise error
+    return NodeDisrupted(
+        f"{operation!r} ended by a CancelledError of something that it awaited: catch it where that is awaited"
+    )
 
 
 def call_in_child(ctx: NodeContext[Any], value: tuple[Callable[..., Any], Any]) -> tuple[Any, Any, list[Any]]:

@@ -30,7 +30,9 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """It was stopped. The place says where, and what is kept."""
+    """It was stopped. The place says where, and what is kept. `error`: what came out of it meanwhile."""
+
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
