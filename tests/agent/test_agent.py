@@ -373,7 +373,7 @@ async def test_an_agent_given_as_it_is_becomes_a_tool():
     model = ScriptedModel([Call("inner", prompt="dig")], "done")
     assert contents(await Agent(model, tools=[inner]).run("go")) == ["yes"]
     assert model.requests[0].tools[0].description == "Ask inner. Say yes."
-    model = ScriptedModel([Call("other", input="dig")], "done")
+    model = ScriptedModel([Call("other", prompt="dig")], "done")
     inner = Agent(ScriptedModel("yes"), name="inner")
     assert contents(await Agent(model, tools=[tool(inner, name="other")]).run("go")) == ["yes"]
 

@@ -227,6 +227,17 @@ def test_options_override_what_the_function_says():
     assert made.policy.grace == 1.5
 
 
+def test_a_tool_can_be_changed_by_making_a_tool_of_it_again():
+    first = tool(plain, effects="read", timeout=3)
+    changed = tool(first, name="careful", requires_approval=True, isolation="process")
+    assert (changed.name, changed.description, changed.effects) == ("careful", "Say it.", "read")
+    assert changed.requires_approval
+    assert changed.policy == Policy(timeout=3, isolation="process")
+    assert (first.kind, changed.kind) == ("thread", "process")
+    assert changed.spec.name == "careful"
+    assert not first.requires_approval, "the first one is as it was"
+
+
 def plain(word: str) -> str:
     """Say it."""
     return word
@@ -322,9 +333,13 @@ def test_work_handles_the_abort_itself_unless_told_otherwise():
 
 def test_an_agent_is_a_tool_that_describes_itself():
     agent = Agent(ScriptedModel(), name="digger", instructions="Dig deep.")
-    for made, field in ((agent.as_tool(), "prompt"), (tool(agent), "input")):
+    for made in (agent.as_tool(), tool(agent)):
         assert (made.name, made.description, made.kind) == ("digger", "Ask digger. Dig deep.", "child")
-        assert properties(made) == {field: {"type": "string"}}
+        assert properties(made) == {"prompt": {"type": "string"}}
+        assert made.policy.on_abort == "cooperate"
+    strict = tool(agent, name="strict", description="Ask first.", requires_approval=True, timeout=3, effects="read")
+    assert (strict.name, strict.description, strict.requires_approval) == ("strict", "Ask first.", True)
+    assert (strict.policy, strict.effects) == (Policy(on_abort="cooperate", timeout=3), "read")
     other = agent.as_tool(name="shovel", description="A shovel.")
     assert (other.name, other.description) == ("shovel", "A shovel.")
 

@@ -73,7 +73,7 @@ class Agent:
         self._model_policy = model_policy
         self._tools: dict[str, Tool] = {}
         for one in [*tools, *([ask_user_tool] if ask_user else [])]:
-            made = one.as_tool() if isinstance(one, Agent) else tool(one)
+            made = tool(one)
             if made.name in self._tools:
                 raise UsageError(f"agent {name!r} has two tools named {made.name!r}: give one of them another name=…")
             self._tools[made.name] = made
@@ -165,7 +165,6 @@ class Agent:
     ) -> AgentResult:
         talk = Talk()
         try:
-            value = getattr(ctx, "kept", None) or value
             talk = Talk(resume=value) if isinstance(value, AgentResult) else _talk(value, (), None)
             talk.usage = Usage()  # what was used before the stop is counted already
             talk.id = talk.id or getattr(ctx, "idempotency_key", "") or f"{ctx.run_id}:{ctx.operation}"
@@ -185,20 +184,14 @@ class Agent:
         ask: AskUserFn = getattr(ctx, "_ask", nobody)
         return ask if self._callback is None else Questions(self._callback).ask
 
-    input_type = str  # what a model gives it, as a tool
-
-    @property
-    def description(self) -> str:
-        """What a model is told of it, as a tool."""
-        return f"Ask {self.name}. {self.instructions}".strip()
-
     def as_tool(self, name: str | None = None, description: str | None = None) -> Tool:
         """This agent as a tool of another: a run inside its run, which stops with it and is in its receipt."""
 
         async def call(prompt: str, ctx: ToolContext) -> AgentResult:
-            return await self._run_inside(ctx, ctx.below(None, AbortController(ctx.signal)), prompt)
+            value = prompt if ctx.kept is None else ctx.kept
+            return await self._run_inside(ctx, ctx.below(None, AbortController(ctx.signal)), value)
 
-        told = description or self.description
+        told = description or f"Ask {self.name}. {self.instructions}".strip()
         # It handles the abort itself, leaf by leaf: from outside it is only shown the signal.
         return replace(tool(call, name=name or self.name, description=told, on_abort="cooperate"), kind="child")
 

@@ -16,6 +16,7 @@ from ..run.messages import AssistantMessage, CallStatus, Message, SystemMessage,
 
 __all__ = [
     "INTERRUPTED",
+    "NAME",
     "NOT_RUN",
     "UNKNOWN",
     "HistoryError",

@@ -6,7 +6,7 @@ Schema and validation come from the signature and the docstring, by pydantic. Kn
 import inspect
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal, TypeAlias, Unpack, get_args, get_type_hints, overload
 
@@ -19,7 +19,7 @@ from ..run.context import Context
 from ..run.leaf import kind_of, name_of, wait
 from ..run.policy import Policy, PolicySettings
 from ..run.receipt import LeafKind, Usage
-from .history import unreadable
+from .history import NAME, unreadable
 from .model import ToolSpec
 
 __all__ = ["BadArguments", "Effects", "Tool", "ToolContext", "ToolOptions", "tool"]
@@ -165,21 +165,23 @@ def tool(work: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
     if work is None:
         return lambda work: tool(work, **options)
     if isinstance(work, Tool):
-        return work
+        return _changed(work, options) if options else work
     if not callable(work):
         raise UsageError(f"a tool must be a function or Work, not {type(work).__name__}")
     if inspect.isgeneratorfunction(work) or inspect.isasyncgenfunction(work):
         raise UsageError(f"{name_of(work)} yields; a tool returns one value, and reports on the way by ctx.progress()")
     if inspect.isroutine(work) or isinstance(work, partial):
         return _from_function(work, options)
+    if hasattr(work, "as_tool"):
+        return _changed(work.as_tool(options.get("name")), options)
     return _from_work(work, options)
 
 
 def _common(work: Any, options: ToolOptions, policy: Policy) -> dict[str, Any]:
     name = options.get("name") or getattr(work, "name", None) or name_of(work)
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+    if not NAME.fullmatch(name):
         raise UsageError(f"{name!r} is not a tool name: letters, digits, _ and -, at most 64; give name=…")
-    effects = options.get("effects")
+    effects = options.get("effects", getattr(work, "effects", None))
     if effects not in (None, "read", "idempotent", "reversible", "irreversible"):
         raise UsageError(f"effects of {name!r} must be read, idempotent, reversible or irreversible, not {effects!r}")
     told = options.get("description") or getattr(work, "description", None) or _written(work).__doc__
@@ -190,8 +192,14 @@ def _common(work: Any, options: ToolOptions, policy: Policy) -> dict[str, Any]:
         "fn": work,
         "policy": policy,
         "effects": effects,
-        "requires_approval": options.get("requires_approval", False),
+        "requires_approval": options.get("requires_approval", getattr(work, "requires_approval", False)),
     }
+
+
+def _changed(made: Tool, options: ToolOptions) -> Tool:
+    policy = _policy(options, **asdict(made.policy))
+    kind = made.kind if made.kind == "child" else kind_of(made.fn, policy)
+    return replace(made, **{**_common(made, options, policy), "fn": made.fn, "kind": kind})
 
 
 def _policy(options: ToolOptions, **defaults: Any) -> Policy:
