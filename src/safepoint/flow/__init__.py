@@ -12,7 +12,7 @@ from .graph import END, End, FlowError
 from .journey import NodeError
 from .result import FlowResult
 from .state import JoinConflict
-from .step import NodeDisrupted, UnknownOutput
+from .step import UnknownOutput
 
 __all__ = [
     "END",
@@ -25,7 +25,6 @@ __all__ = [
     "FlowRun",
     "JoinConflict",
     "NodeContext",
-    "NodeDisrupted",
     "NodeError",
     "StepLimitExceeded",
     "UnknownOutput",

@@ -11,11 +11,13 @@ STYLES = {
     "interrupted": "fill:#fff2c2,stroke:#b58900,color:#432,stroke-width:3px",
     "unreached": "fill:#f2f2f2,stroke:#999,color:#666,stroke-dasharray:4 3",
 }
+# Mermaid's own entities; a label is one line.
+ESCAPED = {"#": "#35;", "&": "#amp;", '"': "#quot;", "|": "#124;", "<": "#lt;", ">": "#gt;", "\n": " "}
 
 
 def draw(graph: Graph, *, executed: frozenset[str] | None = None, cursor: str | None = None) -> str:
     """The flow; with `executed` and `cursor`, how far a run of it came."""
-    lines = ["flowchart TD", f"    {_id('', 'start')}((start)) --> {_id('', graph.start)}"]
+    lines = ["flowchart TD", f"    s((start)) --> {_id(graph.start)}"]
     lines += _graph(graph, "", executed, cursor, "    ")
     if executed is not None:
         lines += [f"    classDef {name} {style}" for name, style in STYLES.items()]
@@ -28,14 +30,14 @@ def _graph(graph: Graph, path: str, executed: frozenset[str] | None, cursor: str
         yield from _node(node, here, executed, cursor, pad)
         for output, target in graph.routes[name].items():
             if isinstance(target, End):
-                end = _id(path, f"end {target.name}")
-                yield f'{pad}{_id("", here)} -->|{_text(output)}| {end}(("{_text(target.name)}"))'
+                end = _id(f"{path}{target.name}", "e")
+                yield f'{pad}{_id(here)} -->|"{_text(output)}"| {end}(("{_text(target.name)}"))'
             else:
-                yield f"{pad}{_id('', here)} -->|{_text(output)}| {_id(path, target)}"
+                yield f'{pad}{_id(here)} -->|"{_text(output)}"| {_id(f"{path}{target}")}'
 
 
 def _node(node: Node, here: str, executed: frozenset[str] | None, cursor: str | None, pad: str) -> Iterator[str]:
-    name = _id("", here)
+    name = _id(here)
     match node:
         case Step():
             yield f'{pad}{name}["{_text(node.name)}"]{_class(here, executed, cursor)}'
@@ -82,11 +84,10 @@ def _state(here: str, executed: frozenset[str], cursor: str | None) -> str:
     return "executed" if here in executed else "unreached"
 
 
-def _id(path: str, name: str) -> str:
-    # Mermaid takes few characters in an id; two names must not become one.
-    text = f"{path}{name}"
-    return "n_" + "".join(char if char.isascii() and char.isalnum() else f"_{ord(char):x}_" for char in text)
+def _id(path: str, kind: str = "n") -> str:
+    # Mermaid takes few characters in an id; two names must not become one, nor a node and an end.
+    return f"{kind}_" + "".join(char if char.isascii() and char.isalnum() else f"_{ord(char):x}_" for char in path)
 
 
 def _text(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("|", "&#124;").replace("<", "&lt;")
+    return "".join(ESCAPED.get(char, char) for char in text)
