@@ -15,10 +15,11 @@ def test_it_starts_before_the_first_node_and_moves_on():
     place = at("a", "b")
     assert (place.cursor, place.step, place.visit) == ("a", 0, "0")
     place.inside = SubflowAt(at("c"))
+    assert place.cursor == "a/c"
     place.go("b", Trail(["a"]))
-    assert (place.cursor, place.step, place.inside, place.state) == ("b", 1, None, Trail(["a"]))
+    assert (place.cursor, place.step, place.state) == ("b", 1, Trail(["a"]))
     place.arrive("done", Trail(["a", "b"]))
-    assert (place.cursor, place.end, place.step) == (None, "done", 2)
+    assert (place.end, place.step) == ("done", 2)
 
 
 def test_inside_a_subflow_the_cursor_is_a_path():
