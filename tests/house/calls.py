@@ -18,6 +18,7 @@ TASK_OWNERS: dict[str, str] = {
     "run/leaf.py": "a leaf that may be abandoned must be able to outlive the task group of its caller",
     "run/running.py": "a run that is held in the hand has a task of its own, which whoever awaits it may outlive",
     "turns/loop.py": "a loop has one task of its own, which lives as long as the loop",
+    "session/home.py": "a session writes its log, and ends turns that left the queue, for as long as it lives",
 }
 
 

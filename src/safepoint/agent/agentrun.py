@@ -44,6 +44,11 @@ class Questions:
         finally:
             self._open.pop(question_id, None)
 
+    @property
+    def waiting(self) -> bool:
+        """True: somebody is asked, and has not answered."""
+        return bool(self._open)
+
     def answer(self, question_id: str, text: str) -> bool:
         """False: no such question waits for an answer, here."""
         answer = self._open.get(question_id)

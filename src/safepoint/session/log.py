@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from itertools import islice
 
 from ..agent.talk import AgentResult
 from ..run.events import Event, TurnEnded
@@ -48,6 +49,7 @@ class Log:
         self._durable = 0  # up to here it must survive a power cut
         self._closed = False
         self.error: Exception | None = None
+        self._held: int | None = None  # this one, and what comes after it, is shown when it is written
         self.last = 0  # the newest number given out
         self.saved = 0  # up to here it is written
         self.refused: set[str] = set()  # turns whose end was written by somebody else before
@@ -57,8 +59,13 @@ class Log:
         self.last = self.saved = await self._store.acquire(self._session)
 
     def add(self, event: Event, *, durable: bool = False, ends: str | None = None) -> int:
-        """Number an event and show it to the readers. It is written soon; `durable`: for good."""
+        """Number an event and show it to the readers. It is written soon; `durable`: for good.
+
+        The end of a turn is written first, and shown when it stands.
+        """
         self.last += 1
+        if ends is not None and self._held is None:
+            self._held = self.last
         self._pending.append(Record(self.last, to_json(event, AgentResult), ends))
         self._recent.append(Recorded(self.last, event))
         if durable:
@@ -66,6 +73,11 @@ class Log:
         self._work.set()
         self._announce()
         return self.last
+
+    @property
+    def shown(self) -> int:
+        """Up to here readers may read."""
+        return self.last if self._held is None else self._held - 1
 
     def _announce(self) -> None:
         self._news.set()
@@ -96,7 +108,9 @@ class Log:
             for _ in batch:
                 self._pending.popleft()
             self.saved = batch[-1].seq
+            self._held = next((record.seq for record in self._pending if record.ends is not None), None)
             self._tell_written()
+            self._announce()
 
     def _tell_written(self) -> None:
         self._written.set()
@@ -109,19 +123,21 @@ class Log:
             for recorded in await self._page(after):
                 after = recorded.seq
                 yield recorded
-            if after >= self.last:
-                if self._closed:
+            if after >= self.shown:
+                if self._closed and after >= self.last:
                     return
                 await news.wait()
 
     async def _page(self, after: int) -> list[Recorded]:
-        recent = list(self._recent)
-        if recent and recent[0].seq <= after + 1:
-            return [recorded for recorded in recent if recorded.seq > after]
-        if after >= self.saved:
-            waiting = [record for record in self._pending if record.seq > after]
-            return [read(record) for record in waiting[:PAGE]]
-        return [read(record) for record in await self._store.read(self._session, after, PAGE)]
+        missing, shown = self.last - after, self.shown
+        if missing <= len(self._recent):
+            newest = islice(self._recent, len(self._recent) - missing, None)
+            return [recorded for recorded in newest if recorded.seq <= shown]
+        if after < self.saved:
+            page = await self._store.read(self._session, after, PAGE)
+        else:
+            page = [record for record in self._pending if record.seq > after][:PAGE]
+        return [read(record) for record in page if record.seq <= shown]
 
     async def close(self) -> None:
         """Nothing comes any more: readers end when they have read everything."""

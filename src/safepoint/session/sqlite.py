@@ -1,4 +1,4 @@
-"""Owns sessions in a SQLite file: one thread does all the work, so nothing waits for a lock and nothing blocks the loop.
+"""Owns sessions in a SQLite file: one thread does all the work, so nothing waits for a lock or blocks the loop.
 
 Knows nothing of what the records mean. Ends and stops are written with synchronous FULL, everything else with NORMAL:
 a power cut may take the last chunks of a text, never the end of a turn.

@@ -1,0 +1,31 @@
+"""Sessions: turns that can always be stopped, and are never lost.
+
+Owns live sessions and their stores. Knows nothing of the network.
+"""
+
+from .host import Host, LocalHost, NotFound, SessionView, TurnView
+from .log import Recorded
+from .session import Session, SessionBusy, SessionEnded
+from .sqlite import SqliteStore
+from .store import MemoryStore, SessionInfo, SessionInUse, Store, StoreError
+from .turn import SessionTurn, TurnResult
+
+__all__ = [
+    "Host",
+    "LocalHost",
+    "MemoryStore",
+    "NotFound",
+    "Recorded",
+    "Session",
+    "SessionBusy",
+    "SessionEnded",
+    "SessionInUse",
+    "SessionInfo",
+    "SessionTurn",
+    "SessionView",
+    "SqliteStore",
+    "Store",
+    "StoreError",
+    "TurnResult",
+    "TurnView",
+]

@@ -1,0 +1,36 @@
+"""Owns who is there: when the last reader has gone for so long, somebody is told. Knows nothing of turns."""
+
+from collections.abc import Callable
+
+from ..abort import Clock
+from ..abort.clock import Timer, check_seconds
+
+__all__ = ["Presence"]
+
+
+class Presence:
+    """The readers of one session. `grace` None: a disconnect means nothing."""
+
+    def __init__(self, clock: Clock, grace: float | None, gone: Callable[[], object]) -> None:
+        self._clock = clock
+        self._grace = None if grace is None else check_seconds("on_disconnect", grace)
+        self._gone = gone
+        self._timer: Timer | None = None
+        self.readers = 0
+
+    def came(self) -> None:
+        """One more reader."""
+        self.readers += 1
+        self.end()
+
+    def left(self) -> None:
+        """One reader less."""
+        self.readers -= 1
+        if not self.readers and self._grace is not None:
+            self._timer = self._clock.call_at(self._clock.monotonic() + self._grace, self._gone)
+
+    def end(self) -> None:
+        """Wait for nothing any more."""
+        if self._timer is not None:
+            self._timer.disarm()
+            self._timer = None

@@ -1,0 +1,118 @@
+"""Owns a turn of a session as its caller holds it: one id for life, a status, a stop, a result. Knows no store."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from ..abort import AbortController, AbortReason, AbortSignal
+from ..abort.clock import check_seconds
+from ..abort.deadline import Deadline
+from ..abort.listeners import Registration
+from ..agent.talk import AgentResult
+from ..run.context import Context
+from ..run.messages import Message
+from ..run.outcome import Outcome
+from ..run.stop import NO_STOP, StopAck, StopAt, StopRequest
+
+__all__ = ["MessagesFn", "SessionTurn", "TurnResult", "TurnStatus"]
+
+TurnStatus: TypeAlias = Literal["queued", "running", "stopping", "completed", "aborted", "timed_out", "failed"]
+MessagesFn: TypeAlias = Callable[[Sequence[Message]], "Sequence[Message | str] | Awaitable[Sequence[Message | str]]"]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """How a turn ended. The messages in the outcome are those that this turn has added."""
+
+    turn_id: str
+    status: TurnStatus
+    outcome: Outcome[AgentResult]
+
+
+class SessionTurn:
+    """One turn, from its acceptance on. Await it for its TurnResult; `stop()` works at any moment."""
+
+    def __init__(
+        self,
+        turn_id: str,
+        messages: tuple[Message, ...] | MessagesFn,
+        stop: "Callable[[SessionTurn, StopAt | None, float | None, Any, str | None], StopAck]",
+        *,
+        signal: AbortSignal | None = None,
+        deadline: float | None = None,
+        origin: str | None = None,
+    ) -> None:
+        parents = [] if signal is None else [signal]
+        if deadline is not None:
+            parents.append(Deadline(check_seconds("deadline", deadline), "deadline", origin))
+        self.id = turn_id
+        self.messages = messages
+        self.controller = AbortController(AbortSignal.any(parents) if parents else None)
+        self.urgent = False  # it comes before what waits
+        self.continues: str | None = None  # the stopped turn that goes on
+        self.resume: AgentResult | None = None
+        self.request = NO_STOP
+        self.ctx: Context | None = None  # while it runs
+        self.watch: Registration | None = None  # on the caller's signal, until the end
+        self.base = 0  # how many messages there were before it
+        self.result: TurnResult | None = None
+        self.deciding = False  # its end is being written
+        self._stop = stop
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def signal(self) -> AbortSignal:
+        """The signal of this turn alone."""
+        return self.controller.signal
+
+    @property
+    def status(self) -> TurnStatus:
+        """Where it is on its way."""
+        if self.result is not None:
+            return self.result.status
+        if self.signal.aborted or self.request is not NO_STOP:
+            return "stopping"
+        return "queued" if self.ctx is None else "running"
+
+    def ask(self, request: StopRequest) -> None:
+        """One more request to stop at a safe point."""
+        self.request = self.request.join(request)
+        if self.ctx is not None:
+            self.ctx.stop.ask(request)
+
+    def begin(self, ctx: Context) -> None:
+        """It runs. What was asked for before counts from now on."""
+        self.ctx = ctx
+        if self.request is not NO_STOP:
+            ctx.stop.ask(self.request)
+
+    def stop(
+        self,
+        at: StopAt | None = None,
+        *,
+        within: float | None = None,
+        reason: AbortReason | BaseException | str | None = None,
+    ) -> StopAck:
+        """Stop this turn and no other."""
+        return self._stop(self, at, within, reason, None)
+
+    def end(self, result: TurnResult) -> None:
+        """It is over: whoever waits is told."""
+        self.result = result
+        if self.watch is not None:
+            self.watch.remove()
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def __await__(self) -> Generator[Any, None, TurnResult]:
+        return self.wait().__await__()
+
+    async def wait(self) -> TurnResult:
+        """The result. Whoever stops waiting does not stop the turn."""
+        while self.result is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+        return self.result
