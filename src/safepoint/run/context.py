@@ -181,11 +181,15 @@ class Context:
         self._sink = sink
 
     def emit(self, event: Event) -> None:
-        """Report what happened. What an abandoned leaf reports is dropped."""
+        """Report what happened. What an abandoned leaf reports is dropped; what a listener raises is not ours."""
         if self._fence.closed:
             self._fence.late(type(event).__name__, self)
         elif self._sink is not None:
-            self._sink(event)
+            try:
+                self._sink(event)
+            except Exception:
+                told = "%s: whoever listens to its events failed at %s"
+                log.warning(told, self.operation, type(event).__name__, exc_info=True, extra=self.log_fields())
 
     def progress(self, message: str, fraction: float | None = None) -> None:
         """Say how far the operation is."""
