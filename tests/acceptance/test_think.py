@@ -226,6 +226,7 @@ async def test_08_a_helper_turn_driven_by_a_tool_ends_with_the_parent_the_reader
     async with Session.open("tab", agent=tab_agent, on_disconnect=5.0) as session:
         turn = session.send("hi")
         await first_text(session)
+        await settle()  # the last reader has gone
         clock.advance(4.9)
         await settle()
         assert turn.status == "running"
