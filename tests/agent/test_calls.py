@@ -14,7 +14,7 @@ from safepoint.agent import Agent, AgentRun, ToolContext, tool
 from safepoint.agent import AnswerEnded as Ended
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Context, leaf
-from safepoint.run.events import LeafStarted, ProgressMade, QuestionAsked, ToolCalled, ToolEnded
+from safepoint.run.events import AbortIgnored, LeafStarted, ProgressMade, QuestionAsked, ToolCalled, ToolEnded
 from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle
 from tests.agent import functions
@@ -616,3 +616,30 @@ async def test_a_blocking_thread_tool_does_not_hold_up_the_others():
     started = time.monotonic()
     assert contents(await agent_of(blocks, quick).run("go")) == ["thread", "quick"]
     assert time.monotonic() - started < 9
+
+
+async def test_a_tool_that_ignores_the_abort_deep_inside_is_warned_about_once(clock: FakeClock, caplog: Any):
+    let_go, inside = asyncio.Event(), asyncio.Event()
+
+    @tool(grace=60)
+    async def deaf() -> str:
+        inside.set()
+        while not let_go.is_set():
+            try:
+                await let_go.wait()
+            except asyncio.CancelledError:
+                pass
+        return "at last"
+
+    low = Agent(ScriptedModel([Call("deaf")]), tools=[deaf], name="low")
+    mid = Agent(ScriptedModel([Call("low", prompt="x")]), tools=[low], name="mid")
+    run = Agent(ScriptedModel([Call("mid", prompt="x")]), tools=[mid]).run("go")
+    async with run:
+        await inside.wait()
+        run.abort("enough")
+        await clock.elapse(10)
+        let_go.set()
+        await run
+        events = [event async for event in run]
+    assert [event.path for event in of_kind(events, AbortIgnored)] == [("agent", "mid", "low", "deaf")]
+    assert [record.getMessage().split(" ")[0] for record in caplog.records] == ["agent/mid/low/deaf"]

@@ -167,6 +167,8 @@ class LeafRun:
             self.outer.emit(LeafEnded(**self.ctx.stamp(), leaf=self.kind, fate=fate, seconds=seconds))
 
     def _warn(self) -> None:
+        if self.ctx.ledger.runs_inside(self.operation):
+            return  # it waits for a part that is named itself
         where, note = self._place(), self._swallowed()
         log.warning(
             "%s still runs %g s after the abort (%s). It is at %s.%s Let it honour ctx.signal: see docs/stopping.md",

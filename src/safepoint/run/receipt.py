@@ -175,6 +175,10 @@ class Ledger:
         self._live[line] = None
         return line
 
+    def runs_inside(self, name: str) -> bool:
+        """True: something inside this operation runs, which has a line of its own."""
+        return any(line.name.startswith(f"{name}/") for line in list(self._live))
+
     def ended(self, line: Line) -> None:
         """Close a line."""
         line.ended_at = self._clock.monotonic()
