@@ -51,9 +51,10 @@ class Desk:
         return f"did {item}"
 
     async def until(self, item: str) -> None:
-        """Wait until this item's turn runs."""
+        """Wait until this item's turn runs, and waits."""
         while item not in self.began:
             await settle()
+        await settle()
 
 
 class Nested:

@@ -3,6 +3,7 @@
 Knows nothing of who pushes and who stops: it reads what they wrote down.
 """
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -10,9 +11,11 @@ from typing import Any, Generic, TypeVar
 
 from ..abort import AbortController, AbortSignal
 from ..abort.deadline import Deadline
+from ..agent.agent import Agent
 from ..errors import UsageError
+from ..flow.flow import Flow
 from ..run.context import Context, Work
-from ..run.events import LoopIdle, TurnEnded, TurnPlanned, TurnStarted
+from ..run.events import LoopIdle, LoopStopping, TurnEnded, TurnPlanned, TurnStarted
 from ..run.leaf import leaf, name_of
 from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.settle import settle
@@ -45,9 +48,10 @@ class Driver(Generic[T]):
         self._resume = resume
         self._keeper = keeper
         self._batch = batch
+        self._closed = False
 
     async def run(self) -> LoopExit[T]:
-        """From the start to the exit. Raises nothing."""
+        """From the start to the exit. Raises only what is meant for the program, such as KeyboardInterrupt."""
         state, ended = self._state, self._state.exit
         state.begin()
         lease: AbstractAsyncContextManager[object] = nullcontext() if self._keeper is None else self._keeper.lease()
@@ -56,12 +60,15 @@ class Driver(Generic[T]):
                 await self._until_stopped()
                 self._close()
                 if self._keeper is not None:
-                    broken = ended.reason is not None and ended.reason is not state.callback_error
-                    saved = SavedLoop(tuple(ended.unhandled), state.stopped, state.cause)
-                    ended.checkpoint = await self._keeper.end(saved, skip=state.skip_checkpoint, broken=broken)
-        except BaseException as error:  # the lease could not be had, or the task was told to go
+                    # Told to go is not broken: what is left is written down, as after a stop.
+                    broken = isinstance(ended.reason, Exception) and ended.reason is not state.callback_error
+                    left = SavedLoop(tuple(ended.unhandled), state.stopped, state.cause)
+                    ended.checkpoint = await self._keeper.end(left, skip=state.skip_checkpoint, broken=broken)
+        except BaseException as error:  # the lease could not be had or given back, or the task was told to go
             ended.reason = ended.reason or error
             self._close()
+        if isinstance(ended.reason, KeyboardInterrupt | SystemExit | GeneratorExit):
+            raise ended.reason
         return ended
 
     async def _until_stopped(self) -> None:
@@ -70,6 +77,9 @@ class Driver(Generic[T]):
             await self._restore()
             while await self._has_work():
                 await self._one_turn()
+                await asyncio.sleep(0)  # the others have their turn, one of whom may ask for a stop
+        except GeneratorExit:
+            raise  # nobody drives this task any more: it cannot wait for anything
         except BaseException as error:
             state.exit.reason = error
         if state.callback_error is not None:
@@ -77,6 +87,9 @@ class Driver(Generic[T]):
 
     def _close(self) -> None:
         """Nothing comes in any more; what is left in the queue is unhandled, and every question has its answer."""
+        if self._closed:
+            return
+        self._closed = True
         state = self._state
         state.inbox.close()
         if state.turn is not None:
@@ -106,65 +119,63 @@ class Driver(Generic[T]):
         state = self._state
         since: float | None = None
         while not state.committed:
-            if not state.paused:
-                self._take_up(state.stopped)
-                if state.stopped is not None or len(state.inbox):
-                    return True
+            state.last = None  # of a turn that ended before any stop
+            if state.paused:
+                since = None
+                await state.news()
+                continue
+            self._take_up(state.stopped)
+            if state.stopped is not None or len(state.inbox):
+                return True
+            if state.inbox.closed:
+                state.commit(StopRequest(StopAt.TURN_END, "tree"))
+                state.tell(LoopStopping, at_point=StopAt.TURN_END.name, cause=state.cause)
+                return False
             if since is None:
                 since = state.clock.monotonic()
                 state.tell(LoopIdle)
-            elif state.idle_for is not None and not state.paused and state.clock.monotonic() - since >= state.idle_for:
-                if self._commit_idle():
-                    return False
-                continue
-            await self._wait_for_news(since)
+            await self._wait_for_news(state.idle_due(since))
         return False
 
-    async def _wait_for_news(self, since: float) -> None:
+    async def _wait_for_news(self, idle_due: float | None) -> None:
         state = self._state
-        limit = state.idle_for
-        timer = None if limit is None or state.paused else state.clock.call_at(since + limit, state.wake)
+        if idle_due is not None and state.clock.monotonic() >= idle_due:
+            state.inbox.close()  # idle for long enough; what came in before this very moment is handled first
+        timer = None if idle_due is None else state.clock.call_at(idle_due, state.wake)
         try:
             await state.news()
         finally:
             if timer is not None:
                 timer.disarm()
 
-    def _commit_idle(self) -> bool:
-        """Idle for long enough: stop, unless something came in this very moment. What was accepted is handled."""
-        state = self._state
-        state.inbox.close()
-        if len(state.inbox):
-            state.inbox.reopen()
-            return False
-        state.commit(StopRequest(StopAt.TURN_END, "tree"))
-        return True
-
     async def _one_turn(self) -> None:
         state, stopped = self._state, self._state.stopped
         waiting = state.inbox.take(self._batch)
         items = [*(stopped.items if stopped else ()), *waiting]
         turn = state.turn = Turn.plan(items, state.stop, state.clock)
-        state.stopped = None
         state.tell(TurnPlanned, turn_id=turn.id, items=len(items))
         try:
+            await self._keep(waiting)
             plan = await state.signal.run(self._call(stopped, waiting))
             consumed, remaining, dropped = split(items, plan)
+            controller, ctx = self._context(turn, plan)
         except BaseException:
-            self._give_back(turn, stopped, waiting)
+            self._give_back(turn, waiting)
             if state.signal.aborted:
-                return None
+                return
             raise
         if state.committed:
-            return self._give_back(turn, stopped, waiting)
+            self._give_back(turn, waiting)
+            return
+        state.stopped = None
         state.inbox.put_front(remaining)
         state.exit.dropped += dropped
         if consumed:
-            await self._run_turn(turn, plan, consumed)
+            turn.activate(consumed, controller)
+            await self._run_turn(turn, plan, ctx)
         else:
             turn.end("turn_over")
         state.turn = None
-        return None
 
     def _call(self, stopped: Stopped[T] | None, waiting: list[T]) -> Awaitable[TurnPlan[T]]:
         resumes = stopped is not None and self._resume is not None
@@ -173,37 +184,45 @@ class Driver(Generic[T]):
             raise UsageError(f"{'resume' if resumes else 'plan'}() must be an async function")
         return pending
 
-    def _give_back(self, turn: Turn[T], stopped: Stopped[T] | None, waiting: list[T]) -> None:
+    def _give_back(self, turn: Turn[T], waiting: list[T]) -> None:
         """No turn begins: the items wait again, in the order of their pushes."""
         self._state.inbox.put_front(waiting)
-        self._state.stopped = stopped
         turn.end("loop_stopped" if self._state.committed else "turn_over")
         self._state.turn = None
 
-    async def _run_turn(self, turn: Turn[T], plan: TurnPlan[T], consumed: list[T]) -> None:
+    async def _keep(self, waiting: list[T]) -> None:
+        """Write down what is left to do: `waiting`, all that waits behind it, and the turn that is to go on."""
         state = self._state
-        turn.id = plan.turn_id or turn.id
-        signals = [state.signal, *([] if plan.signal is None else [plan.signal])]
+        if self._keeper is not None and not state.skip_checkpoint:
+            await self._keeper.keep(SavedLoop((*waiting, *state.inbox.peek()), state.stopped, state.cause))
+
+    def _context(self, turn: Turn[T], plan: TurnPlan[T]) -> tuple[AbortController, Context]:
+        signals = [self._state.signal, *([] if plan.signal is None else [plan.signal])]
         if plan.deadline is not None:
             signals.append(Deadline(plan.deadline, "deadline", None))
         controller = AbortController(AbortSignal.any(signals))
+        turn.id = plan.turn_id or turn.id
         name = getattr(plan.work, "name", None) or name_of(plan.work)
         ctx = Context(str(name), controller=controller, emit=self._sink(), run_id=turn.id)
         ctx.stop = turn.stop
-        turn.activate(consumed, controller)
-        state.tell(TurnStarted, turn_id=turn.id, items=len(consumed))
+        return controller, ctx
+
+    async def _run_turn(self, turn: Turn[T], plan: TurnPlan[T], ctx: Context) -> None:
+        state = self._state
+        state.tell(TurnStarted, turn_id=turn.id, items=len(turn.consumed))
         try:
             outcome = await settle(ctx, _interruptible(plan.work), plan.input, then=_told_after(plan))
         except BaseException:  # meant for the task: the loop goes down, and its items with it
-            state.exit.interrupted += consumed
+            state.stopped = Stopped(tuple(turn.consumed))
             raise
         finally:
             turn.end("loop_stopped" if state.committed else "turn_over")
         state.last = outcome
         self._account(turn, outcome)
-        state.tell(TurnEnded, turn_id=turn.id, outcome=outcome)
-        if self._keeper is not None and isinstance(outcome, Completed):
-            await self._keeper.turn_done(SavedLoop(tuple(state.inbox.peek()), state.stopped, state.cause))
+        try:
+            await self._keep([])
+        finally:
+            state.tell(TurnEnded, turn_id=turn.id, outcome=outcome)
 
     def _sink(self) -> Callable[[Any], object] | None:
         return None if self._state.on_event is None else self._state.emit
@@ -217,19 +236,29 @@ class Driver(Generic[T]):
             case Failed():
                 books.failed += turn.consumed
             case Aborted(partial=partial) | TimedOut(partial=partial):
-                if state.cuts_turns or turn.pausing:
+                asked = outcome.reason is turn.stop.request.reason  # and not its own signal or deadline
+                if state.cuts_turns or (asked and turn.pausing and not turn.preempted):
                     state.stopped = Stopped(tuple(turn.consumed), partial)
-                elif outcome.reason.kind == "preempted":
+                elif asked and turn.preempted:
                     books.preempted += turn.consumed
                 else:
                     books.interrupted += turn.consumed
 
 
 def _interruptible(work: Work[Any, Any]) -> Work[Any, Any]:
-    """An agent or a flow guards its own leaves; a plain function is a leaf itself."""
-    if not inspect.isroutine(work):
+    """An agent or a flow guards its own leaves; everything else is a leaf itself."""
+    if isinstance(work, Agent | Flow):
         return work
-    return lambda ctx, value: leaf(ctx, work, value)
+
+    async def run(ctx: Context, value: Any) -> Any:
+        result = await leaf(ctx, work, value)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise UsageError(f"{name_of(work)} returned something to await: declare it with `async def`")
+        return result
+
+    return run
 
 
 def _told_after(plan: TurnPlan[Any]) -> Callable[[Outcome[Any]], Awaitable[Outcome[Any]]]:

@@ -30,7 +30,7 @@ class Inbox(Generic[T]):
         self._entries: deque[Entry[T]] = deque()
         self._woken = woken
         self._max_items = max_items
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: deque[asyncio.Future[None]] = deque()
         self.closed = False
 
     def __len__(self) -> int:
@@ -83,15 +83,29 @@ class Inbox(Generic[T]):
         return [entry.item for entry in self._entries]
 
     async def room(self) -> None:
-        """Wait until there may be room, or it is closed."""
+        """Wait until there may be room, or it is closed. Who has waited longest is told first."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        await waiter
+        try:
+            self._make_room()  # there may be some since the caller looked
+            await waiter
+        except BaseException:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            self._make_room()  # what it was told of is for the next
+            raise
 
     def _make_room(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.pop()
-            waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
+        """Tell as many of those who wait as there is room for."""
+        free = len(self._waiters)
+        if self._max_items is not None and not self.closed:
+            free = min(free, self._max_items - len(self._entries))
+        for _ in range(free):
+            try:
+                waiter = self._waiters.popleft()
+                waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
+            except (IndexError, RuntimeError):  # another thread was quicker; or that loop is closed
+                pass
 
     def remove(self, item: T) -> bool:
         """Take out the first entry with this very item, or an equal one. False: it does not wait here (any more)."""
@@ -106,10 +120,6 @@ class Inbox(Generic[T]):
         self.closed = True
         self._make_room()
         self._woken()
-
-    def reopen(self) -> None:
-        """Let items in again: the loop was not as idle as it seemed."""
-        self.closed = False
 
 
 def _resolve(waiter: "asyncio.Future[None]") -> None:

@@ -1,30 +1,36 @@
 """Owns the loop's checkpoint: loaded once, written before anyone is told, deleted only when it is used up.
 
-Knows nothing of when a loop ends.
+It is written where a turn begins and where it ends, so that a crash loses no item that had waited for one. Knows
+nothing of when that is.
 """
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 from ..run.checkpoints import CheckpointError, Checkpoints, CheckpointUnreadable
 from .exit import CheckpointReport
-from .saved import SavedLoop, read, write
+from .saved import SavedLoop, adapter, read, write
 
 __all__ = ["Keeper"]
 
+log = logging.getLogger("safepoint")
 T = TypeVar("T")
 
 
 class Keeper(Generic[T]):
-    """One key in one store, for the life of one loop."""
+    """One key in one store, for the life of one loop. Raises: UsageError for types that JSON cannot hold."""
 
     def __init__(self, checkpoints: Checkpoints, key: str, item_type: Any, partial_type: Any) -> None:
         self._checkpoints = checkpoints
         self._key = key
-        self._item_type = item_type
-        self._partial_type = partial_type
-        self._loaded = False  # there is one in the store that stands for work not done yet
+        self._items = adapter("item_type", list[item_type])
+        self._partials = adapter("partial_type", partial_type)
+        self._loaded = False  # before that, what is in the store is not touched
+        self._text: str | None = None  # what is in the store: "" is nothing, None is not known
+        self._used = False  # there was one
+        self._warned = False
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[None]:
@@ -35,35 +41,42 @@ class Keeper(Generic[T]):
     async def load(self) -> SavedLoop[T]:
         """What the loop before left behind. What nobody can read is set aside. Raises: CheckpointError."""
         try:
-            text = await self._checkpoints.load(self._key)
-            if not text:
-                return SavedLoop()
-            saved: SavedLoop[T] = read(text, self._item_type, self._partial_type)
-        except (CheckpointUnreadable, ValueError, KeyError, TypeError) as problem:
+            text = await self._checkpoints.load(self._key) or ""
+            saved: SavedLoop[T] = read(text, self._items, self._partials) if text else SavedLoop()
+        except (CheckpointUnreadable, ValueError) as problem:
             where = await self._checkpoints.set_aside(self._key, str(problem))
+            self._text = ""
             raise CheckpointError(
                 f"checkpoint {self._key!r} cannot be read ({problem}); it was set aside: {where}"
             ) from problem
-        self._loaded = True
+        self._loaded, self._text, self._used = True, text, bool(text)
         return saved
 
-    async def turn_done(self, saved: SavedLoop[T]) -> None:
-        """A turn ended well: what was loaded must not be done again after a crash."""
-        if self._loaded:
-            self._loaded = not saved.empty
+    async def keep(self, saved: SavedLoop[T]) -> None:
+        """Write down where the loop is. A store that fails does not end the loop: `end` tries again, and reports."""
+        try:
             await self._put(saved)
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                log.warning("checkpoint %r is not up to date, a crash would lose items: %s", self._key, error)
 
     async def end(self, saved: SavedLoop[T], *, skip: bool, broken: bool) -> CheckpointReport:
-        """Write down what is left. `broken`: planning failed; what was loaded stays as it is, for another try."""
+        """Write down what is left. `broken`: planning failed; what is there stays as it is, for another try."""
         try:
-            if broken and not skip:
-                return CheckpointReport("kept" if self._loaded else "none")
+            if not skip and (broken or not self._loaded):
+                return CheckpointReport("none" if self._text == "" else "kept")
             return await self._put(SavedLoop() if skip else saved)
         except Exception as error:  # how the loop ended does not change by that
             return CheckpointReport("failed", error)
 
     async def _put(self, saved: SavedLoop[T]) -> CheckpointReport:
-        if saved.empty:
-            return CheckpointReport("deleted" if await self._checkpoints.delete(self._key) else "none")
-        await self._checkpoints.save(self._key, write(saved, self._item_type, self._partial_type))
-        return CheckpointReport("saved")
+        text = "" if saved.empty else write(saved, self._items, self._partials)
+        if text != self._text:
+            self._text = None  # until it is there
+            if text:
+                await self._checkpoints.save(self._key, text)
+            else:
+                self._used = await self._checkpoints.delete(self._key) or self._used
+            self._text, self._used = text, self._used or bool(text)
+        return CheckpointReport("saved" if text else "deleted" if self._used else "none")

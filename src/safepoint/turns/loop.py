@@ -116,8 +116,7 @@ class TurnLoop(Generic[T]):
         delay    seconds before the turn is asked to make way
         """
         turn = self._state.turn
-        wish = preempt(turn) if callable(preempt) and not isinstance(preempt, StopAt) else preempt
-        asked = _wish(wish, within, delay)
+        asked = _wish(preempt, turn, within, delay)
         match self._state.inbox.put(item):
             case "closed":
                 self._state.exit.late.append(item)
@@ -131,9 +130,9 @@ class TurnLoop(Generic[T]):
 
     async def put(self, item: T) -> Pushed:
         """The same, but where there is no room it waits for some."""
-        while self._state.inbox.full and not self._state.inbox.closed:
+        while not (pushed := self.push(item)) and not self._state.inbox.closed:
             await self._state.inbox.room()
-        return self.push(item)
+        return pushed
 
     def preempt(self, at: StopAt, *, within: float | None = None, delay: float = 0.0) -> PreemptAck:
         """Let the running turn make way without pushing anything. Any thread."""
@@ -160,7 +159,11 @@ class TurnLoop(Generic[T]):
 
     def pause(self, at: StopAt = StopAt.TURN_END) -> None:
         """Begin no turn until `resume()`. The running one ends first, or stops at this point and goes on then."""
+        if not isinstance(at, StopAt):
+            raise UsageError(f"at must be a StopAt, such as StopAt.SAFE_POINT, not {at!r}")
         state = self._state
+        if state.committed:
+            return  # a stop comes first: there is nothing to go on with later
         state.paused = True
         turn = state.turn
         if at is not StopAt.TURN_END and turn is not None and turn.phase != "over":
@@ -209,11 +212,11 @@ class TurnLoop(Generic[T]):
 
     def _stop_when_idle(self, seconds: float) -> StopAck:
         state = self._state
-        if state.committed:
+        if state.committed or state.inbox.closed:
             return StopAck("already_stopping", "accepted", "the loop is stopping already", self.id, self._settled)
         first = state.idle_for is None
         if first:
-            state.idle_for = seconds
+            state.idle_for, state.idle_asked_at = seconds, state.clock.monotonic()
             state.wake()
         told = f"stops when it was idle for {state.idle_for:g} s"
         return StopAck("accepted" if first else "already_stopping", "accepted", told, self.id, self._settled)
@@ -221,7 +224,7 @@ class TurnLoop(Generic[T]):
     def withdraw_idle_stop(self) -> bool:
         """Take back a stop that waits for idleness. False: there is none, or it has come to pass."""
         state = self._state
-        if state.idle_for is None or state.committed:
+        if state.idle_for is None or state.committed or state.inbox.closed:
             return False
         state.idle_for = None
         state.wake()
@@ -242,6 +245,8 @@ class TurnLoop(Generic[T]):
         """How it ended, when it has. Whoever stops waiting does not stop the loop. Raises: TimeoutError; UsageError."""
         if self._task is None:
             raise UsageError("the loop has not been started: call start(), or use `async with`")
+        if asyncio.current_task() is self._task:
+            raise UsageError("a turn cannot wait for the end of the loop it runs in: it would wait for itself")
         limit = AbortSignal.never() if timeout is None else AbortSignal.timeout(timeout)
         await limit.run(asyncio.wait([self._task]))
         return self._task.result()
@@ -260,17 +265,28 @@ class TurnLoop(Generic[T]):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop(StopAt.NOW if exc is not None else None)
-        await self.wait()
+        try:
+            await self.wait()
+        except asyncio.CancelledError:  # nobody is left who wants the running turn: it is not left behind
+            self.stop(StopAt.NOW)
+            await self.wait()
+            raise
 
 
-def _wish(wish: StopAt | Preempt | None, within: float | None, delay: float) -> Preempt | None:
-    if isinstance(wish, Preempt):
-        return wish
-    if wish is None:
-        if within is not None or delay:
-            raise UsageError("within= and delay= belong to preempt=: give that too")
-        return None
-    return Preempt(wish, within, delay)
+def _wish(
+    preempt: "StopAt | Preempt | Callable[[Turn[T] | None], StopAt | Preempt | None] | None",
+    turn: Turn[T] | None,
+    within: float | None,
+    delay: float,
+) -> Preempt | None:
+    wish = preempt(turn) if callable(preempt) else preempt
+    if isinstance(wish, StopAt):
+        return Preempt(wish, within, delay)
+    if (within is not None or delay) and not callable(preempt):
+        raise UsageError("within= and delay= belong to preempt=StopAt…: give that, or put them into the Preempt")
+    if wish is not None and not isinstance(wish, Preempt):
+        raise UsageError(f"preempt must be a StopAt, a Preempt, or a function that gives one, not {wish!r}")
+    return wish
 
 
 def _decided(status: Any) -> PreemptAck:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -52,8 +52,10 @@ class PreemptAck:
 
     def decide(self, status: PreemptStatus) -> None:
         """The first word counts."""
-        if not self._decided.done():
+        try:
             self._decided.set_result(status)
+        except InvalidStateError:
+            pass
 
     def __await__(self) -> Generator[Any, None, PreemptStatus]:
         # The shield: whoever stops waiting does not take the answer from the others.

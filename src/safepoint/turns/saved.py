@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from ..errors import UsageError
 
-__all__ = ["SavedLoop", "Stopped", "read", "write"]
+__all__ = ["SavedLoop", "Stopped", "adapter", "read", "write"]
 
 T = TypeVar("T")
 VERSION = 1
@@ -39,25 +39,28 @@ class SavedLoop(Generic[T]):
         return not self.unhandled and self.stopped is None
 
 
-def write(saved: SavedLoop[Any], item_type: Any, partial_type: Any) -> str:
+def adapter(option: str, kind: Any) -> TypeAdapter[Any]:
+    """What writes and reads values of this type. Raises: UsageError for a type that is no data."""
+    try:
+        return TypeAdapter(kind)
+    except Exception as problem:  # pydantic raises several kinds
+        raise UsageError(f"{option}={kind!r} cannot be written as JSON: {problem}") from problem
+
+
+def write(saved: SavedLoop[Any], items: TypeAdapter[list[Any]], partials: TypeAdapter[Any]) -> str:
     """As text. Raises: UsageError for items that JSON cannot hold."""
     try:
-        items: TypeAdapter[Any] = TypeAdapter(list[item_type])
         stopped = saved.stopped
-        data = {
+        data: dict[str, Any] = {
             "version": VERSION,
             "kind": "turn-loop",
             "cause": saved.cause,
             "unhandled": items.dump_python(list(saved.unhandled), mode="json"),
-            "stopped": None
-            if stopped is None
-            else {
-                "items": items.dump_python(list(stopped.items), mode="json"),
-                "partial": None
-                if stopped.partial is None
-                else TypeAdapter(partial_type).dump_python(stopped.partial, mode="json"),
-            },
+            "stopped": None,
         }
+        if stopped is not None:
+            partial = None if stopped.partial is None else partials.dump_python(stopped.partial, mode="json")
+            data["stopped"] = {"items": items.dump_python(list(stopped.items), mode="json"), "partial": partial}
         return json.dumps(data, ensure_ascii=False)
     except Exception as problem:  # pydantic raises several kinds
         raise UsageError(
@@ -66,17 +69,21 @@ def write(saved: SavedLoop[Any], item_type: Any, partial_type: Any) -> str:
         ) from problem
 
 
-def read(text: str, item_type: Any, partial_type: Any) -> SavedLoop[Any]:
+def read(text: str, items: TypeAdapter[list[Any]], partials: TypeAdapter[Any]) -> SavedLoop[Any]:
     """Read `write()` back. Raises: ValueError that says what is wrong."""
-    data = json.loads(text)
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(data, dict) or data.get("kind") != "turn-loop":
         raise ValueError("it is not the checkpoint of a turn loop")
     if data.get("version") != VERSION:
         raise ValueError(f"it is of version {data.get('version')!r}; this reader knows {VERSION}")
-    items: TypeAdapter[Any] = TypeAdapter(list[item_type])
     stopped = data.get("stopped")
+    if not isinstance(stopped, dict | None):
+        raise ValueError(f"its stopped turn is {type(stopped).__name__}, not an object")
     if stopped is not None:
         partial = stopped.get("partial")
-        partial = None if partial is None else TypeAdapter(partial_type).validate_python(partial)
-        stopped = Stopped(tuple(items.validate_python(stopped["items"])), partial)
-    return SavedLoop(tuple(items.validate_python(data["unhandled"])), stopped, str(data.get("cause", "")))
+        partial = None if partial is None else partials.validate_python(partial)
+        stopped = Stopped(tuple(items.validate_python(stopped.get("items"))), partial)
+    return SavedLoop(tuple(items.validate_python(data.get("unhandled"))), stopped, str(data.get("cause", "")))

@@ -16,15 +16,11 @@ def split(items: list[T], plan: object) -> tuple[list[T], list[T], list[T]]:
     """Consumed, remaining and dropped: every item in exactly one. Raises: UsageError for a plan that does not fit."""
     if not isinstance(plan, TurnPlan):
         raise UsageError(f"plan() must return a TurnPlan, not {type(plan).__name__}")
-    if not callable(plan.work):
-        raise UsageError(f"TurnPlan.work must be an agent, a flow or any Work, not {type(plan.work).__name__}")
     if plan.consumed is None and not plan.remaining:
         return items, [], []
     left = list(items)
     remaining = _take(left, plan.remaining, "remaining")
-    if plan.consumed is None:
-        return left, remaining, []
-    consumed = _take(left, plan.consumed, "consumed")
+    consumed, left = (left, []) if plan.consumed is None else (_take(left, plan.consumed, "consumed"), left)
     if not consumed and not left:
         raise UsageError("the plan consumes nothing and drops nothing: the loop would plan the same for ever")
     return consumed, remaining, left

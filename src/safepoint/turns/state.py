@@ -35,6 +35,7 @@ class LoopState(Generic[T]):
     stopped: Stopped[T] | None = None  # a turn that was stopped, and is to go on
     paused: bool = False
     idle_for: float | None = None
+    idle_asked_at: float = 0.0
     cause: str = ""
     skip_checkpoint: bool = False
     callback_error: Exception | None = None
@@ -57,10 +58,14 @@ class LoopState(Generic[T]):
         if threading.get_ident() == self._thread:
             self._news.set()
         elif self._loop is not None:
-            try:
-                self._loop.call_soon_threadsafe(self._news.set)
-            except RuntimeError:  # that loop is closed: nobody is left to wake
-                pass
+            self._post(self._news.set)
+
+    def _post(self, call: Callable[..., object], *args: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:  # that loop is closed: nobody is left to hear it
+            pass
 
     async def news(self) -> None:
         """Wait until something is new."""
@@ -77,6 +82,10 @@ class LoopState(Generic[T]):
         """True: the stop is one that stops the running turn too."""
         return self.signal.aborted or self.stop.request.at is not StopAt.TURN_END
 
+    def idle_due(self, since: float) -> float | None:
+        """When an idle loop stops, if it is to: so long after it became idle, and after somebody asked for it."""
+        return None if self.idle_for is None else max(since, self.idle_asked_at) + self.idle_for
+
     def commit(self, request: StopRequest) -> bool:
         """Stop: no further turn, nothing let in; and the running turn as the request says. True: it became stricter."""
         stricter = self.stop.ask(request)
@@ -91,17 +100,17 @@ class LoopState(Generic[T]):
         if self._loop is None or threading.get_ident() == self._thread:
             self.emit(event)
         else:
-            self._loop.call_soon_threadsafe(self.emit, event)
+            self._post(self.emit, event)
 
     def emit(self, event: Event) -> None:
-        """Report. A listener that breaks ends the loop; one that passes on the abort it saw does not."""
+        """Report. A listener that breaks ends the loop; one that passes on an abort it saw has not failed."""
         if self.on_event is None or self.callback_error is not None:
             return
         try:
             self.on_event(event)
+        except AbortError:
+            pass
         except Exception as error:
-            if isinstance(error, AbortError) and self.committed:
-                return
             self.callback_error = error
             self.controller.abort(error)
             self.commit(StopRequest(StopAt.NOW))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from ..abort import AbortController, AbortReason, AbortSignal, Clock
-from ..abort.clock import Timer
+from ..abort.clock import Timer, check_seconds
 from ..errors import UsageError
 from ..run.context import Work
 from ..run.outcome import Outcome
@@ -45,6 +45,26 @@ class TurnPlan(Generic[T]):
     turn_id: str | None = None
     then: Callable[[Outcome[Any]], Awaitable[object]] | None = None
 
+    def __post_init__(self) -> None:
+        if not callable(self.work):
+            raise UsageError(f"TurnPlan.work must be an agent, a flow or any Work, not {type(self.work).__name__}")
+        for name, kind in (("signal", AbortSignal), ("turn_id", str), ("deadline", int | float), ("then", Callable)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):  # type: ignore[arg-type]  # of `Callable`
+                raise UsageError(f"TurnPlan.{name} cannot be {value!r}")
+        if self.deadline is not None:
+            check_seconds("deadline", self.deadline)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """Somebody wants the turn to make way. `due` False: not yet."""
+
+    preempt: Preempt
+    ack: PreemptAck
+    due: bool
+    timer: Timer | None = None
+
 
 @dataclass
 class Turn(Generic[T]):
@@ -53,42 +73,44 @@ class Turn(Generic[T]):
     id: str
     items: list[T]
     stop: Stop
+    loop_stop: Stop
     phase: Phase = "planning"
     consumed: list[T] = field(default_factory=list)
     preempted: bool = False
     pausing: bool = False
-    _waiting: list[tuple[Preempt, PreemptAck]] = field(default_factory=list)
-    _timers: dict[PreemptAck, Timer] = field(default_factory=dict)
+    _requests: list[_Request] = field(default_factory=list)
 
     @classmethod
     def plan(cls, items: list[T], loop_stop: Stop, clock: Clock) -> "Turn[T]":
         """A turn to be planned, under the loop's own stop."""
-        return cls(uuid.uuid4().hex, items, Stop(None, clock, loop_stop))
+        return cls(uuid.uuid4().hex, items, Stop(None, clock, loop_stop), loop_stop)
 
     def request(self, preempt: Preempt, ack: PreemptAck) -> None:
         """Make way for something newer. While it is planned, the request waits for it. Any thread."""
         # It is written down before the phase is read, and the phase changes before this is read: one sees the other.
-        self._waiting.append((preempt, ack))
-        if preempt.delay > 0:
+        request = _Request(preempt, ack, due=preempt.delay <= 0)
+        self._requests.append(request)
+        if not request.due:
             due = self.stop.clock.monotonic() + preempt.delay
-            self._timers[ack] = self.stop.clock.call_at(due, lambda: self._due(preempt, ack))
-        else:
-            self._look(preempt, ack)
+            request.timer = self.stop.clock.call_at(due, lambda: self._due(request))
+        self._look(request)
 
-    def _due(self, preempt: Preempt, ack: PreemptAck) -> None:
-        self._timers.pop(ack, None)
-        self._look(preempt, ack)
+    def _due(self, request: _Request) -> None:
+        request.due = True
+        self._look(request)
 
-    def _look(self, preempt: Preempt, ack: PreemptAck) -> None:
-        if ack.status is not None:
-            return
-        match self.phase:
-            case "planning":
-                pass  # it waits
-            case "active":
-                self._submit(preempt, ack)
-            case "over":
-                ack.decide("turn_over")
+    def _look(self, request: _Request) -> None:
+        if self.phase == "over":
+            self._close(request, "turn_over")
+        elif request.due and self.loop_stop.asked:
+            request.ack.decide("loop_stopped")  # a stop comes before any preempt
+        elif request.due and self.phase == "active" and request.ack.status is None:
+            self._submit(request.preempt, request.ack)
+
+    def _close(self, request: _Request, status: Literal["turn_over", "loop_stopped"]) -> None:
+        if request.timer is not None:
+            request.timer.disarm()
+        request.ack.decide(status)
 
     def _submit(self, preempt: Preempt, ack: PreemptAck) -> None:
         now = self.stop.clock.monotonic()
@@ -104,15 +126,12 @@ class Turn(Generic[T]):
             raise UsageError(f"turn {self.id} is {self.phase}: only a turn that is being planned can begin")
         self.phase, self.consumed = "active", consumed
         self.stop.bind(controller)
-        for preempt, ack in list(self._waiting):
-            if ack not in self._timers:
-                self._look(preempt, ack)
+        for request in list(self._requests):
+            self._look(request)
 
     def end(self, status: Literal["turn_over", "loop_stopped"]) -> None:
         """It is over, one way or another: every request that waits has its answer."""
         self.phase = "over"
-        for timer in list(self._timers.values()):
-            timer.disarm()
-        for _, ack in list(self._waiting):
-            ack.decide(status)
+        for request in list(self._requests):
+            self._close(request, status)
         self.stop.close()

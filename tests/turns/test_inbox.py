@@ -1,0 +1,189 @@
+"""Owns the tests of the queue: in order, from any thread, each item in one hand."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from safepoint.testing import settle
+from safepoint.turns.inbox import Inbox, Put
+from tests.conftest import counts
+
+
+def inbox(max_items: int | None = None, woken: Callable[[], object] = lambda: None) -> Inbox[str]:
+    return Inbox(woken, max_items)
+
+
+def filled(*items: str, max_items: int | None = None) -> Inbox[str]:
+    box = inbox(max_items)
+    for item in items:
+        assert box.put(item) == "accepted"
+    return box
+
+
+def test_items_come_out_in_the_order_of_their_pushes() -> None:
+    box = filled("a", "b", "c")
+    assert (len(box), box.peek(), box.take(2), box.take(), box.take()) == (3, ["a", "b", "c"], ["a", "b"], ["c"], [])
+
+
+def test_what_is_given_back_comes_before_all_others_in_its_order() -> None:
+    box = filled("c", "d")
+    box.put_front(["a", "b"])
+    box.put_front([])
+    assert box.peek() == ["a", "b", "c", "d"]
+
+
+def test_every_put_and_the_closing_wake_the_reader() -> None:
+    woken: list[str] = []
+    box: Inbox[str] = Inbox(lambda: woken.append("woken"))
+    box.put("a")
+    box.put("a")
+    box.close()
+    box.close()
+    assert len(woken) == 4
+    box.put("late")
+    assert len(woken) == 4
+
+
+def test_a_closed_queue_takes_nothing_and_stays_readable() -> None:
+    box = filled("a")
+    box.close()
+    assert box.put("late") == "closed"
+    box.put_front(["given back"])
+    assert box.take() == ["given back", "a"]
+
+
+def test_a_full_queue_refuses_and_has_room_again_when_something_was_taken_or_removed() -> None:
+    box = filled("a", "b", max_items=2)
+    assert box.full
+    assert box.put("c") == "full"
+    assert box.remove("a")
+    assert box.put("c") == "accepted"
+    box.take(1)
+    assert not box.full
+
+
+def test_what_is_given_back_may_exceed_the_limit() -> None:
+    box = filled("b", max_items=1)
+    box.put_front(["a"])
+    assert box.full
+    assert box.peek() == ["a", "b"]
+
+
+def test_removing_takes_the_very_item_before_an_equal_one() -> None:
+    first, second = ["same"], ["same"]
+    box: Inbox[list[str]] = Inbox(lambda: None)
+    box.put(first)
+    box.put(second)
+    assert box.remove(second)
+    assert box.peek()[0] is first
+    assert box.remove(["same"]), "an equal one will do"
+    assert not box.remove(first), "it does not wait here any more"
+
+
+async def test_whoever_waits_for_room_gets_it_in_the_order_of_asking() -> None:
+    box = filled("x", max_items=1)
+    came: list[str] = []
+
+    async def put(item: str) -> None:
+        while box.put(item) == "full":
+            await box.room()
+        came.append(item)
+
+    async with asyncio.TaskGroup() as group:
+        for item in ("a", "b", "c"):
+            group.create_task(put(item))
+        for _ in range(4):
+            await settle()
+            box.take(1)
+    assert came == ["a", "b", "c"]
+
+
+async def test_room_that_somebody_no_longer_wants_goes_to_the_next() -> None:
+    box = filled("x", max_items=1)
+    first, second = (asyncio.ensure_future(box.room()) for _ in range(2))
+    await settle()
+    box.take(1)
+    first.cancel()  # it was just told, and goes without using it
+    async with asyncio.timeout(5):
+        await second
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_room_that_came_before_the_wait_is_seen() -> None:
+    async with asyncio.timeout(5):
+        await filled("a", max_items=2).room()
+        closed = filled("a", max_items=1)
+        closed.close()
+        await closed.room()
+
+
+async def test_whoever_gives_up_waiting_for_room_leaves_nothing_behind() -> None:
+    box = filled("x", max_items=1)
+    for _ in range(10):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await box.room()
+    assert len(box._waiters) == 0
+
+
+async def test_room_is_told_to_as_many_as_there_is_room_for() -> None:
+    box = filled("x", "y", max_items=2)
+    waiting = [asyncio.ensure_future(box.room()) for _ in range(5)]
+    await settle()
+    box.take(1)
+    await settle()
+    assert [task.done() for task in waiting] == [True, False, False, False, False]
+    box.close()
+    await asyncio.gather(*waiting)
+
+
+def test_a_waiter_whose_loop_is_gone_does_not_break_the_reader() -> None:
+    box = filled("x", max_items=1)
+    gone = asyncio.new_event_loop()
+    box._waiters.append(gone.create_future())
+    gone.close()
+    assert box.take() == ["x"]
+
+
+def test_threads_that_push_while_it_closes_know_exactly_what_was_accepted() -> None:
+    for _ in range(counts(50, 2000)):
+        box = inbox()
+        answers: list[dict[str, Put]] = [{} for _ in range(8)]
+        start = threading.Barrier(9)
+        threads = [threading.Thread(target=produce, args=(box, start, 20, answer)) for answer in answers]
+        for thread in threads:
+            thread.start()
+        start.wait()
+        taken = box.take()
+        box.close()
+        taken += box.take()
+        for thread in threads:
+            thread.join()
+        taken += box.take()
+        accepted = [item for answer in answers for item, put in answer.items() if put == "accepted"]
+        assert sorted(taken) == sorted(accepted)
+
+
+def produce(box: Inbox[str], start: threading.Barrier, count: int, answers: dict[str, Put]) -> None:
+    start.wait()
+    for number in range(count):
+        item = f"{id(answers)}:{number}"
+        answers[item] = box.put(item)
+
+
+def test_threads_never_fill_it_beyond_its_limit() -> None:
+    for _ in range(counts(50, 2000)):
+        box = inbox(max_items=5)
+        answers: list[dict[str, Put]] = [{} for _ in range(4)]
+        start = threading.Barrier(4)
+        threads = [threading.Thread(target=produce, args=(box, start, 5, answer)) for answer in answers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        accepted = [item for answer in answers for item, put in answer.items() if put == "accepted"]
+        assert sorted(box.peek()) == sorted(accepted)
+        assert len(accepted) <= 5

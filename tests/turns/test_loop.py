@@ -1,0 +1,513 @@
+"""Owns the tests of a loop's commands: legal at any time and from anywhere, and clear when they make no sense."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from safepoint import AbortController, UsageError
+from safepoint.run.checkpoints import MemoryCheckpoints
+from safepoint.run.context import Context
+from safepoint.run.events import LoopStopping, TurnPreempted
+from safepoint.run.stop import StopAt
+from safepoint.testing import FakeClock, settle
+from safepoint.turns import Preempt, Pushed, Turn, TurnLoop, TurnPlan
+from tests.conftest import counts
+from tests.turns.desk import Desk, balanced
+
+
+async def plan(items: list[Any]) -> TurnPlan[Any]:
+    return TurnPlan(nothing, items)
+
+
+async def nothing(ctx: Context, value: object) -> object:
+    return value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"checkpoint_id": "k"},
+        {"checkpoints": MemoryCheckpoints()},
+        {"max_items": 0},
+        {"batch": 0},
+        {"on_event": plan},
+        {"checkpoints": MemoryCheckpoints(), "checkpoint_id": "k", "item_type": threading.Lock},
+    ],
+    ids=lambda options: ",".join(options),
+)
+def test_what_makes_no_sense_is_refused_when_the_loop_is_made(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        TurnLoop(plan, **options)
+
+
+WRONG: list[Callable[[TurnLoop[str]], object]] = [
+    lambda loop: loop.stop("now"),  # type: ignore[arg-type]
+    lambda loop: loop.stop(within=0),
+    lambda loop: loop.stop(when_idle_for=-1),
+    lambda loop: loop.stop(at=StopAt.NOW, when_idle_for=1),
+    lambda loop: loop.stop(within=1, when_idle_for=1),
+    lambda loop: loop.push("a", preempt=StopAt.TURN_END),
+    lambda loop: loop.push("a", within=1),
+    lambda loop: loop.push("a", delay=1),
+    lambda loop: loop.push("a", preempt=Preempt(StopAt.NOW), within=1),
+    lambda loop: loop.push("a", preempt="now"),  # type: ignore[arg-type]
+    lambda loop: loop.push("a", preempt=lambda turn: "now"),  # type: ignore[arg-type,return-value]
+    lambda loop: loop.preempt(StopAt.TURN_END),
+    lambda loop: loop.pause(at="now"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("call", WRONG, ids=range(len(WRONG)))
+async def test_a_command_that_makes_no_sense_is_refused_and_changes_nothing(
+    call: Callable[[TurnLoop[str]], object],
+) -> None:
+    desk = Desk()
+    with pytest.raises(ValueError):
+        call(desk.loop)
+    assert desk.loop.waiting == ()
+    desk.auto = True
+    async with desk.loop:
+        desk.push("b")
+        await settle()
+    assert (await desk.exit()).handled == 1
+
+
+async def test_a_push_says_why_it_was_refused(clock: FakeClock) -> None:
+    desk = Desk(max_items=1)
+    desk.push("a")
+    full = desk.loop.push("b", preempt=StopAt.NOW)
+    assert (bool(full), full.ack is not None and full.ack.status, "1 items wait" in full.why) == (
+        False,
+        "no_turn",
+        True,
+    )
+    desk.loop.stop()
+    late = desk.push("c")
+    assert "stopped" in late.why
+    desk.loop.start()
+    assert (await desk.exit()).unhandled == ["a"], "what found no room is not late: it may be pushed again"
+
+
+async def test_put_waits_for_room_in_order_and_gets_an_answer_when_the_loop_stops() -> None:
+    desk = Desk(max_items=1, batch=1)
+    async with desk.loop, asyncio.TaskGroup() as group:
+        desk.push("a")
+        await desk.running("a")
+        desk.push("b")
+        waiting = [group.create_task(desk.loop.put(item)) for item in ("c", "d", "e")]
+        await settle()
+        assert desk.loop.waiting == ("b",)
+        await desk.finish("a")
+        await desk.finish("b")
+        assert desk.loop.waiting == ("d",)
+        desk.loop.stop(at=StopAt.NOW)
+    answers = [task.result() for task in waiting]
+    assert [answer.accepted for answer in answers] == [True, True, False]
+    exit = await desk.loop.wait()
+    balanced(exit, ["a", "b", "c", "d"])
+    assert (exit.late, exit.interrupted, exit.unhandled) == (["e"], ["c"], ["d"])
+
+
+async def test_put_tries_again_when_another_thread_took_the_room() -> None:
+    """With eight threads between, a put is answered `accepted` or `closed`, never `no room`."""
+    loop: TurnLoop[str] = TurnLoop(plan, max_items=2)
+    going = True
+
+    def crowd() -> None:
+        while going:
+            loop.push("crowd")
+
+    threads = [threading.Thread(target=crowd) for _ in range(2)]
+    async with loop:
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(counts(50, 2000)):
+                async with asyncio.timeout(30):
+                    assert await loop.put("mine")
+        finally:
+            going = False
+            for thread in threads:
+                thread.join()
+
+
+async def test_an_item_can_be_taken_out_of_the_queue_until_a_turn_has_it() -> None:
+    desk = Desk()
+    async with desk.loop:
+        for item in ("a", "b", "c"):
+            desk.push(item)
+        await desk.running("a")
+        assert desk.loop.remove("b")
+        assert not desk.loop.remove("b")
+        assert not desk.loop.remove("a"), "its turn runs"
+        await desk.finish("a")
+        await desk.finish("c")
+    exit = await desk.exit()
+    assert (exit.dropped, exit.handled, desk.began) == (["b"], 2, ["a", "c"])
+
+
+async def test_a_strategy_looks_at_the_turn_and_decides() -> None:
+    desk = Desk()
+    seen: list[list[str] | None] = []
+
+    def decide(turn: Turn[str] | None) -> Preempt | None:
+        seen.append(None if turn is None else turn.consumed)
+        return Preempt(StopAt.NOW) if turn is not None and "old" in turn.consumed else None
+
+    async with desk.loop:
+        idle = desk.push("old", preempt=decide, within=5)
+        assert idle.ack is None, "it decided against it; then how long does not matter"
+        await desk.running("old")
+        assert desk.push("new", preempt=decide).ack is not None
+        await desk.running("new")
+        assert desk.push("newer", preempt=decide).ack is None
+        await desk.finish("new")
+        await desk.finish("newer")
+    exit = await desk.exit()
+    assert (seen, exit.preempted, exit.handled) == ([None, ["old"], ["new"]], ["old"], 2)
+
+
+async def test_a_strategy_that_breaks_breaks_the_push_and_nothing_else() -> None:
+    desk = Desk()
+    desk.auto = True
+    async with desk.loop:
+        with pytest.raises(ZeroDivisionError):
+            desk.loop.push("a", preempt=lambda turn: 1 / 0)  # type: ignore[arg-type,return-value]
+        desk.push("b")
+        await settle()
+    assert (await desk.exit()).handled == 1
+
+
+async def test_commands_are_legal_from_inside_of_everything() -> None:
+    """Push and stop from a plan, from work and from `on_event`."""
+    answers: list[Pushed] = []
+
+    async def plans(items: list[str]) -> TurnPlan[str]:
+        if items == ["a"]:
+            answers.append(loop.push("b"))
+        return TurnPlan(works, items)
+
+    async def works(ctx: Context, items: list[str]) -> None:
+        if items == ["b"]:
+            answers.append(loop.push("c"))
+
+    def hears(event: Any) -> None:
+        if event.kind == "turn_started" and len(answers) == 2:
+            answers.append(loop.push("d"))
+            loop.stop()
+            answers.append(loop.push("late"))
+
+    loop = TurnLoop(plans, on_event=hears)
+    loop.push("a")
+    loop.start()
+    exit = await loop.wait(10)
+    assert [bool(answer) for answer in answers] == [True, True, True, False]
+    balanced(exit, ["a", "b", "c", "d"])
+    assert (exit.handled, exit.unhandled, exit.late) == (3, ["d"], ["late"])
+
+
+async def test_a_turn_cannot_wait_for_its_own_loop() -> None:
+    async def waits(ctx: Context, value: object) -> None:
+        await loop.wait()
+
+    async def plans(items: list[str]) -> TurnPlan[str]:
+        return TurnPlan(waits)
+
+    loop = TurnLoop(plans)
+    async with loop:
+        loop.push("a")
+        await settle()
+    assert (await loop.wait()).failed == ["a"]
+
+
+async def test_a_stop_is_answered_at_once_and_settles_with_the_receipt_of_the_turn() -> None:
+    desk = Desk()
+    async with desk.loop:
+        desk.push("a")
+        await desk.running("a")
+        ack = desk.loop.stop(at=StopAt.NOW, cause="enough")
+        assert (ack.status, desk.loop.stop().status) == ("accepted", "already_stopping")
+        receipt = await ack.settled(5)
+    assert {entry.name: entry.fate for entry in receipt.entries} == {"work/work": "stopped"}
+    assert desk.loop.stop().status == "already_finished"
+    assert await desk.loop.stop().settled(5) == receipt
+
+
+async def test_a_stop_of_an_idle_loop_does_not_settle_with_the_receipt_of_an_earlier_turn() -> None:
+    desk = Desk()
+    async with desk.loop:
+        desk.push("a")
+        await desk.running("a")
+        desk.loop.preempt(StopAt.NOW)
+        await settle()
+        assert desk.loop.turn is None
+        receipt = await desk.loop.stop(at=StopAt.NOW, cause="enough").settled(5)
+    assert receipt.entries == ()
+    assert receipt.reason is not None
+    assert receipt.reason.message == "enough"
+
+
+async def test_settled_gives_up_after_its_time_and_the_stop_goes_on(clock: FakeClock) -> None:
+    desk = Desk()
+    async with desk.loop:
+        desk.push("a")
+        await desk.running("a")
+        ack = desk.loop.stop()
+        waiting = asyncio.ensure_future(ack.settled(5))
+        await clock.elapse(5)
+        with pytest.raises(TimeoutError):
+            await waiting
+        assert not desk.loop.finished
+        await desk.finish("a")
+        await ack.settled(5)
+
+
+async def test_leaving_the_block_by_an_error_stops_now_and_by_the_end_lets_the_turn_finish() -> None:
+    desk = Desk()
+    with pytest.raises(ZeroDivisionError):
+        async with desk.loop:
+            desk.push("a")
+            await desk.running("a")
+            raise ZeroDivisionError
+    assert (await desk.exit()).interrupted == ["a"]
+
+    desk = Desk()
+    async with asyncio.TaskGroup() as group:
+        async with desk.loop:
+            desk.push("a")
+            await desk.running("a")
+            group.create_task(desk.finish("a"))
+    assert (await desk.exit()).handled == 1
+
+
+async def test_whoever_is_told_to_go_while_the_block_ends_leaves_no_turn_behind() -> None:
+    desk = Desk()
+
+    async def use() -> None:
+        async with desk.loop:
+            desk.push("a")
+            await desk.running("a")
+
+    task = asyncio.ensure_future(use())
+    await desk.running("a")
+    await settle()
+    assert not task.done(), "it waits for the turn"
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert desk.loop.finished
+    assert (await desk.exit()).interrupted == ["a"]
+
+
+async def test_an_outside_signal_ends_the_loop_as_a_stop_now_does() -> None:
+    outside = AbortController()
+    desk = Desk(signal=outside.signal)
+    async with desk.loop:
+        desk.push("a")
+        desk.push("b")
+        await desk.running("a")
+        outside.abort("closing time")
+        desk.push("late")
+        exit = await desk.exit()
+    assert (exit.reason, exit.interrupted, exit.unhandled, exit.late) == (None, ["a"], ["b"], ["late"])
+
+    idle = Desk(signal=(outside := AbortController()).signal)
+    async with idle.loop:
+        await settle()
+        await asyncio.to_thread(outside.abort)
+        await idle.exit()
+
+
+async def test_the_loop_tells_what_was_asked_of_it() -> None:
+    desk = Desk()
+    async with desk.loop:
+        desk.push("a")
+        await desk.running("a")
+        desk.loop.preempt(StopAt.AFTER_TOOLS)
+        desk.loop.stop(cause="deploy")
+        desk.loop.stop(cause="deploy")
+        desk.loop.stop(at=StopAt.NOW)
+    told = [event for event in desk.events if isinstance(event, TurnPreempted | LoopStopping)]
+    assert [event.at_point for event in told] == ["AFTER_TOOLS", "TURN_END", "NOW"], "what changed nothing is not told"
+    assert {event.cause for event in told if isinstance(event, LoopStopping)} == {"deploy"}
+    assert {event.run_id for event in told} == {desk.loop.id}
+
+
+async def test_the_idle_stop_is_told_too(clock: FakeClock) -> None:
+    desk = Desk()
+    async with desk.loop:
+        desk.loop.stop(when_idle_for=5, cause="quiet")
+        await clock.elapse(5)
+    assert desk.kinds() == ["loop_idle", "loop_stopping"]
+    assert (await desk.exit()).stop_cause == "quiet"
+
+
+async def test_pausing_lets_the_running_turn_end_and_begins_no_other(clock: FakeClock) -> None:
+    desk = Desk()
+    async with desk.loop:
+        desk.push("a")
+        desk.push("b")
+        await desk.running("a")
+        desk.loop.pause()
+        await desk.finish("a")
+        assert (desk.loop.turn, desk.loop.waiting) == (None, ("b",))
+        assert "loop_idle" not in desk.kinds(), "there is something to do: it is paused"
+        desk.loop.resume()
+        await desk.running("b")
+        await desk.finish("b")
+    assert (await desk.exit()).handled == 2
+
+
+async def test_without_a_resume_function_the_items_of_a_paused_turn_wait_again_before_all_others() -> None:
+    desk = Desk()
+    async with desk.loop:
+        desk.push("a")
+        desk.push("b")
+        await desk.running("a")
+        desk.loop.pause(at=StopAt.NOW)
+        await settle()
+        assert desk.stopped == {"a": "user"}
+        desk.loop.resume()
+        await settle()
+        assert desk.planned[-1] == ["a", "b"]
+        await desk.finish("a")
+        await desk.finish("b")
+    assert (await desk.exit()).handled == 2
+
+
+async def test_a_paused_loop_is_not_idle_and_its_time_begins_anew(clock: FakeClock) -> None:
+    desk = Desk()
+    async with desk.loop:
+        await settle()
+        desk.loop.stop(when_idle_for=10)
+        await clock.elapse(9)
+        desk.loop.pause()
+        await clock.elapse(100)
+        assert not desk.loop.finished
+        desk.loop.resume()
+        await clock.elapse(9)
+        assert not desk.loop.finished
+        await clock.elapse(1)
+        assert desk.loop.finished
+
+
+async def test_a_pause_after_a_stop_changes_nothing() -> None:
+    desk = Desk()
+    async with desk.loop:
+        desk.push("a")
+        await desk.running("a")
+        desk.loop.stop()
+        desk.loop.pause(at=StopAt.SAFE_POINT)
+        await desk.step("a")
+        await desk.finish("a")
+    assert (await desk.exit()).handled == 1
+
+
+async def test_a_paused_loop_can_be_stopped() -> None:
+    desk = Desk()
+    async with desk.loop:
+        desk.push("a")
+        await desk.running("a")
+        desk.loop.pause(at=StopAt.NOW)
+        await settle()
+        desk.push("b")
+        desk.loop.stop()
+    exit = await desk.exit()
+    assert (exit.interrupted, exit.unhandled) == ([], ["a", "b"]), "without `resume`, its items wait again"
+
+
+async def test_the_first_idle_time_starts_when_it_is_asked_for(clock: FakeClock) -> None:
+    """A loop that has been idle for an hour is not stopped at once: whoever asks for a minute gets a minute."""
+    desk = Desk()
+    async with desk.loop:
+        await clock.elapse(3600)
+        desk.loop.stop(when_idle_for=60)
+        await clock.elapse(59)
+        assert not desk.loop.finished
+        await clock.elapse(1)
+        assert desk.loop.finished
+
+
+async def test_an_idle_stop_that_has_come_to_pass_cannot_be_withdrawn(clock: FakeClock) -> None:
+    desk = Desk()
+    async with desk.loop:
+        assert not desk.loop.withdraw_idle_stop(), "there is none"
+        desk.loop.stop(when_idle_for=5)
+        assert desk.loop.withdraw_idle_stop()
+        desk.loop.stop(when_idle_for=5)
+        await clock.elapse(5)
+        assert not desk.loop.withdraw_idle_stop()
+        assert desk.loop.stop(when_idle_for=5).status == "already_finished"
+
+
+async def test_eight_threads_push_while_the_loop_stops_and_the_books_are_exact() -> None:
+    for _ in range(counts(10, 300)):
+        loop: TurnLoop[str] = TurnLoop(plan)
+        answers: list[dict[str, bool]] = [{} for _ in range(8)]
+        start = threading.Barrier(9)
+
+        def produce(answer: dict[str, bool], loop: TurnLoop[str] = loop, start: threading.Barrier = start) -> None:
+            start.wait()
+            for number in range(50):
+                item = f"{id(answer)}:{number}"
+                answer[item] = bool(loop.push(item, preempt=StopAt.NOW if number % 7 == 0 else None))
+
+        threads = [threading.Thread(target=produce, args=(answer,)) for answer in answers]
+        loop.start()
+        for thread in threads:
+            thread.start()
+        await asyncio.to_thread(start.wait)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        loop.stop(at=StopAt.NOW)
+        exit = await loop.wait(20)
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+        accepted = [item for answer in answers for item, taken in answer.items() if taken]
+        refused = [item for answer in answers for item, taken in answer.items() if not taken]
+        balanced(exit, accepted)
+        assert sorted(exit.late) == sorted(refused)
+
+
+async def test_pushes_near_the_idle_deadline_are_handled_if_they_were_accepted() -> None:
+    """In real time, from threads: accepted is handled, refused is late, and nothing between."""
+    for _ in range(counts(20, 500)):
+        loop: TurnLoop[str] = TurnLoop(plan)
+        answers: dict[str, bool] = {}
+        loop.start()
+        loop.stop(when_idle_for=0.005)
+
+        def produce(answers: dict[str, bool] = answers, loop: TurnLoop[str] = loop) -> None:
+            pause = threading.Event()
+            for number in range(6):
+                pause.wait(0.004)
+                answers[str(number)] = bool(loop.push(str(number)))
+
+        threads = [threading.Thread(target=produce) for _ in range(1)]
+        for thread in threads:
+            thread.start()
+        exit = await loop.wait(20)
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+        assert exit.handled == sum(answers.values())
+        assert exit.unhandled == []
+        assert exit.late == [item for item, taken in answers.items() if not taken]
+
+
+async def test_an_item_that_came_in_the_moment_of_the_idle_deadline_is_handled_and_then_it_is_over(
+    clock: FakeClock,
+) -> None:
+    desk = Desk()
+    async with desk.loop:
+        desk.loop.stop(when_idle_for=5)
+        await settle()
+        clock.advance(5)  # the loop has been woken, and has not run yet
+        desk.push("a")
+        await desk.running("a")
+        await desk.finish("a")
+        await clock.elapse(5)
+        exit = await desk.exit()
+    assert exit.handled == 1
