@@ -19,8 +19,9 @@ from .abort import (
     run_process,
     shield,
 )
+from .agent import Agent, AgentResult, ToolContext, tool
 from .errors import SafepointError, UsageError
-from .run import Aborted, Completed, Failed, Outcome, Receipt, Retry, TimedOut
+from .run import Aborted, Completed, Failed, Outcome, Receipt, Retry, StopAck, StopAt, TimedOut
 
 __all__ = [
     "AbortController",
@@ -29,13 +30,18 @@ __all__ = [
     "AbortSignal",
     "AbortTimeout",
     "Aborted",
+    "Agent",
+    "AgentResult",
     "Completed",
     "Failed",
     "Outcome",
     "Receipt",
     "Retry",
     "SafepointError",
+    "StopAck",
+    "StopAt",
     "TimedOut",
+    "ToolContext",
     "UsageError",
     "checkpoint",
     "current_signal",
@@ -44,4 +50,5 @@ __all__ = [
     "run_in_thread",
     "run_process",
     "shield",
+    "tool",
 ]

@@ -48,6 +48,8 @@ class Agent:
     token_budget  how many tokens one run may use, in and out, sub-agents included; looked at before each request
     """
 
+    guards_its_leaves = True  # as work it is not interrupted from outside: it stops by itself, leaf by leaf
+
     def __init__(
         self,
         model: Model,

@@ -73,6 +73,8 @@ class Flow(Generic[State, Services]):
     state      the type of the state, where the nodes' annotations do not tell it
     """
 
+    guards_its_leaves = True  # as work it is not interrupted from outside: it stops by itself, leaf by leaf
+
     def __init__(self, name: str, start: str, *, max_steps: int = MAX_STEPS, state: type[State] | None = None) -> None:
         if max_steps < 1:
             raise UsageError(f"max_steps must be 1 or more, not {max_steps!r}")

@@ -4,6 +4,15 @@ Owns contexts, leaves and what becomes of them. Knows nothing of agents, flows a
 """
 
 from .ask import ask
+from .checkpoints import (
+    CheckpointError,
+    CheckpointInUse,
+    Checkpoints,
+    CheckpointUnreadable,
+    FolderCheckpoints,
+    MemoryCheckpoints,
+)
+from .checkpoints_sqlite import SqliteCheckpoints
 from .context import Context, Work
 from .interrupt import AbortInterrupt
 from .isolate import ChildDied
@@ -13,25 +22,37 @@ from .policy import Policy
 from .receipt import Entry, Fate, Ledger, Receipt, Usage
 from .retry import Retry
 from .settle import settle
+from .stop import Stop, StopAck, StopAt, StopRequest
 from .stream import LeafStream, stream
 
 __all__ = [
     "AbortInterrupt",
     "Aborted",
+    "CheckpointError",
+    "CheckpointInUse",
+    "CheckpointUnreadable",
+    "Checkpoints",
     "ChildDied",
     "Completed",
     "Context",
     "Entry",
     "Failed",
     "Fate",
+    "FolderCheckpoints",
     "LeafStream",
     "LeafTimeout",
     "Ledger",
+    "MemoryCheckpoints",
     "Outcome",
     "Policy",
     "Receipt",
     "Retry",
+    "SqliteCheckpoints",
     "Status",
+    "Stop",
+    "StopAck",
+    "StopAt",
+    "StopRequest",
     "TimedOut",
     "Usage",
     "Work",

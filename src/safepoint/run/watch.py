@@ -47,6 +47,7 @@ class Watch:
         """The leaf has ended: nothing is due any more."""
         self.ended = True
         self._alarm.leave(self)
+        self.due.clear()  # its callbacks hold the leaf, which holds this: nobody should have to look for such a ring
 
     def heard(self) -> None:
         """The abort claims the gate, if the body has not."""

@@ -41,6 +41,8 @@ class AskingContext(Context):
 class TurnWork:
     """What a session's loop runs. An object, because it guards its own leaves: from outside it is not interrupted."""
 
+    guards_its_leaves = True
+
     def __init__(self, session: "Session") -> None:
         self._session = session
         self.name = session.agent.name

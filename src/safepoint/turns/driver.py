@@ -11,9 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from ..abort import AbortController, AbortSignal
 from ..abort.deadline import Deadline
-from ..agent.agent import Agent
 from ..errors import UsageError
-from ..flow.flow import Flow
 from ..run.context import Context, Work
 from ..run.events import LoopIdle, LoopStopping, TurnEnded, TurnPlanned, TurnStarted
 from ..run.leaf import leaf, name_of
@@ -246,8 +244,8 @@ class Driver(Generic[T]):
 
 
 def _interruptible(work: Work[Any, Any]) -> Work[Any, Any]:
-    """An agent or a flow guards its own leaves; everything else is a leaf itself."""
-    if isinstance(work, Agent | Flow):
+    """An agent or a flow guards its own leaves, and says so; everything else is a leaf itself."""
+    if getattr(work, "guards_its_leaves", False):
         return work
 
     async def run(ctx: Context, value: Any) -> Any:
