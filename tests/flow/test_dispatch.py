@@ -10,6 +10,7 @@ import pytest
 from safepoint import AbortController, Aborted, AbortSignal, Completed, Failed, TimedOut
 from safepoint.flow import END, End, Flow, FlowResult, NodeContext, StepLimitExceeded
 from safepoint.flow.dispatch import LEAVE_SECONDS
+from safepoint.run.context import Context
 from safepoint.run.events import Event, NodeEnded
 from safepoint.run.leaf import LeafTimeout
 from safepoint.run.stop import StopAt
@@ -415,3 +416,51 @@ async def test_a_deadline_ends_a_node_and_gives_timed_out(clock: FakeClock):
     assert isinstance(result.outcome, TimedOut)
     assert (result.cursor, result.outcome.reason.kind) == ("b", "deadline")
     assert "5" in result.outcome.reason.message
+
+
+async def test_a_walk_that_is_thrown_away_is_closed_without_a_word():
+    """Nothing can be awaited in a coroutine that is being closed, not even a clean-up."""
+    lab = Lab()
+    lab.stuck.add("a")
+    flow = lab.line("flow", "a")
+    cleaned: list[str] = []
+    tidied(flow, cleaned)
+    walk = flow(Context("outer"), Trail())
+    walk.send(None)
+    walk.close()
+    assert lab.ran == ["a"]
+
+
+async def test_clean_ups_of_two_branches_have_keys_of_their_own():
+    lab = Lab()
+    keys: list[str] = []
+
+    async def tidy(state: Trail, ctx: NodeContext[Any]) -> None:
+        keys.append(ctx.idempotency_key)
+
+    branches = {name: lab.line(name, f"{name}1") for name in ("left", "right")}
+    for branch in branches.values():
+        branch.cleanup(tidy)
+    flow: Flow[Trail, Any] = Flow("flow", start="both")
+    flow.parallel("both", branches, join=lambda *_: None)
+    flow.route("both", END)
+    flow.cleanup(tidy)
+    await flow.execute(Trail())
+    assert len(set(keys)) == len(keys) == 3
+
+
+async def test_a_clean_up_that_ends_by_somebody_elses_cancellation_is_a_warning():
+    flow = Lab().line("flow", "a")
+
+    @flow.cleanup
+    async def odd(state: Trail) -> None:
+        other = asyncio.ensure_future(asyncio.get_running_loop().create_future())
+        await asyncio.sleep(0)
+        other.cancel()
+        await other
+
+    async with flow.start(Trail()) as run:
+        result = await run
+        receipt = await run.stop().settled()
+    assert isinstance(result.outcome, Completed)
+    assert "the clean-up odd raised NodeDisrupted" in receipt.warnings[0]

@@ -508,3 +508,63 @@ async def test_a_final_item_is_acknowledged_after_the_abort():
     resumed = await flow.execute(resume=again(result))
     assert resumed.state.found == ITEMS
     assert lab.ran == ITEMS
+
+
+async def test_an_item_that_arrives_when_a_stop_waits_is_not_begun():
+    lab = Lab()
+    pulling, gate = asyncio.Event(), asyncio.Event()
+
+    async def source(state: Trail) -> AsyncIterator[str]:
+        yield "i0"
+        pulling.set()
+        await gate.wait()
+        yield "i1"
+
+    flow = each(lab.item, items=source, concurrency=1)
+    async with flow.start(Trail()) as run:
+        await pulling.wait()
+        run.stop(StopAt.SAFE_POINT)
+        gate.set()
+        result = await run
+    assert isinstance(result.outcome, Aborted)
+    assert lab.ran == ["i0"]
+    assert (await flow.execute(resume=again(result))).state.found == ["I0", "I1"]
+    assert lab.ran == ["i0", "i1"]
+
+
+async def test_a_source_that_ends_by_somebody_elses_cancellation_has_failed():
+    lab = Lab()
+
+    async def source(state: Trail) -> AsyncIterator[str]:
+        yield "i0"
+        other = asyncio.ensure_future(asyncio.get_running_loop().create_future())
+        await asyncio.sleep(0)
+        other.cancel()
+        await other
+
+    result = await each(lab.item, items=source).execute(Trail())
+    assert isinstance(result.outcome, Failed)
+    assert "'each/items' ended by a CancelledError" in str(result.outcome.error)
+
+
+async def test_a_source_that_ignores_the_stop_is_left_behind_at_the_ceiling(clock: FakeClock):
+    gate = asyncio.Event()
+
+    async def source(state: Trail) -> AsyncIterator[str]:
+        while not gate.is_set():
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                continue
+        yield "i0"
+
+    async with each(Lab().item, items=source).start(Trail(), abandon_after=1.0) as run:
+        await settle()
+        run.abort("enough")
+        await clock.elapse(10)
+        assert run.finished
+        result = await run
+    assert isinstance(result.outcome, Aborted)
+    assert [entry.name for entry in result.outcome.receipt.still_running] == ["flow/each/items"]
+    gate.set()
+    await settle()

@@ -4,6 +4,7 @@ import collections
 import enum
 import math
 import threading
+import warnings
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -382,3 +383,11 @@ def test_the_type_of_a_state_is_that_of_the_first_parameter():
     assert first_parameter(unknown) is None
     assert first_parameter(Callable_().method) is Plain
     assert first_parameter(lambda: None) is None
+
+
+def test_what_would_not_come_back_is_refused_when_it_is_written():
+    wrong: Any = Plain(0, [5])  # type: ignore[list-item]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(UsageError, match=r"(?s)Plain cannot be written as JSON.*str"):
+            dump(wrong)

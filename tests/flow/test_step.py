@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from safepoint import AbortController, Aborted, Completed, Failed, Retry
+from safepoint.errors import UsageError
 from safepoint.flow import END, Flow, NodeContext, UnknownOutput
 from safepoint.flow.step import adapted
 from safepoint.run.events import RetryScheduled
@@ -324,3 +325,43 @@ async def test_a_node_that_swallows_its_safe_point_goes_on_and_the_stop_comes_af
     result = await run
     assert (result.outcome.status, result.cursor) == ("aborted", "next")
     assert result.state.notes == ["swallowed"]
+
+
+async def test_an_abort_of_a_signal_of_its_own_is_the_nodes_failure():
+    async def node(state: Trail) -> None:
+        mine = AbortController()
+        mine.abort("mine")
+        mine.signal.raise_if_aborted()
+
+    result = await one(node).execute(Trail())
+    assert isinstance(result.outcome, Failed)
+    assert "mine" in str(result.outcome.error)
+
+
+async def test_a_safe_point_in_tasks_of_the_node_stops_it_too():
+    async def part(ctx: NodeContext[None]) -> None:
+        await gate.wait()
+        await ctx.safe_point()
+
+    async def node(state: Trail, ctx: NodeContext[None]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(part(ctx))
+
+    gate = asyncio.Event()
+    async with one(node).start(Trail()) as run:
+        await settle()
+        run.stop(StopAt.SAFE_POINT, reason="enough")
+        gate.set()
+        result = await run
+    assert isinstance(result.outcome, Aborted)
+    assert result.outcome.reason.message == "enough"
+    assert result.cursor == "it"
+
+
+async def test_services_that_cannot_travel_are_told_by_the_node_that_needs_a_process():
+    result = await one(process_nodes.note, outputs=("found",), isolation="process").execute(
+        Trail(), services=threading.Lock()
+    )
+    assert isinstance(result.outcome, Failed)
+    assert isinstance(result.outcome.error, UsageError)

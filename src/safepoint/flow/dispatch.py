@@ -45,6 +45,8 @@ async def walk(journey: Journey, ctx: Context, place: Place) -> Walked:
     passing: BaseException | None = None
     try:
         walked = await _walk(journey, ctx, place)
+    except GeneratorExit:  # it is being thrown away: nothing can be awaited any more
+        raise
     except BaseException as error:  # meant for the task: it goes on its way after the clean-ups
         passing = error
     for cleanup in place.graph.cleanups:
@@ -127,11 +129,12 @@ def _cleanup_call(journey: Journey, ctx: Context, place: Place, cleanup: Cleanup
         run = LeafRun(outer, cleanup.name, cleanup.kind, policy, threaded=threaded, context=NodeContext)
         working = clone(place.state)
         node_ctx: Any = run.ctx
-        node_ctx._prepare(journey, None, working, 1, f"{journey.key}:cleanup/{cleanup.name}:{place.visit}")
+        operation = journey.operation(ctx, f"cleanup/{cleanup.name}")
+        node_ctx._prepare(journey, None, working, 1, f"{journey.key}:{operation}:{place.visit}")
         try:
             await (in_thread if threaded else in_task)(run, cleanup.call, working)
         except asyncio.CancelledError as error:
-            raise disruption(error, before, cleanup.name) from error
+            raise disruption(error, before, operation) from error
 
     call.__qualname__ = cleanup.name  # by which a warning speaks of it
     return call

@@ -95,7 +95,7 @@ class Items:
             except (Exception, asyncio.CancelledError) as error:
                 self._siblings.ended(self._failed(error, before))
                 return
-            if pulled is not None:
+            if pulled is not None and not ctx.stop.due(StopAt.SAFE_POINT):
                 self._siblings.ended(await self._item(*pulled))
 
     def _failed(self, error: Exception | asyncio.CancelledError, before: int) -> Interrupted | Broken:

@@ -176,7 +176,8 @@ def dump(value: Any) -> Any:
     """As JSON data. Raises: UsageError that says what cannot be written."""
     kind: Any = type(value)
     try:
-        return _adapter(kind).dump_python(value, mode="json")
+        # What is not of its declared type could be written, and not be read again.
+        return _adapter(kind).dump_python(value, mode="json", warnings="error")
     except Exception as problem:  # pydantic raises several kinds
         raise UsageError(
             f"{type(value).__name__} cannot be written as JSON ({problem}): keep in the state only what can, and give"

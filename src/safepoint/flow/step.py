@@ -14,7 +14,7 @@ from ..errors import SafepointError
 from ..run.context import Context
 from ..run.leaf import in_process, in_task, in_thread, inline
 from ..run.leafrun import LeafRun
-from ..run.stop import StopAt
+from ..run.stop import Stop, StopAt
 from .context import NodeContext
 from .graph import Step
 from .journey import Journey
@@ -99,7 +99,7 @@ class Attempts:
         except asyncio.CancelledError as error:
             raise disruption(error, before, self._operation) from error
         except Exception as error:
-            if stop.raised(error):
+            if _is_honoured(stop, error):
                 return Interrupted(error)
             raise
 
@@ -125,6 +125,13 @@ class Attempts:
     def _node_ctx(self) -> NodeContext[Any]:
         ctx: Any = None if self._last is None else self._last.ctx
         return ctx  # type: ignore[no-any-return]  # a LeafRun makes the context it is told to make
+
+
+def _is_honoured(stop: Stop, error: Exception) -> bool:
+    """True: the node, or all tasks of its own that failed, stopped at a safe point."""
+    # Python 3.11 takes a function here, and no method.
+    rest = error.split(lambda each: stop.raised(each))[1] if isinstance(error, ExceptionGroup) else error
+    return rest is None or stop.raised(rest)
 
 
 def disruption(error: asyncio.CancelledError, before: int, operation: str) -> NodeDisrupted:
