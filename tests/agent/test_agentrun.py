@@ -261,6 +261,38 @@ async def test_a_question_is_answered_by_a_callback_of_any_kind(kind: str):
     assert of_kind(events, QuestionAnswered)
 
 
+async def test_a_question_is_answered_from_another_thread_at_once_and_by_one_of_many():
+    run = asking()
+    accepted: list[bool] = []
+    async with run:
+        async for event in run:
+            if isinstance(event, QuestionAsked):
+                every = [asyncio.to_thread(run.answer, event.question_id, "red") for _ in range(8)]
+                accepted += await asyncio.gather(*every)
+    assert contents(await run) == ["chosen: red"]
+    assert sorted(accepted) == [False] * 7 + [True]
+
+
+async def test_two_questions_at_once_are_answered_in_any_order():
+    @tool
+    async def choose(what: str, ctx: ToolContext) -> str:
+        return f"{what}: " + await ctx.ask_user(f"Which {what}?")
+
+    calls = [Call("choose", what="colour"), Call("choose", what="size")]
+    run = Agent(ScriptedModel(calls, "done"), tools=[choose]).run("go")
+    asked: list[QuestionAsked] = []
+
+    def answer(event: Any) -> None:
+        if isinstance(event, QuestionAsked):
+            asked.append(event)
+            if len(asked) == 2:
+                for question in reversed(asked):
+                    run.answer(question.question_id, f"as to {question.text}")
+
+    await read(run, answer)
+    assert contents(await run) == ["colour: as to Which colour?", "size: as to Which size?"]
+
+
 async def test_a_question_that_is_stopped_is_withdrawn_and_takes_no_answer():
     run = asking()
     later: list[bool] = []
@@ -337,6 +369,36 @@ async def test_a_stop_in_the_same_moment_as_the_last_word_is_a_stop_with_the_who
     assert partial.text == "the answer"
     resumed = await Agent(ScriptedModel()).run(resume=partial)
     assert resumed.unwrap().text == "the answer", "there is nothing left to do"
+
+
+def test_a_loop_that_ends_takes_its_runs_with_it(caplog: pytest.LogCaptureFixture):
+    ended: list[str] = []
+
+    @tool
+    async def waits() -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("waits")
+        return "never"
+
+    @tool
+    def works(ctx: ToolContext) -> str:
+        ctx.signal.wait(10)
+        ended.append("works")
+        return "never"
+
+    async def main() -> AgentRun:
+        run = Agent(ScriptedModel([Call("waits"), Call("works")]), tools=[waits, works]).run("go")
+        async for event in run:
+            if event.kind == "leaf_started" and event.path[-1] == "works":
+                break
+        return run
+
+    run = asyncio.run(main())
+    assert run.finished
+    assert sorted(ended) == ["waits", "works"]
+    assert not caplog.records
 
 
 async def test_a_stop_after_the_end_is_answered_truthfully():

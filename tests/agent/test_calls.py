@@ -151,6 +151,19 @@ async def test_an_exception_in_a_thread_or_process_is_told_too(kind: str):
     assert f"ValueError: broken in its {kind}" in contents(outcome)[0]
 
 
+async def test_a_plain_function_that_hands_out_a_coroutine_is_no_success():
+    async def fetch() -> str:
+        return "fetched"
+
+    @tool
+    def wrapped() -> Any:
+        return fetch()
+
+    outcome = await agent_of(wrapped).run("go")
+    assert statuses(outcome) == ["failed"]
+    assert "declare it with `async def`" in contents(outcome)[0]
+
+
 async def test_a_tool_that_takes_too_long_is_told_to_the_model(clock: FakeClock):
     @tool(timeout=5)
     async def slow() -> str:

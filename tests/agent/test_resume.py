@@ -150,6 +150,60 @@ async def test_a_sub_agent_goes_on_inside(tmp_path: Path, hold: str):
     assert outcome.value.usage.requests == 6, "nothing is counted twice"
 
 
+async def test_two_calls_of_one_sub_agent_go_on_each_in_its_own_conversation():
+    ran: list[str] = []
+    holder: list[AgentRun] = []
+
+    @tool
+    async def dig(place: str) -> str:
+        ran.append(place)
+        if len(ran) == 2:
+            holder[0].abort("enough")
+        if len(ran) <= 2:
+            await asyncio.Event().wait()
+        return f"dug {place}"
+
+    def answer(request: Any) -> Any:
+        place = request.messages[0].text
+        return [Call("dig", place=place)] if len(request.messages) == 1 else f"{place}: {request.messages[-1].content}"
+
+    digger = Agent(ScriptedModel(*[answer] * 4), tools=[dig], name="digger")
+    both = [Call("digger", prompt="north"), Call("digger", prompt="south")]
+    agent = Agent(ScriptedModel(both, "done"), tools=[digger])
+    holder.append(agent.run("go"))
+    partial = stopped(await holder[0])
+    assert len(partial.kept) == 2
+    outcome = await agent.run(resume=partial)
+    assert contents(outcome) == ["north: dug north", "south: dug south"]
+    assert sorted(ran) == ["north", "north", "south", "south"]
+
+
+async def test_what_a_tool_deep_inside_was_allowed_to_finish_is_kept_and_not_repeated():
+    ran: list[str] = []
+    inside, gate = asyncio.Event(), asyncio.Event()
+
+    @tool(on_abort="finish", grace=30)
+    async def save() -> str:
+        ran.append("save")
+        inside.set()
+        await gate.wait()
+        return "saved"
+
+    clerk = Agent(ScriptedModel([Call("save")], "it is saved"), tools=[save], name="clerk")
+    agent = Agent(ScriptedModel([Call("clerk", prompt="x")], "done"), tools=[clerk])
+    run = agent.run("go")
+    async with run:
+        await inside.wait()
+        run.abort("enough")
+        gate.set()
+        partial = stopped(await run)
+    (kept,) = partial.kept.values()
+    assert statuses(kept) == ["completed"]
+    outcome = await agent.run(resume=partial)
+    assert contents(outcome) == ["it is saved"]
+    assert ran == ["save"]
+
+
 async def test_a_run_can_be_stopped_and_resumed_again_and_again(tmp_path: Path):
     effects = tmp_path / "effects"
     partial: AgentResult | None = None

@@ -32,14 +32,16 @@ class Questions:
     async def ask(self, ctx: Context, question: str, options: tuple[str, ...]) -> str:
         """Ask; the answer. Raises: AbortError on a stop, with the question withdrawn."""
         question_id = uuid.uuid4().hex
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        answer: asyncio.Future[str] = self._loop.create_future()
 
         async def answered(question: str) -> str:
             return await answer
 
-        self._open[question_id] = answer
+        callback = answered if self._callback is None else self._callback
+        if self._callback is None:
+            self._open[question_id] = answer
         try:
-            callback = answered if self._callback is None else self._callback
             return await ask(ctx, question, callback, options=options, question_id=question_id)
         finally:
             self._open.pop(question_id, None)
@@ -50,12 +52,17 @@ class Questions:
         return bool(self._open)
 
     def answer(self, question_id: str, text: str) -> bool:
-        """False: no such question waits for an answer, here."""
-        answer = self._open.get(question_id)
-        if answer is None or answer.done() or self._callback is not None:
+        """From any thread; the first answer counts. False: no such question waits for an answer, here."""
+        answer = self._open.pop(question_id, None)
+        if answer is None or answer.done():
             return False
-        answer.set_result(text)
+        self._loop.call_soon_threadsafe(_give, answer, text)
         return True
+
+
+def _give(answer: "asyncio.Future[str]", text: str) -> None:
+    if not answer.done():
+        answer.set_result(text)
 
 
 class AgentRun(Running[AgentResult, Outcome[AgentResult]]):
@@ -79,7 +86,7 @@ class AgentRun(Running[AgentResult, Outcome[AgentResult]]):
         self._questions = Questions(ask_user)
 
     def answer(self, question_id: str, text: str) -> bool:
-        """Answer a question of this run. False: it does not wait any more, or a callback answers it."""
+        """Answer a question of this run, from any thread. False: it waits no more, or a callback answers it."""
         return self._questions.answer(question_id, text)
 
     def _work(self, ctx: Context, value: None, /) -> Awaitable[AgentResult]:

@@ -4,11 +4,13 @@ Knows nothing of models. Retrying a failed tool is the model's choice, never our
 """
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from ..abort import AbortError
 from ..abort.guard import asked_from_outside
+from ..errors import UsageError
 from ..run.context import Context
 from ..run.events import ToolCalled, ToolEnded
 from ..run.leaf import in_process, in_task, in_thread, inline
@@ -89,9 +91,16 @@ def _launch(run: LeafRun, tool: Tool, value: Any) -> Awaitable[Any]:
     def call(ctx: Context, value: Any) -> Any:
         return fn(ctx, value) if tool.is_work else fn(**value, **({name: ctx} if name else {}))
 
-    call.__wrapped__ = fn  # type: ignore[attr-defined]  # an interrupt looks for the file in which it is written
+    def call_in_thread(ctx: Context, value: Any) -> Any:
+        returned = call(ctx, value)
+        if inspect.iscoroutine(returned):
+            returned.close()
+            raise UsageError(f"{tool.name} returned a coroutine, which nobody awaits: declare it with `async def`")
+        return returned
+
     if tool.kind == "thread":
-        return in_thread(run, call, value)
+        call_in_thread.__wrapped__ = fn  # type: ignore[attr-defined]  # an interrupt looks for the file it is in
+        return in_thread(run, call_in_thread, value)
     return (inline if run.policy.abandon_after is None else in_task)(run, call, value)
 
 
