@@ -7,7 +7,7 @@ BENCH   = $(VENV)/.bench-ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check fix demo acceptance bench torture mutate coverage clean
+.PHONY: help setup browser test check fix demo acceptance bench torture mutate coverage clean
 
 help:            ## list the commands
 	@grep -E '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -16,7 +16,13 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Safepoint needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@command -v chromium >/dev/null 2>&1 || $(MAKE) --no-print-directory browser
 	@touch $(STAMP)
+
+browser:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+		(apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium fonts-dejavu-core) >/dev/null 2>&1; fi; \
+	command -v chromium >/dev/null 2>&1 || echo 'There is no chromium: install it, or the tests of the page are skipped.'
 
 $(BENCH): $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,bench]'

@@ -1,0 +1,60 @@
+"""Owns talking to a running server from the command line. Knows nothing of commands."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from ..errors import SafepointError
+
+__all__ = ["Client", "ServerRefused", "ServerUnreachable"]
+
+TIMEOUT_SECONDS = 10.0
+
+
+class ServerUnreachable(SafepointError):
+    """No server answers there."""
+
+
+class ServerRefused(SafepointError):
+    """The server said no; `status` is its code."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Client:
+    """One server, by its address."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        self._url = url.rstrip("/")
+        self._token = token
+
+    def call(self, method: str, path: str, body: Any = None, *, accept: str = "application/json") -> Any:
+        """Ask. Raises: ServerRefused; ServerUnreachable."""
+        headers = {"accept": accept, **({"authorization": f"Bearer {self._token}"} if self._token else {})}
+        data = None
+        if body is not None:
+            data = json.dumps(body).encode()
+            headers["content-type"] = "application/json"
+        request = urllib.request.Request(f"{self._url}{path}", data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+                text = response.read().decode()
+        except urllib.error.HTTPError as error:
+            raise ServerRefused(error.code, _told(error)) from error
+        except (urllib.error.URLError, OSError) as error:
+            raise ServerUnreachable(
+                f"no server answers at {self._url} ({getattr(error, 'reason', error)}): start one with"
+                " `safepoint serve`"
+            ) from error
+        return text if accept == "text/plain" else (json.loads(text) if text else None)
+
+
+def _told(error: urllib.error.HTTPError) -> str:
+    text = error.read().decode(errors="replace")
+    try:
+        return str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        return text or error.reason

@@ -1,0 +1,224 @@
+"""Owns the `safepoint` command: serve, and look at and stop what a server runs. Knows nothing of HTTP.
+
+Exit codes: 0 done; 1 the server refused; 2 a wrong call; 3 no server answers; 130 interrupted by Ctrl-C.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from ..errors import SafepointError, UsageError
+from .client import Client, ServerRefused, ServerUnreachable
+from .completion import SHELLS, script
+from .demo import TRY, demo_agent, load_agent
+
+__all__ = ["main"]
+
+URL = "http://127.0.0.1:8420"
+EXAMPLES = """examples:
+  safepoint serve                              the demo agent on http://127.0.0.1:8420
+  safepoint serve my_agents:helper --db chat.db
+  safepoint sessions
+  safepoint turns SESSION
+  safepoint stop SESSION                       stop what runs there, now
+  safepoint stop SESSION TURN --at AFTER_TOOLS --within 30
+  safepoint receipt SESSION TURN
+
+exit codes: 0 done, 1 refused by the server, 2 wrong call, 3 no server answers, 130 interrupted
+environment: SAFEPOINT_URL, SAFEPOINT_TOKEN, NO_COLOR
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="safepoint",
+        description="Run agents that can be stopped: press Stop, get a receipt, keep the conversation.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    serve = commands.add_parser("serve", help="serve an agent, with the page")
+    serve.add_argument("agent", nargs="?", metavar="module:agent", help="what to serve; by default a demo")
+    serve.add_argument("--db", metavar="FILE", help="keep sessions in this SQLite file; by default in memory")
+    serve.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1; others need a token")
+    serve.add_argument("--port", type=int, default=8420, help="default 8420; 0 for any")
+    serve.add_argument("--token", default=os.environ.get("SAFEPOINT_TOKEN"), help="or SAFEPOINT_TOKEN")
+    serve.add_argument("--within", type=float, default=10.0, metavar="S", help="seconds to end in on SIGTERM")
+    serve.add_argument("--resume", action="store_true", help="continue turns that a crash has interrupted")
+    serve.add_argument(
+        "--on-disconnect", default="continue", metavar="S", help="'continue', or seconds until an unwatched turn stops"
+    )
+    for name, told in (("sessions", "list the sessions"), ("turns", "list the turns of a session that have not ended")):
+        _remote(commands.add_parser(name, help=told), session=name == "turns")
+    stop = _remote(commands.add_parser("stop", help="stop a turn: the running one, or TURN"), session=True)
+    stop.add_argument("turn", nargs="?", help="by default the one that runs")
+    stop.add_argument("--at", choices=["NOW", "SAFE_POINT", "AFTER_MODEL", "AFTER_TOOLS"], default="NOW")
+    stop.add_argument("--within", type=float, metavar="S", help="seconds; then it is stopped at once")
+    stop.add_argument("--reason", help="why; it is in the receipt")
+    receipt = _remote(commands.add_parser("receipt", help="what a stop did"), session=True)
+    receipt.add_argument("turn")
+    receipt.add_argument("--json", action="store_true", help="as JSON")
+    completion = commands.add_parser("completion", help="a completion script for your shell")
+    completion.add_argument("shell", choices=SHELLS)
+    return top
+
+
+def _remote(command: argparse.ArgumentParser, *, session: bool) -> argparse.ArgumentParser:
+    if session:
+        command.add_argument("session")
+    command.add_argument("--url", default=os.environ.get("SAFEPOINT_URL", URL), help=f"default {URL}")
+    command.add_argument("--token", default=os.environ.get("SAFEPOINT_TOKEN"), help="or SAFEPOINT_TOKEN")
+    return command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    options = parser().parse_args(argv)
+    try:
+        return COMMANDS[options.command](options)
+    except ServerRefused as error:
+        return _fail(1, f"the server refused: {error}")
+    except ServerUnreachable as error:
+        return _fail(3, str(error))
+    except (UsageError, SafepointError) as error:
+        return _fail(2, str(error))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read us has gone
+        sys.stderr.close()
+        return 0
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve until a signal comes."""
+    try:
+        from ..server.serve import Server
+        from ..session.host import LocalHost
+        from ..session.sqlite import SqliteStore
+        from ..session.store import MemoryStore, Store
+    except ImportError as error:
+        raise UsageError(f'serving needs more packages ({error.name}): pip install "safepoint[server]"') from error
+    agent = demo_agent() if options.agent is None else load_agent(options.agent)
+    policy = options.on_disconnect
+    if policy != "continue":
+        try:
+            policy = float(policy)
+        except ValueError:
+            raise UsageError(f"--on-disconnect must be 'continue' or seconds, not {policy!r}") from None
+
+    async def run() -> None:
+        store: Store = SqliteStore(options.db) if options.db else MemoryStore()
+        host = LocalHost(agent, store, resume=options.resume, on_disconnect=policy)
+        server = Server(
+            host,
+            address=options.host,
+            port=options.port,
+            token=options.token,
+            within=options.within,
+            started=lambda url: _greet(url, options),
+        )
+        await server.run()
+
+    asyncio.run(run())
+    print("stopped: everything is written", flush=True)
+    return 0
+
+
+def _greet(url: str, options: argparse.Namespace) -> None:
+    address = f"{url}/#token={quote(options.token)}" if options.token else url
+    print(f"{_bold('Safepoint')} is at {address}")
+    if options.agent is None:
+        print("\nThings to say, and then to stop (Stop, or Esc Esc):")
+        for words, what in TRY.items():
+            print(f"  {_bold(words):<28} {what}")
+    print(f"\nSessions are kept in {options.db or 'memory'}. Ctrl-C ends it in order.", flush=True)
+
+
+def sessions(options: argparse.Namespace) -> int:
+    """List the sessions."""
+    found = _client(options).call("GET", "/api/sessions")
+    rows = [[one["id"], one["agent"], one["last_seq"], len(one["turns"])] for one in found]
+    _table(["session", "agent", "events", "open turns"], rows)
+    return 0
+
+
+def turns(options: argparse.Namespace) -> int:
+    """List the turns that have not ended."""
+    found = _client(options).call("GET", _path(options.session))
+    _table(["turn", "status"], [[turn["id"], turn["status"]] for turn in found["turns"]])
+    return 0
+
+
+def stop(options: argparse.Namespace) -> int:
+    """Stop a turn."""
+    client = _client(options)
+    turn = options.turn
+    if turn is None:
+        running = [one["id"] for one in client.call("GET", _path(options.session))["turns"]]
+        if not running:
+            print("nothing runs there")
+            return 0
+        turn = running[0]
+    body = {key: getattr(options, key) for key in ("at", "within", "reason") if getattr(options, key) is not None}
+    ack = client.call("POST", f"{_path(options.session, turn)}/stop", body)
+    print(f"{ack['status']}: turn {ack['id']}: {ack['message']}")
+    return 0
+
+
+def receipt(options: argparse.Namespace) -> int:
+    """Show what a stop did."""
+    accept = "application/json" if options.json else "text/plain"
+    found = _client(options).call("GET", f"{_path(options.session, options.turn)}/receipt", accept=accept)
+    if options.json:
+        import json
+
+        found = json.dumps(found, indent=2, ensure_ascii=False)
+    print(found)
+    return 0
+
+
+def completion(options: argparse.Namespace) -> int:
+    """Print a completion script."""
+    print(script(options.shell, parser()))
+    return 0
+
+
+COMMANDS = {
+    "serve": serve,
+    "sessions": sessions,
+    "turns": turns,
+    "stop": stop,
+    "receipt": receipt,
+    "completion": completion,
+}
+
+
+def _client(options: argparse.Namespace) -> Client:
+    return Client(options.url, options.token)
+
+
+def _path(session: str, turn: str | None = None) -> str:
+    path = f"/api/sessions/{quote(session, safe='')}"
+    return path if turn is None else f"{path}/turns/{quote(turn, safe='')}"
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> None:
+    cells = [head, *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    for number, row in enumerate(cells):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        print(_bold(line) if number == 0 else line)
+
+
+def _bold(text: str) -> str:
+    return text if os.environ.get("NO_COLOR") or not sys.stdout.isatty() else f"\033[1m{text}\033[0m"
+
+
+def _fail(code: int, message: str) -> int:
+    print(f"safepoint: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,10 @@
+"""The server: sessions over HTTP, and the page. An extra: `pip install "safepoint[server]"`.
+
+Owns the edge. Knows nothing of agents: everything goes through a Host.
+"""
+
+from .app import App, create_app
+from .limits import Limits
+from .serve import Server
+
+__all__ = ["App", "Limits", "Server", "create_app"]

@@ -1,0 +1,200 @@
+"""Owns the JSON API: each route a few lines over the host, every bad input a clear 4xx. Knows nothing of the page."""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from ..errors import UsageError
+from ..run.outcome import Completed
+from ..run.stop import StopAt
+from ..session.host import Host, NotFound
+from ..session.session import SessionBusy, SessionEnded
+from ..session.store import SessionInUse
+from . import bodies
+from .limits import Limits
+from .metrics import Metrics
+from .stream import event_stream
+from .views import ack_data, session_data, turn_data
+
+__all__ = ["Api", "Refused"]
+
+B = TypeVar("B", bound=BaseModel)
+
+
+class Refused(Exception):
+    """An answer that is not the wanted one."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Api:
+    """The handlers, over one host."""
+
+    def __init__(self, host: Host, limits: Limits, metrics: Metrics) -> None:
+        self._host = host
+        self._limits = limits
+        self._metrics = metrics
+        self.draining = False  # the server is about to go: it takes no new work
+
+    def routes(self) -> list[Route]:
+        """Where each handler is."""
+        turn = "/api/sessions/{session}/turns/{turn}"
+        table: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+            ("GET", "/api/agents", self.agents),
+            ("GET", "/api/sessions", self.sessions),
+            ("POST", "/api/sessions", self.create),
+            ("GET", "/api/sessions/{session}", self.session),
+            ("DELETE", "/api/sessions/{session}", self.close),
+            ("POST", "/api/sessions/{session}/messages", self.send),
+            ("POST", "/api/sessions/{session}/answers", self.answer),
+            ("GET", "/api/sessions/{session}/events", self.events),
+            ("GET", turn, self.turn),
+            ("PATCH", turn, self.edit),
+            ("DELETE", turn, self.remove),
+            ("POST", f"{turn}/stop", self.stop),
+            ("POST", f"{turn}/continue", self.go_on),
+            ("POST", f"{turn}/forget", self.forget),
+            ("GET", f"{turn}/receipt", self.receipt),
+        ]
+        return [Route(path, _guarded(handler), methods=[method]) for method, path, handler in table]
+
+    async def agents(self, request: Request) -> Response:
+        return JSONResponse(await self._host.agents())
+
+    async def sessions(self, request: Request) -> Response:
+        return JSONResponse([session_data(view) for view in await self._host.sessions()])
+
+    async def create(self, request: Request) -> Response:
+        body = await _body(request, bodies.NewSession)
+        self._takes_work()
+        if len(await self._host.sessions()) >= self._limits.sessions:
+            raise Refused(429, f"there are {self._limits.sessions} sessions already: close or delete some")
+        return JSONResponse(session_data(await self._host.create(body.id, body.agent)), 201)
+
+    async def session(self, request: Request) -> Response:
+        return JSONResponse(session_data(await self._host.session(_id(request, "session"))))
+
+    async def close(self, request: Request) -> Response:
+        await self._host.close_session(_id(request, "session"))
+        return Response(status_code=204)
+
+    async def send(self, request: Request) -> Response:
+        body = await _body(request, bodies.NewMessage)
+        self._takes_work()
+        session = _id(request, "session")
+        if len((await self._host.session(session)).turns) > self._limits.queued_turns:
+            raise Refused(429, f"{self._limits.queued_turns} turns wait already: stop or remove some")
+        turn = await self._host.send(
+            session, body.text, turn_id=body.turn_id, deadline=body.deadline, when_busy=body.when_busy
+        )
+        self._metrics.turns.inc()
+        return JSONResponse(turn_data(turn), 202)
+
+    async def answer(self, request: Request) -> Response:
+        body = await _body(request, bodies.Answer)
+        if not await self._host.answer(_id(request, "session"), body.question_id, body.text):
+            raise Refused(409, f"question {body.question_id!r} does not wait for an answer (any more)")
+        return JSONResponse({"accepted": True})
+
+    async def events(self, request: Request) -> Response:
+        last = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
+        if not last.isdecimal() or len(last) > 18:
+            raise Refused(422, f"after must be the number of an event, not {last!r}")
+        if self._metrics.streams._value.get() >= self._limits.streams:
+            raise Refused(429, f"{self._limits.streams} streams are open already")
+        session = _id(request, "session")
+        await self._host.session(session)  # a 404 now, not in the stream
+        return event_stream(self._host, session, int(last), self._metrics)
+
+    async def turn(self, request: Request) -> Response:
+        return JSONResponse(turn_data(await self._host.turn(_id(request, "session"), _id(request, "turn"))))
+
+    async def edit(self, request: Request) -> Response:
+        body = await _body(request, bodies.Edit)
+        if not await self._host.edit(_id(request, "session"), _id(request, "turn"), body.text):
+            raise Refused(409, "this turn does not wait (any more)")
+        return JSONResponse({"accepted": True})
+
+    async def remove(self, request: Request) -> Response:
+        if not await self._host.remove(_id(request, "session"), _id(request, "turn")):
+            raise Refused(409, "this turn does not wait (any more): stop it instead")
+        return Response(status_code=204)
+
+    async def stop(self, request: Request) -> Response:
+        began = time.perf_counter()
+        body = await _body(request, bodies.Stop)
+        at = None if body.at is None else StopAt[body.at]
+        session, turn = _id(request, "session"), _id(request, "turn")
+        ack = await self._host.stop(session, turn, at=at, within=body.within, reason=body.reason)
+        self._metrics.stops.labels(ack.status).inc()
+        self._metrics.ack_seconds.observe(time.perf_counter() - began)
+        return JSONResponse(ack_data(ack), 202)
+
+    async def go_on(self, request: Request) -> Response:
+        self._takes_work()
+        turn = await self._host.continue_turn(_id(request, "session"), _id(request, "turn"))
+        return JSONResponse(turn_data(turn), 202)
+
+    async def forget(self, request: Request) -> Response:
+        await self._host.forget(_id(request, "session"), _id(request, "turn"))
+        return Response(status_code=204)
+
+    async def receipt(self, request: Request) -> Response:
+        view = await self._host.turn(_id(request, "session"), _id(request, "turn"))
+        if view.outcome is None:
+            raise Refused(409, f"turn {view.id!r} is {view.status}: it has no receipt yet")
+        if isinstance(view.outcome, Completed):
+            raise Refused(409, f"turn {view.id!r} has completed: nothing was stopped")
+        if "text/plain" in request.headers.get("accept", ""):
+            return PlainTextResponse(str(view.outcome.receipt))
+        return Response(view.outcome.receipt.to_json(), media_type="application/json")
+
+    def _takes_work(self) -> None:
+        if self.draining:
+            raise Refused(503, "the server is shutting down: it takes no new work")
+
+
+def _id(request: Request, name: str) -> str:
+    return str(request.path_params[name])
+
+
+async def _body(request: Request, kind: type[B]) -> B:
+    try:
+        raw = await request.body()
+    except ClientDisconnect:
+        raise Refused(413, "the body is too large, or broke off") from None
+    try:
+        return kind.model_validate_json(raw or b"{}")
+    except ValidationError as problem:
+        told = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in problem.errors())
+        raise Refused(422, told) from None
+
+
+def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Errors that a caller can do something about, with the status that says so."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Refused as refused:
+            return _error(refused.status, str(refused))
+        except NotFound as error:
+            return _error(404, str(error))
+        except (SessionBusy, SessionEnded, SessionInUse) as error:
+            return _error(409, str(error))
+        except UsageError as error:
+            return _error(422, str(error))
+
+    return handle
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    body: dict[str, Any] = {"error": message}
+    return JSONResponse(body, status)

@@ -1,0 +1,54 @@
+"""Owns what the API takes in: every request body, checked before anything happens. Knows nothing of HTTP."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Answer", "Edit", "NewMessage", "NewSession", "Stop"]
+
+Id = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:~-]*$")]
+Text = Annotated[str, Field(min_length=1, max_length=200_000, pattern=r"\S")]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+
+class Body(BaseModel):
+    """A request body: unknown fields are a mistake."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NewSession(Body):
+    """Open a session, new or stored."""
+
+    id: Id | None = None
+    agent: str | None = None
+
+
+class NewMessage(Body):
+    """Say something."""
+
+    text: Text
+    turn_id: Id | None = None
+    when_busy: Literal["queue", "steer", "interrupt", "reject"] = "queue"
+    deadline: Seconds | None = None
+
+
+class Stop(Body):
+    """Stop a turn: at once, or at a safe point."""
+
+    at: Literal["NOW", "SAFE_POINT", "AFTER_MODEL", "AFTER_TOOLS"] | None = None
+    within: Seconds | None = None
+    reason: Annotated[str, Field(max_length=2_000)] | None = None
+
+
+class Answer(Body):
+    """Answer a question."""
+
+    question_id: Id
+    text: Annotated[str, Field(max_length=200_000)]
+
+
+class Edit(Body):
+    """Replace the message of a turn that waits."""
+
+    text: Text

@@ -1,0 +1,33 @@
+"""Owns what the API gives out: sessions, turns and acknowledgements as JSON data. Knows nothing of HTTP."""
+
+import json
+from typing import Any
+
+from ..agent.talk import AgentResult
+from ..run.stop import StopAck
+from ..run.wire import outcome_to_json
+from ..session.host import SessionView, TurnView
+
+__all__ = ["ack_data", "session_data", "turn_data"]
+
+
+def turn_data(turn: TurnView) -> dict[str, Any]:
+    """A turn."""
+    outcome = None if turn.outcome is None else json.loads(outcome_to_json(turn.outcome, AgentResult))
+    return {"id": turn.id, "status": turn.status, "outcome": outcome}
+
+
+def session_data(session: SessionView) -> dict[str, Any]:
+    """A session."""
+    return {
+        "id": session.id,
+        "agent": session.agent,
+        "last_seq": session.last_seq,
+        "live": session.live,
+        "turns": [turn_data(turn) for turn in session.turns],
+    }
+
+
+def ack_data(ack: StopAck) -> dict[str, Any]:
+    """The answer to a stop."""
+    return {"status": ack.status, "level": ack.level, "message": ack.message, "id": ack.id}
