@@ -32,15 +32,13 @@ class Questions:
     async def ask(self, ctx: Context, question: str, options: tuple[str, ...]) -> str:
         """Ask; the answer. Raises: AbortError on a stop, with the question withdrawn."""
         question_id = uuid.uuid4().hex
-        self._loop = asyncio.get_running_loop()
-        answer: asyncio.Future[str] = self._loop.create_future()
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         async def answered(question: str) -> str:
             return await answer
 
         callback = answered if self._callback is None else self._callback
-        if self._callback is None:
-            self._open[question_id] = answer
+        self._open[question_id] = answer
         try:
             return await ask(ctx, question, callback, options=options, question_id=question_id)
         finally:
@@ -53,10 +51,10 @@ class Questions:
 
     def answer(self, question_id: str, text: str) -> bool:
         """From any thread; the first answer counts. False: no such question waits for an answer, here."""
-        answer = self._open.pop(question_id, None)
+        answer = self._open.pop(question_id, None) if self._callback is None else None
         if answer is None or answer.done():
             return False
-        self._loop.call_soon_threadsafe(_give, answer, text)
+        answer.get_loop().call_soon_threadsafe(_give, answer, text)
         return True
 
 
