@@ -11,6 +11,8 @@ from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle
 from tests.flow.lab import FOREVER, Lab, Trail, again, one
 
+pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
+
 
 def around(child: Flow[Any, Any], lab: Lab, **options: Any) -> Flow[Trail, Any]:
     """before → sub → after."""

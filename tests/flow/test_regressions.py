@@ -17,6 +17,8 @@ from tests.abort.programs import wait_until
 from tests.flow import process_nodes
 from tests.flow.lab import FOREVER, Lab, Trail, again, one
 
+pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
+
 
 def with_child(lab: Lab, child: Flow[Any, Any], **options: Any) -> Flow[Trail, Any]:
     """sub → n, and an error branch."""

@@ -14,6 +14,8 @@ from safepoint.testing import FakeClock, settle
 from tests.flow import process_nodes
 from tests.flow.lab import FOREVER, Lab, Trail, again, one
 
+pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
+
 ITEMS = [f"i{number}" for number in range(5)]
 
 
