@@ -5,10 +5,12 @@ import logging
 import pytest
 
 from safepoint import UsageError
+from safepoint.agent import AgentResult
 from safepoint.run.checkpoints import CheckpointError, CheckpointInUse, MemoryCheckpoints
+from safepoint.run.messages import UserMessage
 from safepoint.turns import CheckpointReport, Stopped
 from safepoint.turns.keeping import Keeper
-from safepoint.turns.saved import SavedLoop
+from safepoint.turns.saved import AnyPartial, SavedLoop
 
 LEFT = SavedLoop(("a", "b"), Stopped(("c",), None), "deploy")
 
@@ -149,6 +151,36 @@ async def test_what_could_not_be_loaded_is_left_as_it_is() -> None:
     await one.end(SavedLoop(), skip=False, broken=True)
     assert await MemoryCheckpoints.load(store, "k") == "whatever it is"
     assert store.aside == []
+
+
+async def test_what_a_stopped_turn_left_behind_that_json_cannot_hold_costs_no_item(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is what a plain function returned though it was stopped, say: that turn begins anew."""
+    store = MemoryCheckpoints()
+    one = await loaded(store)
+    odd: SavedLoop[str] = SavedLoop(("b",), Stopped(("a",), object()))
+    assert (await one.end(odd, skip=False, broken=False)).status == "saved"
+    assert "partial_type=" in caplog.text
+    assert await keeper(store).load() == SavedLoop(("b",), Stopped(("a",), None))
+
+
+@pytest.mark.parametrize(
+    "partial", [AgentResult("half", (UserMessage(text="go"),)), {"page": 7}, "text", ["a", 1], None], ids=repr
+)
+async def test_by_default_it_holds_what_an_agent_or_any_work_left_behind(partial: object) -> None:
+    store = MemoryCheckpoints()
+    saved: SavedLoop[str] = SavedLoop((), Stopped(("a",), partial))
+    one: Keeper[str] = Keeper(store, "k", str, AnyPartial)
+    await one.load()
+    await one.keep(saved)
+    assert await Keeper[str](store, "k", str, AnyPartial).load() == saved
+
+
+async def test_an_item_that_would_come_back_as_something_else_is_not_written() -> None:
+    one = await loaded(MemoryCheckpoints())
+    report = await one.end(SavedLoop((7,)), skip=False, broken=False)  # type: ignore[arg-type]
+    assert (report.status, "item_type=" in str(report.error)) == ("failed", True)
 
 
 async def test_one_key_is_for_one_loop() -> None:

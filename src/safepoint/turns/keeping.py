@@ -7,11 +7,13 @@ nothing of when that is.
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+from ..errors import UsageError
 from ..run.checkpoints import CheckpointError, Checkpoints, CheckpointUnreadable
 from .exit import CheckpointReport
-from .saved import SavedLoop, adapter, read, write
+from .saved import SavedLoop, Stopped, adapter, read, write
 
 __all__ = ["Keeper"]
 
@@ -70,8 +72,19 @@ class Keeper(Generic[T]):
         except Exception as error:  # how the loop ended does not change by that
             return CheckpointReport("failed", error)
 
+    def _written(self, saved: SavedLoop[T]) -> str:
+        try:
+            return write(saved, self._items, self._partials)
+        except UsageError as problem:
+            if saved.stopped is None or saved.stopped.partial is None:
+                raise
+            # The items count: better a turn that begins anew than no checkpoint.
+            text = write(replace(saved, stopped=Stopped(saved.stopped.items)), self._items, self._partials)
+            log.warning("checkpoint %r is without what the stopped turn left behind: %s", self._key, problem)
+            return text
+
     async def _put(self, saved: SavedLoop[T]) -> CheckpointReport:
-        text = "" if saved.empty else write(saved, self._items, self._partials)
+        text = "" if saved.empty else self._written(saved)
         if text != self._text:
             self._text = None  # until it is there
             if text:

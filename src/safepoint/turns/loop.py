@@ -14,7 +14,6 @@ from typing import Any, Generic, TypeVar
 from ..abort import AbortController, AbortReason, AbortSignal, current_clock
 from ..abort.clock import check_seconds
 from ..abort.reason import caller
-from ..agent.talk import AgentResult
 from ..errors import UsageError
 from ..run.checkpoints import Checkpoints
 from ..run.events import Event, LoopStopping, TurnPreempted
@@ -24,7 +23,7 @@ from .driver import Driver
 from .exit import LoopExit
 from .keeping import Keeper
 from .preempt import Preempt, PreemptAck, Pushed
-from .saved import Stopped
+from .saved import AnyPartial, Stopped
 from .state import LoopState
 from .turn import Turn, TurnPlan
 
@@ -56,7 +55,7 @@ class TurnLoop(Generic[T]):
         checkpoints: Checkpoints | None = None,
         checkpoint_id: str | None = None,
         item_type: Any = Any,
-        partial_type: Any = AgentResult,
+        partial_type: Any = AnyPartial,
         max_items: int | None = None,
         batch: int | None = None,
         signal: AbortSignal | None = None,

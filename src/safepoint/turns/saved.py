@@ -5,16 +5,19 @@ Knows nothing of stores, nor of what the items mean: their type says how they ar
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
+from ..agent.talk import AgentResult
 from ..errors import UsageError
 
-__all__ = ["SavedLoop", "Stopped", "adapter", "read", "write"]
+__all__ = ["AnyPartial", "SavedLoop", "Stopped", "adapter", "read", "write"]
 
 T = TypeVar("T")
 VERSION = 1
+# What a stopped turn leaves behind, if nobody says more: an agent's conversation, or plain data.
+AnyPartial: TypeAlias = Annotated[AgentResult | Any, Field(union_mode="left_to_right")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +58,23 @@ def write(saved: SavedLoop[Any], items: TypeAdapter[list[Any]], partials: TypeAd
             "version": VERSION,
             "kind": "turn-loop",
             "cause": saved.cause,
-            "unhandled": items.dump_python(list(saved.unhandled), mode="json"),
+            "unhandled": _plain(items, list(saved.unhandled)),
             "stopped": None,
         }
         if stopped is not None:
-            partial = None if stopped.partial is None else partials.dump_python(stopped.partial, mode="json")
-            data["stopped"] = {"items": items.dump_python(list(stopped.items), mode="json"), "partial": partial}
+            partial = None if stopped.partial is None else _plain(partials, stopped.partial)
+            data["stopped"] = {"items": _plain(items, list(stopped.items)), "partial": partial}
         return json.dumps(data, ensure_ascii=False)
     except Exception as problem:  # pydantic raises several kinds
         raise UsageError(
             f"the items or the partial of the stopped turn cannot be written as JSON ({problem}): give item_type= and"
             " partial_type="
         ) from problem
+
+
+def _plain(kind: TypeAdapter[Any], value: Any) -> Any:
+    # What is of another type would be written somehow, and not be readable.
+    return kind.dump_python(value, mode="json", warnings="error")
 
 
 def read(text: str, items: TypeAdapter[list[Any]], partials: TypeAdapter[Any]) -> SavedLoop[Any]:
