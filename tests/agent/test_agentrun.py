@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -393,8 +394,10 @@ async def test_a_stop_in_the_same_moment_as_the_last_word_is_a_stop_with_the_who
     assert resumed.unwrap().text == "the answer", "there is nothing left to do"
 
 
-def test_a_loop_that_ends_takes_its_runs_with_it(caplog: pytest.LogCaptureFixture):
+def test_a_loop_that_ends_takes_its_runs_with_it():
+    """The loop cancels all tasks, and each of them twice: itself, and by the task group around it."""
     ended: list[str] = []
+    thread_ended = threading.Event()
 
     @tool
     async def waits() -> str:
@@ -407,7 +410,7 @@ def test_a_loop_that_ends_takes_its_runs_with_it(caplog: pytest.LogCaptureFixtur
     @tool
     def works(ctx: ToolContext) -> str:
         ctx.signal.wait(10)
-        ended.append("works")
+        thread_ended.set()
         return "never"
 
     async def main() -> AgentRun:
@@ -419,8 +422,15 @@ def test_a_loop_that_ends_takes_its_runs_with_it(caplog: pytest.LogCaptureFixtur
 
     run = asyncio.run(main())
     assert run.finished
-    assert sorted(ended) == ["waits", "works"]
-    assert not caplog.records
+    assert ended == ["waits"]
+    receipt = run._ctx.ledger.receipt(run.signal)
+    assert {entry.name: entry.fate for entry in receipt.entries if entry.kind != "thread"} == {
+        "agent/model": "finished",
+        "agent/waits": "stopped",
+    }
+    (thread,) = [entry for entry in receipt.entries if entry.kind == "thread"]
+    assert thread.fate in ("stopped", "still_running"), "nobody waited for the thread, but it is not forgotten"
+    assert thread_ended.wait(10), "it was told, and ends"
 
 
 async def test_a_stop_after_the_end_is_answered_truthfully():

@@ -153,8 +153,10 @@ async def outlast(run: LeafRun, ended: "asyncio.Future[T]") -> T:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         run.controller.abort(AbortReason("parent", "the task that waited for it was cancelled"))
-        await _let_end(ended, run.policy.grace)
-        run.leave(ended)
+        try:
+            await _let_end(ended, run.policy.grace)
+        finally:  # told twice, as when a whole loop ends, it goes at once
+            run.leave(ended)
         raise
     if not ended.done():
         raise run.leave(ended)
