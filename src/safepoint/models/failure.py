@@ -1,0 +1,105 @@
+"""Owns what the failures of a provider mean to a caller: worth another attempt or not, and when.
+
+Decides by status codes and headers, never by the name or text of an exception. Knows nothing of any SDK.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+
+from ..abort import current_clock
+from ..agent.model import ModelError
+
+__all__ = [
+    "MALFORMED",
+    "broke_off",
+    "failed_within",
+    "is_transient",
+    "malformed",
+    "missing_sdk",
+    "refused",
+    "retry_after",
+    "transport_errors",
+    "unreachable",
+]
+
+MALFORMED = (json.JSONDecodeError, UnicodeDecodeError)
+TRANSIENT = frozenset({408, 409, 429})
+TRANSIENT_KINDS = frozenset(
+    {"server_error", "api_error", "overloaded_error", "timeout_error", "rate_limit_error", "rate_limit_exceeded"}
+)
+
+
+def is_transient(status: int) -> bool:
+    """Whether the same request may succeed later: a time-out, a conflict, a limit, or the server's own trouble."""
+    return status in TRANSIENT or status >= 500
+
+
+def refused(model: str, message: str, status: int, headers: Mapping[str, str] | None = None) -> ModelError:
+    """The provider answered with an error status. `headers` have lower-case names, or do not care about case."""
+    headers = headers or {}
+    asked = headers.get("x-should-retry")  # some providers say it outright
+    retryable = is_transient(status) if asked not in ("true", "false") else asked == "true"
+    return ModelError(f"{model}: {message}", status=status, retryable=retryable, retry_after=retry_after(headers))
+
+
+def failed_within(model: str, message: str, *kinds: object) -> ModelError:
+    """An error event in the middle of an answer. `kinds`: its type and code, of which some are numbers, some words."""
+    words = {str(kind) for kind in kinds}
+    status = next((int(word) for word in words if word.isdecimal()), None)
+    transient = bool(TRANSIENT_KINDS & words) if status is None else is_transient(status)
+    return ModelError(f"{model}: {message}", status=status, retryable=transient)
+
+
+def unreachable(model: str, error: BaseException) -> ModelError:
+    """The connection could not be made, broke, or was silent for too long."""
+    cause = error.__cause__ or error
+    told = ": ".join(filter(None, (type(cause).__name__, str(cause))))
+    return ModelError(f"{model}: the connection failed ({told})", retryable=True)
+
+
+def broke_off(model: str, hint: str = "") -> ModelError:
+    """The stream ended, and the answer had not."""
+    return ModelError(f"{model}: the answer broke off: the stream ended without a finish reason{hint}", retryable=True)
+
+
+def malformed(model: str, error: object) -> ModelError:
+    """What came is not what the protocol says. As with a broken line, the next attempt may get better data."""
+    return ModelError(f"{model}: the provider sent malformed data: {error}", retryable=True)
+
+
+def transport_errors() -> tuple[type[Exception], ...]:
+    """What the HTTP clients of the SDKs raise when the line fails: an SDK lets some of it through."""
+    clients = (sys.modules.get(name) for name in ("httpx", "httpx2"))
+    return (OSError, *(client.HTTPError for client in clients if client is not None))
+
+
+def missing_sdk(extra: str) -> ImportError:
+    """The SDK of a provider is not installed."""
+    return ImportError(f'safepoint.models.{extra} needs the official SDK: pip install "safepoint[{extra}]"')
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """How many seconds the server asks to wait: from `Retry-After`, a number or a date, or its finer variant."""
+    milliseconds = _number(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    asked = headers.get("retry-after")
+    seconds = _number(asked)
+    if seconds is not None or asked is None:
+        return seconds
+    try:
+        date = parsedate_to_datetime(asked)
+    except ValueError:
+        return None
+    return max(0.0, date.timestamp() - current_clock().time())
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return max(0.0, number) if math.isfinite(number) else None
