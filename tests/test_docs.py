@@ -10,12 +10,13 @@ from types import ModuleType
 
 import pytest
 
+import safepoint.agent
 import safepoint.flow
 from tests.house import names
 
 DOCS = Path(__file__).parent.parent / "docs"
 # Pages that are one program from top to bottom. The others show fragments.
-PROGRAMS = ["flows.md"]
+PROGRAMS = ["agents.md", "flows.md", "history.md", "tools.md"]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -45,7 +46,7 @@ def test_the_page_runs_and_says_what_it_prints(
         assert text in told
 
 
-@pytest.mark.parametrize("room", [safepoint.flow], ids=lambda room: room.__name__)
+@pytest.mark.parametrize("room", [safepoint.agent, safepoint.flow], ids=lambda room: room.__name__)
 def test_every_name_of_the_room_stands_on_a_page(room: ModuleType) -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
     assert list(names.faulty_face(room, pages)) == []

@@ -40,9 +40,31 @@ PROMISES = {
         "completed: A Map of Fog, Night Atlas, Simples, Strigiformes",
         "it asked only: herbs",
     ],
+    "04_agent.py": [
+        "read: page 1 of 3. Stop!",
+        "answered at once: accepted",
+        "Stopped: user: the visitor is in a hurry (",
+        "agent/search     await     finished",
+        "agent/read       await     stopped        after",
+        "agent/dig        thread    stopped        after",
+        "The conversation is valid. Each call has one result:",
+        "search  completed",
+        "read    interrupted",
+        "dig     interrupted",
+        "Resumed, with only read and dig run again: They see in the dark.",
+    ],
+    "05_subagents.py": [
+        "After the tools of the chief: children finish first: aborted, after dig 1, dig 2",
+        "chief/foreman                finished",
+        "The whole tree, each at its own safe point: aborted, after dig 1",
+        "chief/foreman/digger/dig     finished",
+        "chief/foreman                stopped",
+        "Now: aborted, after dig 1",
+        "chief/foreman/digger/dig     stopped",
+    ],
 }
 # How long an example may be: one that tells a whole story, longer.
-MOST_LINES = {"03_archivist.py": 125}
+MOST_LINES = {"03_archivist.py": 125, "04_agent.py": 70, "05_subagents.py": 65}
 # Examples that are told to hurry.
 ARGUMENTS = {"03_archivist.py": ["--scale", "0.2"]}
 # Examples that wait for Ctrl-C, and the line after which it is pressed.
