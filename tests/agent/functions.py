@@ -1,6 +1,7 @@
 """Owns functions that tools run in processes of their own: a process imports them by name."""
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -30,3 +31,8 @@ def asks(question: str, ctx: ToolContext) -> str:
 @tool(isolation="process")
 def breaks() -> str:
     raise ValueError("broken in its process")
+
+
+@tool(isolation="process")
+def exits() -> str:
+    sys.exit(2)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import threading
 import time
 from typing import Any
@@ -149,6 +150,18 @@ async def test_an_exception_in_a_thread_or_process_is_told_too(kind: str):
     outcome = await agent_of(breaks if kind == "thread" else functions.breaks).run("go")
     assert statuses(outcome) == ["failed"]
     assert f"ValueError: broken in its {kind}" in contents(outcome)[0]
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+async def test_a_tool_that_exits_ends_itself_and_not_the_program(kind: str):
+    @tool
+    def exits() -> str:
+        sys.exit(2)
+
+    outcome = await agent_of(exits if kind == "thread" else functions.exits).run("go")
+    assert isinstance(outcome, Completed)
+    assert statuses(outcome) == ["failed"]
+    assert "exit" in contents(outcome)[0].lower()
 
 
 async def test_a_plain_function_that_hands_out_a_coroutine_is_no_success():

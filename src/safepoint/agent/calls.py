@@ -73,7 +73,7 @@ async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, 
         returned = await _launch(run, tool, value)
         content = as_text(returned.text if isinstance(returned, AgentResult) else returned)
     except BaseException as error:
-        if _is_for_the_task(error, before):
+        if _is_for_the_task(error, before, tool):
             raise
         return _ended(ctx, talk, call, tool, run, error)
     finally:
@@ -104,11 +104,13 @@ def _launch(run: LeafRun, tool: Tool, value: Any) -> Awaitable[Any]:
     return (inline if run.policy.abandon_after is None else in_task)(run, call, value)
 
 
-def _is_for_the_task(error: BaseException, before: int) -> bool:
+def _is_for_the_task(error: BaseException, before: int, tool: Tool) -> bool:
     # A tool may raise anything, also a cancellation that is a private matter of its own.
     if isinstance(error, asyncio.CancelledError):
         return asked_from_outside() > before
-    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+    # In a thread or process of its own `sys.exit()` ends what is there, and not this program.
+    here = tool.kind not in ("thread", "process")
+    return here and isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
 
 
 def _ended(ctx: Context, talk: Talk, call: ToolCall, tool: Tool, run: LeafRun, error: BaseException) -> ToolResult:
