@@ -198,7 +198,7 @@ class Driver(Generic[T]):
         signals = [self._state.signal, *([] if plan.signal is None else [plan.signal])]
         if plan.deadline is not None:
             signals.append(Deadline(plan.deadline, "deadline", None))
-        controller = AbortController(AbortSignal.any(signals))
+        controller = AbortController(signals[0] if len(signals) == 1 else AbortSignal.any(signals))
         turn.id = plan.turn_id or turn.id
         name = getattr(plan.work, "name", None) or name_of(plan.work)
         ctx = Context(str(name), controller=controller, emit=self._sink(), run_id=turn.id)
@@ -209,7 +209,7 @@ class Driver(Generic[T]):
         state = self._state
         state.tell(TurnStarted, turn_id=turn.id, items=len(turn.consumed))
         try:
-            outcome = await settle(ctx, _interruptible(plan.work), plan.input, then=_told_after(plan))
+            outcome = await self._settled(ctx, plan)
         except BaseException:  # meant for the task: the loop goes down, and its items with it
             state.stopped = Stopped(tuple(turn.consumed))
             raise
@@ -221,6 +221,17 @@ class Driver(Generic[T]):
             await self._keep([])
         finally:
             state.tell(TurnEnded, turn_id=turn.id, outcome=outcome)
+
+    async def _settled(self, ctx: Context, plan: TurnPlan[T]) -> Outcome[Any]:
+        then = plan.then
+        if then is None:
+            return await settle(ctx, _interruptible(plan.work), plan.input)
+
+        async def before_anyone_is_told(outcome: Any) -> Any:
+            await then(outcome)
+            return outcome
+
+        return await settle(ctx, _interruptible(plan.work), plan.input, then=before_anyone_is_told)
 
     def _sink(self) -> Callable[[Any], object] | None:
         return None if self._state.on_event is None else self._state.emit
@@ -257,12 +268,3 @@ def _interruptible(work: Work[Any, Any]) -> Work[Any, Any]:
         return result
 
     return run
-
-
-def _told_after(plan: TurnPlan[Any]) -> Callable[[Outcome[Any]], Awaitable[Outcome[Any]]]:
-    async def then(outcome: Outcome[Any]) -> Outcome[Any]:
-        if plan.then is not None:
-            await plan.then(outcome)
-        return outcome
-
-    return then

@@ -52,10 +52,11 @@ class PreemptAck:
 
     def decide(self, status: PreemptStatus) -> None:
         """The first word counts."""
-        try:
-            self._decided.set_result(status)
-        except InvalidStateError:
-            pass
+        if not self._decided.done():
+            try:
+                self._decided.set_result(status)
+            except InvalidStateError:
+                pass  # another thread was quicker
 
     def __await__(self) -> Generator[Any, None, PreemptStatus]:
         # The shield: whoever stops waiting does not take the answer from the others.
