@@ -62,9 +62,27 @@ PROMISES = {
         "Now: aborted, after dig 1",
         "chief/foreman/digger/dig     stopped",
     ],
+    "06_turn_loop.py": [
+        "> Only old ones.   [AFTER_TOOLS]",
+        "search: completed",
+        "turn aborted, 3 messages",
+        "> No: doves!   [NOW]",
+        "search: interrupted",
+        "> No: fog!   [NOW]",
+        "agent: 'Doves ', turn aborted",
+        "agent: 'Fog is a cloud.', turn completed",
+        "> Bye.",
+        "search: completed",
+        "Stopped (closing time): 2 handled, preempted: ['Find books on owls.', 'Only old ones.', 'No: doves!']",
+        "interrupted: ['How many are there?'], unhandled: ['Bye.']; checkpoint saved",
+        "Another loop goes on:",
+        "agent: 'There are 3.', turn completed",
+        "agent: 'Goodbye.', turn completed",
+        "Stopped: 2 handled, preempted: [], interrupted: [], unhandled: []; checkpoint deleted",
+    ],
 }
 # How long an example may be: one that tells a whole story, longer.
-MOST_LINES = {"03_archivist.py": 125, "04_agent.py": 70, "05_subagents.py": 65}
+MOST_LINES = {"03_archivist.py": 125, "04_agent.py": 70, "05_subagents.py": 65, "06_turn_loop.py": 100}
 # Examples that are told to hurry.
 ARGUMENTS = {"03_archivist.py": ["--scale", "0.2"]}
 # Examples that wait for Ctrl-C, and the line after which it is pressed.
