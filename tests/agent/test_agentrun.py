@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from safepoint import AbortController, Aborted, AbortSignal, Completed, TimedOut
-from safepoint.agent import Agent, AgentRun, Chunk, ModelRequest, ToolContext, ask_user, tool
+from safepoint.agent import Agent, AgentRun, Chunk, ModelRequest, TextDelta, ToolContext, ask_user, tool
 from safepoint.agent.agentrun import Questions
 from safepoint.models.scripted import Call, Delay, ScriptedModel, Stall
 from safepoint.run import Context
@@ -392,6 +392,28 @@ async def test_a_stop_in_the_same_moment_as_the_last_word_is_a_stop_with_the_who
     assert partial.text == "the answer"
     resumed = await Agent(ScriptedModel()).run(resume=partial)
     assert resumed.unwrap().text == "the answer", "there is nothing left to do"
+
+
+def test_a_loop_that_ends_takes_a_run_that_streams_with_it():
+    closed: list[str] = []
+
+    class Closing(ScriptedModel):
+        async def stream(self, request: ModelRequest, *, signal: AbortSignal) -> AsyncGenerator[Chunk, None]:
+            try:
+                yield TextDelta("half")
+                await asyncio.Event().wait()
+            finally:
+                closed.append("stream")
+
+    async def main() -> AgentRun:
+        run = Agent(Closing()).run("go")
+        asyncio.ensure_future(run._wait())
+        await settle()
+        return run
+
+    run = asyncio.run(main())
+    assert run.finished
+    assert closed == ["stream"]
 
 
 def test_a_loop_that_ends_takes_its_runs_with_it():

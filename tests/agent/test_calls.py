@@ -152,6 +152,31 @@ async def test_an_exception_in_a_thread_or_process_is_told_too(kind: str):
     assert f"ValueError: broken in its {kind}" in contents(outcome)[0]
 
 
+async def test_a_tool_in_a_process_cannot_ask_and_says_what_to_do():
+    outcome = await agent_of(functions.asks, calls=[Call("asks", question="Who?")]).run("go")
+    assert statuses(outcome) == ["failed"]
+    assert "use isolation='thread'" in contents(outcome)[0]
+
+
+async def test_of_calls_that_need_approval_none_is_asked_about_after_a_stop():
+    asked: list[str] = []
+
+    @tool
+    async def stops() -> str:
+        run.abort("enough")
+        return "stopped"
+
+    calls = [Call("stops"), Call("launch", target="moon")]
+
+    def person(question: str) -> str:
+        asked.append(question)
+        return "allow"
+
+    run = agent_of(stops, launch, calls=calls, ask_user=person).run("go")
+    assert statuses(stopped(await run)) == ["completed", "not_started"]
+    assert asked == []
+
+
 @pytest.mark.parametrize("kind", ["thread", "process"])
 async def test_a_tool_that_exits_ends_itself_and_not_the_program(kind: str):
     @tool

@@ -197,6 +197,15 @@ def test_the_context_is_optional_may_have_any_name_and_is_never_shown_to_the_mod
         assert list(properties(made)) == ["word"]
 
 
+def test_an_annotation_that_cannot_be_read_is_no_obstacle():
+    @tool
+    async def open_minded(word: "Unheard") -> str:  # type: ignore[name-defined]  # noqa: F821
+        return str(word)
+
+    assert list(properties(open_minded)) == ["word"]
+    assert open_minded.read('{"word": [1]}') == {"word": [1]}
+
+
 def test_how_a_tool_runs_follows_from_its_function_and_its_policy():
     @tool
     async def awaited() -> None: ...
