@@ -1,11 +1,12 @@
 """Owns talking to a running server from the command line. Knows nothing of commands."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
 from typing import Any
 
-from ..errors import SafepointError
+from ..errors import SafepointError, UsageError
 
 __all__ = ["Client", "ServerRefused", "ServerUnreachable"]
 
@@ -38,18 +39,26 @@ class Client:
         if body is not None:
             data = json.dumps(body).encode()
             headers["content-type"] = "application/json"
-        request = urllib.request.Request(f"{self._url}{path}", data, headers, method=method)
         try:
+            request = urllib.request.Request(f"{self._url}{path}", data, headers, method=method)
             with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
                 text = response.read().decode()
         except urllib.error.HTTPError as error:
             raise ServerRefused(error.code, _told(error)) from error
-        except (urllib.error.URLError, OSError) as error:
+        except (urllib.error.URLError, OSError, http.client.HTTPException) as error:
             raise ServerUnreachable(
                 f"no server answers at {self._url} ({getattr(error, 'reason', error)}): start one with"
                 " `safepoint serve`"
             ) from error
-        return text if accept == "text/plain" else (json.loads(text) if text else None)
+        except ValueError as error:
+            raise UsageError(f"{self._url!r} is not the address of a server: {error}") from error
+        return text if accept == "text/plain" else self._read(text)
+
+    def _read(self, text: str) -> Any:
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            raise ServerUnreachable(f"what answers at {self._url} is not a Safepoint server") from None
 
 
 def _told(error: urllib.error.HTTPError) -> str:

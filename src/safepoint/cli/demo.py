@@ -15,7 +15,6 @@ from ..abort import AbortSignal, run_process
 from ..agent.agent import Agent
 from ..agent.model import AnswerEnded, CallDelta, Chunk, Model, ModelRequest, TextDelta, UsageReported
 from ..agent.tool import ToolContext, tool
-from ..errors import UsageError
 from ..run.messages import ToolResult, UserMessage
 from ..run.receipt import Usage
 
@@ -181,23 +180,3 @@ def _models() -> tuple[Model, Model]:
         ollama = OllamaModel(os.environ.get("OLLAMA_MODEL", "llama3.2"), host=os.environ["OLLAMA_HOST"])
         return ollama, ollama
     return DemoModel(), DemoModel("research")
-
-
-def load_agent(target: str) -> Agent:
-    """An agent by `module:name`. Raises: UsageError that says what is wrong."""
-    import importlib
-
-    module_name, _, name = target.partition(":")
-    if not name:
-        raise UsageError(f"{target!r} is not module:agent, such as my_agents:helper")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module_name), name)
-    except ModuleNotFoundError as error:
-        raise UsageError(f"there is no module {error.name!r}: start it where that can be imported") from error
-    except AttributeError as error:
-        raise UsageError(f"module {module_name!r} has no {name!r}") from error
-    agent = found() if callable(found) and not isinstance(found, Agent) else found
-    if not isinstance(agent, Agent):
-        raise UsageError(f"{target} is {type(agent).__name__}, not an Agent")
-    return agent

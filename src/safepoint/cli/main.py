@@ -14,11 +14,14 @@ from urllib.parse import quote
 from ..errors import SafepointError, UsageError
 from .client import Client, ServerRefused, ServerUnreachable
 from .completion import SHELLS, script
-from .demo import TRY, demo_agent, load_agent
+from .demo import TRY, demo_agent
+from .target import load_agent
 
 __all__ = ["main"]
 
 URL = "http://127.0.0.1:8420"
+# Of the time to end in, half goes to safe points; what is left must do for a tool that ignores the stop.
+SHARE = 0.4
 EXAMPLES = """examples:
   safepoint serve                              the demo agent on http://127.0.0.1:8420
   safepoint serve my_agents:helper --db chat.db
@@ -48,17 +51,28 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1; others need a token")
     serve.add_argument("--port", type=int, default=8420, help="default 8420; 0 for any")
     serve.add_argument("--token", default=os.environ.get("SAFEPOINT_TOKEN"), help="or SAFEPOINT_TOKEN")
-    serve.add_argument("--within", type=float, default=10.0, metavar="S", help="seconds to end in on SIGTERM")
+    serve.add_argument("--within", type=_seconds, default=10.0, metavar="S", help="seconds to end in on SIGTERM")
+    serve.add_argument(
+        "--abandon-after",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="leave a tool behind that ignores a stop so long",
+    )
     serve.add_argument("--resume", action="store_true", help="continue turns that a crash has interrupted")
     serve.add_argument(
-        "--on-disconnect", default="continue", metavar="S", help="'continue', or seconds until an unwatched turn stops"
+        "--on-disconnect",
+        type=lambda text: text if text == "continue" else _seconds(text),
+        default="continue",
+        metavar="S",
+        help="'continue', or seconds until an unwatched turn stops",
     )
     for name, told in (("sessions", "list the sessions"), ("turns", "list the turns of a session that have not ended")):
         _remote(commands.add_parser(name, help=told), session=name == "turns")
     stop = _remote(commands.add_parser("stop", help="stop a turn: the running one, or TURN"), session=True)
     stop.add_argument("turn", nargs="?", help="by default the one that runs")
     stop.add_argument("--at", choices=["NOW", "SAFE_POINT", "AFTER_MODEL", "AFTER_TOOLS"], default="NOW")
-    stop.add_argument("--within", type=float, metavar="S", help="seconds; then it is stopped at once")
+    stop.add_argument("--within", type=_seconds, metavar="S", help="seconds; then it is stopped at once")
     stop.add_argument("--reason", help="why; it is in the receipt")
     receipt = _remote(commands.add_parser("receipt", help="what a stop did"), session=True)
     receipt.add_argument("turn")
@@ -97,23 +111,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(options: argparse.Namespace) -> int:
     """Serve until a signal comes."""
     try:
-        from ..server.serve import Server
+        from ..server import Server, leaving_behind
         from ..session.host import LocalHost
         from ..session.sqlite import SqliteStore
         from ..session.store import MemoryStore, Store
     except ImportError as error:
         raise UsageError(f'serving needs more packages ({error.name}): pip install "safepoint[server]"') from error
     agent = demo_agent() if options.agent is None else load_agent(options.agent)
-    policy = options.on_disconnect
-    if policy != "continue":
-        try:
-            policy = float(policy)
-        except ValueError:
-            raise UsageError(f"--on-disconnect must be 'continue' or seconds, not {policy!r}") from None
+    agent = leaving_behind(agent, min(options.abandon_after, options.within * SHARE))
 
     async def run() -> None:
         store: Store = SqliteStore(options.db) if options.db else MemoryStore()
-        host = LocalHost(agent, store, resume=options.resume, on_disconnect=policy)
+        await store.sessions()  # a file that cannot be used is said now, not to the first visitor
+        host = LocalHost(agent, store, resume=options.resume, on_disconnect=options.on_disconnect)
         server = Server(
             host,
             address=options.host,
@@ -135,7 +145,7 @@ def _greet(url: str, options: argparse.Namespace) -> None:
     if options.agent is None:
         print("\nThings to say, and then to stop (Stop, or Esc Esc):")
         for words, what in TRY.items():
-            print(f"  {_bold(words):<28} {what}")
+            print(f"  {_bold(f'{words:<18}')} {what}")
     print(f"\nSessions are kept in {options.db or 'memory'}. Ctrl-C ends it in order.", flush=True)
 
 
@@ -159,7 +169,8 @@ def stop(options: argparse.Namespace) -> int:
     client = _client(options)
     turn = options.turn
     if turn is None:
-        running = [one["id"] for one in client.call("GET", _path(options.session))["turns"]]
+        live = client.call("GET", _path(options.session))["turns"]
+        running = [one["id"] for one in live if one["status"] != "queued"] or [one["id"] for one in live]
         if not running:
             print("nothing runs there")
             return 0
@@ -213,6 +224,13 @@ def _table(head: list[str], rows: list[list[Any]]) -> None:
     for number, row in enumerate(cells):
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         print(_bold(line) if number == 0 else line)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
 
 
 def _bold(text: str) -> str:

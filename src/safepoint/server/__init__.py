@@ -5,6 +5,7 @@ Owns the edge. Knows nothing of agents: everything goes through a Host.
 
 from .app import App, create_app
 from .limits import Limits
+from .patience import leaving_behind
 from .serve import Server
 
-__all__ = ["App", "Limits", "Server", "create_app"]
+__all__ = ["App", "Limits", "Server", "create_app", "leaving_behind"]

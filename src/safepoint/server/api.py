@@ -5,20 +5,21 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ..errors import UsageError
 from ..run.outcome import Completed
-from ..run.stop import StopAt
+from ..run.stop import StopAck, StopAt
 from ..session.host import Host, NotFound
 from ..session.session import SessionBusy, SessionEnded
-from ..session.store import SessionInUse
+from ..session.store import SessionInUse, StoreError
 from . import bodies
 from .limits import Limits
 from .metrics import Metrics
-from .stream import event_stream
+from .stream import Streams
 from .views import ack_data, session_data, turn_data
 
 __all__ = ["Api", "Refused"]
@@ -41,6 +42,7 @@ class Api:
         self._host = host
         self._limits = limits
         self._metrics = metrics
+        self._streams = Streams(host, metrics)
         self.draining = False  # the server is about to go: it takes no new work
 
     def routes(self) -> list[Route]:
@@ -74,8 +76,9 @@ class Api:
     async def create(self, request: Request) -> Response:
         body = await _body(request, bodies.NewSession)
         self._takes_work()
-        if len(await self._host.sessions()) >= self._limits.sessions:
-            raise Refused(429, f"there are {self._limits.sessions} sessions already: close or delete some")
+        live = [view.id for view in await self._host.sessions() if view.live]
+        if len(live) >= self._limits.sessions and body.id not in live:
+            raise Refused(429, f"{self._limits.sessions} sessions are live already: close some")
         return JSONResponse(session_data(await self._host.create(body.id, body.agent)), 201)
 
     async def session(self, request: Request) -> Response:
@@ -107,11 +110,12 @@ class Api:
         last = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
         if not last.isdecimal() or len(last) > 18:
             raise Refused(422, f"after must be the number of an event, not {last!r}")
-        if self._metrics.streams._value.get() >= self._limits.streams:
-            raise Refused(429, f"{self._limits.streams} streams are open already")
+        self._takes_work()  # whoever comes back now would wake a session that is being closed
         session = _id(request, "session")
         await self._host.session(session)  # a 404 now, not in the stream
-        return event_stream(self._host, session, int(last), self._metrics)
+        if self._streams.open >= self._limits.streams:
+            raise Refused(429, f"{self._limits.streams} streams are open already")
+        return self._streams.response(session, int(last))
 
     async def turn(self, request: Request) -> Response:
         return JSONResponse(turn_data(await self._host.turn(_id(request, "session"), _id(request, "turn"))))
@@ -135,7 +139,13 @@ class Api:
         ack = await self._host.stop(session, turn, at=at, within=body.within, reason=body.reason)
         self._metrics.stops.labels(ack.status).inc()
         self._metrics.ack_seconds.observe(time.perf_counter() - began)
-        return JSONResponse(ack_data(ack), 202)
+        return JSONResponse(ack_data(ack), 202, background=BackgroundTask(self._settles, ack, began))
+
+    async def _settles(self, ack: StopAck, began: float) -> None:
+        """The answer has gone out; this only measures how long the stop takes."""
+        if ack.status == "accepted":
+            await ack.settled()
+            self._metrics.settle_seconds.observe(time.perf_counter() - began)
 
     async def go_on(self, request: Request) -> Response:
         self._takes_work()
@@ -187,10 +197,10 @@ def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
             return _error(refused.status, str(refused))
         except NotFound as error:
             return _error(404, str(error))
-        except (SessionBusy, SessionEnded, SessionInUse) as error:
-            return _error(409, str(error))
-        except UsageError as error:
-            return _error(422, str(error))
+        except (SessionBusy, SessionEnded, SessionInUse, UsageError) as error:
+            return _error(409, str(error))  # the body was looked at before: it is the state that forbids it
+        except StoreError as error:  # nothing is wrong with the request
+            return _error(503, str(error))
 
     return handle
 

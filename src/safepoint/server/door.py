@@ -36,24 +36,31 @@ class Door:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = self._refusal(scope, headers)
+        refusal = self._refusal(headers) or self._stranger(scope["path"], headers)
         if refusal is not None:
             return await _say(send, *refusal)
         return await self._app(scope, _Bounded(receive, self._body_bytes), send)
 
-    def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
+    def _refusal(self, headers: dict[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "")
         if self._hosts is not None and _name(host) not in self._hosts:
             return 421, f"this server is not {host!r}: call it by its own name"
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and _place(origin) != host.lower():
             return 403, f"a page of {origin!r} may not talk to this server"
-        if int(headers.get("content-length") or 0) > self._body_bytes:
+        length = headers.get("content-length", "0")
+        if not length.isdecimal():
+            return 400, f"content-length must be a number, not {length!r}"
+        if int(length) > self._body_bytes:
             return 413, f"the body is larger than {self._body_bytes} bytes"
-        if self._token is None or scope["path"] == "/" or scope["path"].startswith(OPEN):
+        return None
+
+    def _stranger(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
+        if self._token is None or path == "/" or path.startswith(OPEN):
             return None
-        given = headers.get("authorization", "").removeprefix("Bearer ").encode()
-        if not hmac.compare_digest(given, self._token):
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        known = hmac.compare_digest(given.encode(), self._token)
+        if not known or scheme.lower() != "bearer":
             return 401, "a token is needed: send it as `Authorization: Bearer …`"
         return None
 
@@ -76,6 +83,14 @@ class _Bounded:
 def _name(host: str) -> str:
     host = host.lower()
     return host[: host.index("]") + 1] if host.startswith("[") and "]" in host else host.partition(":")[0]
+
+
+def _place(origin: str) -> str | None:
+    """Host and port of an origin; None: it is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 async def _say(send: Send, status: int, message: str) -> None:

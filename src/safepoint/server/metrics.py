@@ -11,7 +11,6 @@ class Metrics:
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
         self.turns = Counter("safepoint_turns", "Turns accepted", registry=registry)
-        self.ended = Counter("safepoint_turns_ended", "Turns that ended", ["status"], registry=registry)
         self.stops = Counter("safepoint_stops", "Stops asked for", ["status"], registry=registry)
         self.ack_seconds = Histogram(
             "safepoint_stop_ack_seconds",

@@ -68,6 +68,7 @@ def document() -> dict[str, Any]:
         f"{turn}/forget": {"post": _call("Take the conversation back to before the last turn", 204)},
         f"{turn}/receipt": {"get": _call("What the stop did", 200, {"type": "object"})},
         "/healthz": {"get": _call("Whether the server lives", 200, {"type": "object"})},
+        "/metrics": {"get": _text("What the server has counted, for Prometheus", "text/plain")},
     }
     for path, calls in paths.items():
         names = [name for name in ("session", "turn") if f"{{{name}}}" in path]
@@ -94,9 +95,14 @@ def _call(summary: str, status: int, schema: Any = None, body: type[bodies.Body]
     return call
 
 
+def _text(summary: str, kind: str) -> dict[str, Any]:
+    call = _call(summary, 200)
+    call["responses"]["200"]["content"] = {kind: {}}
+    return call
+
+
 def _stream() -> dict[str, Any]:
-    call = _call("Everything after a number, then what comes, as server-sent events", 200)
-    call["responses"]["200"]["content"] = {"text/event-stream": {}}
+    call = _text("Everything after a number, then what comes, as server-sent events", "text/event-stream")
     number = {"type": "integer", "minimum": 0}
     call["parameters"] = [
         {"name": "after", "in": "query", "required": False, "schema": number},

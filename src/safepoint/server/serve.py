@@ -1,13 +1,17 @@
 """Owns serving: the address, the token outside of loopback, and an end in order. Knows nothing of routes.
 
 SIGTERM or Ctrl-C: no new work is taken, turns stop at their safe points, then at once, everything is written, and the
-process ends within the given time.
+process ends within the given time. What does not let go by then is cut off: its stop is recorded, and decides when the
+session is opened again.
 """
 
 import asyncio
 import ipaddress
+import logging
+import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -19,6 +23,9 @@ from .app import App, create_app
 from .limits import Limits
 
 __all__ = ["Server", "is_loopback"]
+
+BACKLOG = 2048
+log = logging.getLogger("safepoint")
 
 
 def is_loopback(address: str) -> bool:
@@ -48,6 +55,8 @@ class Server:
         limits: Limits | None = None,
         started: Callable[[str], object] | None = None,
     ) -> None:
+        if token and not (token.isascii() and token.isprintable() and " " not in token):
+            raise UsageError("a token travels in a header: use ASCII letters, digits and signs, without spaces")
         if not is_loopback(address) and not token:
             raise UsageError(
                 f"{address} can be reached from other machines: give a token (--token or SAFEPOINT_TOKEN), or stay on"
@@ -58,8 +67,8 @@ class Server:
         self._port = port
         self._within = within
         self._started = started
-        hosts = None if address in ("0.0.0.0", "::") else [address]
-        self.app: App = create_app(host, token=token, hosts=hosts, limits=limits)
+        hosts = None if address in ("0.0.0.0", "::") else [self._name()]
+        self.app: App = create_app(host, token=token or None, hosts=hosts, limits=limits)
 
     async def run(self) -> None:
         """Serve until a signal comes."""
@@ -70,7 +79,7 @@ class Server:
         server = uvicorn.Server(config)
         # Its own handlers would close the door before the turns have ended; ours come first.
         server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
-        going = asyncio.Event()
+        going, gone = asyncio.Event(), threading.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, going.set)
@@ -80,24 +89,35 @@ class Server:
                 if self._started is not None:
                     self._started(f"http://{self._name()}:{listening.getsockname()[1]}")
                 await going.wait()
+                threading.Thread(target=self._last_resort, args=[gone], name="last resort", daemon=True).start()
                 self.app.drain()
                 await self._host.close(self._within / 2, "the server shuts down")
                 server.should_exit = True
         finally:
+            gone.set()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             listening.close()
+
+    def _last_resort(self, gone: threading.Event) -> None:
+        """A thread of its own: it also ends a process whose event loop is blocked."""
+        if not gone.wait(self._within):
+            log.error("the server did not end within %g s: what still runs is cut off", self._within)
+            os._exit(1)
 
     def _name(self) -> str:
         return f"[{self._address}]" if ":" in self._address else self._address
 
     def _bind(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio switches the 40 ms of Nagle's algorithm off only where the protocol is named.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((self._address, self._port))
-        except OSError as error:
+            listening.listen(BACKLOG)  # from here on whoever comes is heard, also before the first answer
+        except (OSError, OverflowError) as error:
             listening.close()
-            raise UsageError(f"cannot listen on {self._address}:{self._port}: {error.strerror or error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise UsageError(f"cannot listen on {self._address}:{self._port}: {why}") from error
         return listening

@@ -1,6 +1,7 @@
 // Owns talking to the server: JSON calls, and the stream of events that goes on where it was. Knows nothing of the page.
 
 const TOKEN_KEY = "safepoint-token";
+const PATIENCE_MS = 10_000; // a server that does not answer must not leave a button waiting for ever
 
 export function takeTokenFromAddress() {
   const match = location.hash.match(/[#&]token=([^&]+)/);
@@ -20,14 +21,17 @@ export class ApiError extends Error {
 }
 
 export async function call(method, path, body) {
-  const options = { method, headers: headers(body === undefined ? {} : { "content-type": "application/json" }) };
+  const options = { method, signal: AbortSignal.timeout(PATIENCE_MS), headers: headers(body === undefined ? {} : { "content-type": "application/json" }) };
   if (body !== undefined) options.body = JSON.stringify(body);
-  let response;
-  try { response = await fetch(path, options); } catch { throw new ApiError(0, "The server cannot be reached."); }
-  const text = await response.text();
-  const data = text ? JSON.parse(text) : null;
+  let response, text;
+  try { response = await fetch(path, options); text = await response.text(); } catch { throw new ApiError(0, "The server cannot be reached."); }
+  const data = readJson(text);
   if (!response.ok) throw new ApiError(response.status, data?.error ?? response.statusText);
   return data;
+}
+
+function readJson(text) {
+  try { return text ? JSON.parse(text) : null; } catch { return null; } // a proxy's page of HTML: the status says enough
 }
 
 // Reads events after a number until told to stop; comes back after every break. `on` = {event, state}.

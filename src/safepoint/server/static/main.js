@@ -1,14 +1,18 @@
 // Owns the page: which session is shown, what the buttons do, and when what is drawn again.
 
 import { call, follow, takeTokenFromAddress } from "/static/api.js";
+import { morph, morphChildren } from "/static/morph.js";
 import { apply, emptySession, isOver, lastEnded, runningTurn, shownTurns, waitingTurns } from "/static/state.js";
 import { EscEsc, Menu } from "/static/stop.js";
-import { drawTurn, element } from "/static/view.js";
+import { announce, connection, toast } from "/static/telling.js";
+import { drawTurn, drawWaiting, element, endText } from "/static/view.js";
 
 const $ = (id) => document.getElementById(id);
 let session = null;
 let leave = () => {};
-let asked = null; // the turn whose stop was sent and not yet heard of
+let asked = null; // the stop that was sent and not yet heard of: {turn, at}
+let editing = null; // the turn in the queue whose message is being changed
+let known = 0; // events up to this number are history: nobody is told of them again
 const dirty = new Set();
 let scheduled = false;
 
@@ -21,24 +25,37 @@ function path(...parts) { return `/api/sessions/${[session.id, ...parts].map(enc
 async function open(id) {
   leave();
   session = emptySession(id);
-  asked = null;
-  location.hash = id;
+  asked = editing = null;
+  known = Infinity;
+  dirty.clear();
+  if (location.hash.slice(1) !== id) location.hash = id;
   $("turns").replaceChildren();
   $("where").textContent = id.slice(0, 8);
   $("where").title = id;
-  document.body.classList.remove("sessions-open");
-  await listSessions();
-  leave = follow(id, 0, { event: heard, state: connection });
+  drawer(false);
+  redraw();
+  const sessions = await listSessions();
+  if (session.id !== id) return; // another one was chosen meanwhile
+  known = sessions.find((one) => one.id === id)?.last_seq ?? 0;
+  leave = follow(id, 0, { event: (seq, event) => heard(id, seq, event), state: (state) => changed(id, state) });
+}
+
+function heard(id, seq, event) {
+  if (session.id !== id) return;
+  const turn = apply(session, event);
+  if (turn) dirty.add(turn.id);
+  if (asked && event.turn_id === asked.turn && (event.kind === "stop_requested" || event.kind === "turn_ended")) asked = null;
+  if (event.kind === "turn_ended" && seq > known) announce(event.outcome.status === "completed" ? "The answer is complete." : endText(event.outcome));
+  if (event.kind === "turn_ended" || event.kind === "turn_forgotten" || event.kind === "turn_started") for (const other of session.turns.keys()) dirty.add(other);
   redraw();
 }
 
-function heard(seq, event) {
-  const turn = apply(session, event);
-  if (turn) dirty.add(turn.id);
-  if (asked && (event.kind === "stop_requested" || event.kind === "turn_ended") && event.turn_id === asked) asked = null;
-  if (event.kind === "turn_ended") announce(event.outcome.status === "completed" ? "The answer is complete." : event.outcome.status === "aborted" ? "The turn was stopped." : "The turn has failed.");
-  if (event.kind === "turn_ended" || event.kind === "turn_forgotten" || event.kind === "turn_started") for (const other of session.turns.keys()) dirty.add(other);
-  redraw();
+function changed(id, state) {
+  if (session.id !== id) return;
+  const before = $("connection").dataset.state;
+  connection(state);
+  if (state === "gone") { toast("This session is not on the server any more.", true); begin(); }
+  if (state === "connected" && before === "lost") listSessions().catch(() => {});
 }
 
 function redraw() {
@@ -50,81 +67,56 @@ function redraw() {
 function draw() {
   const box = $("turns");
   const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 80;
-  const shown = shownTurns(session);
   const last = lastEnded(session);
-  const known = new Map([...box.children].map((node) => [node.dataset.turn, node]));
-  shown.forEach((turn, index) => {
+  const drawn = new Map([...box.children].map((node) => [node.dataset.key, node]));
+  shownTurns(session).forEach((turn, index) => {
     turn.isLast = turn === last && !runningTurn(session);
-    let node = known.get(turn.id);
-    if (!node || dirty.has(turn.id)) {
-      const fresh = drawTurn(turn, { answer, goOn, forget });
-      if (node) { keepOpen(node, fresh); node.replaceWith(fresh); }
-      node = fresh;
-    }
+    let node = drawn.get(turn.id);
+    if (!node) node = drawTurn(turn);
+    else if (dirty.has(turn.id)) node = morph(node, drawTurn(turn));
     if (box.children[index] !== node) box.insertBefore(node, box.children[index] ?? null);
-    known.delete(turn.id);
+    drawn.delete(turn.id);
   });
-  for (const node of known.values()) node.remove();
+  for (const node of drawn.values()) node.remove();
   dirty.clear();
-  drawWaiting();
+  drawQueue();
   drawButtons();
   if (atEnd) box.scrollTop = box.scrollHeight;
 }
 
-function keepOpen(before, after) {
-  for (const node of before.querySelectorAll("details[data-key]")) {
-    const same = after.querySelector(`details[data-key="${CSS.escape(node.dataset.key)}"]`);
-    if (same && node.dataset.touched) { same.open = node.open; same.dataset.touched = "1"; }
-  }
-  const typing = before.querySelector("input[name=answer]:focus");
-  const input = after.querySelector("input[name=answer]");
-  const value = before.querySelector("input[name=answer]")?.value;
-  if (input && value) input.value = value;
-  if (typing && input) queueMicrotask(() => input.focus());
-}
-
-$("turns").addEventListener("click", (event) => {
-  const summary = event.target.closest("summary");
-  if (summary) summary.parentElement.dataset.touched = "1";
-});
-
-function drawWaiting() {
+function drawQueue() {
   const waiting = waitingTurns(session);
-  const box = $("waiting");
-  const editing = box.querySelector("input");
-  if (editing && waiting.some((turn) => turn.id === editing.dataset.turn)) return;
-  box.hidden = waiting.length === 0;
-  box.replaceChildren(element("h2", {}, `Waiting (${waiting.length})`));
-  for (const turn of waiting) {
-    const row = element("div", { class: "row", "data-turn": turn.id });
-    const text = turn.said.join(" ") || "(to be continued)";
-    row.append(element("span", { title: text }, text), button("Edit", () => edit(row, turn)), button("Remove", () => quietly(call("DELETE", path("turns", turn.id)))), button("Send now", () => sendNow(turn)));
-    box.append(row);
-  }
+  if (!waiting.some((turn) => turn.id === editing)) editing = null;
+  $("waiting").hidden = waiting.length === 0;
+  morphChildren($("waiting"), drawWaiting(waiting, editing));
 }
 
 function drawButtons() {
   const turn = runningTurn(session);
-  const stopping = turn && (turn.status === "stopping" || asked === turn.id);
+  const sent = turn && asked?.turn === turn.id ? asked.at : null;
+  const stopping = turn && (turn.status === "stopping" || sent);
+  const atOnce = sent === "NOW" || turn?.stopAt === "NOW";
   $("send").hidden = Boolean(turn);
   $("stop").hidden = $("stop-more").hidden = !turn;
-  $("stop").disabled = $("stop-more").disabled = Boolean(stopping);
+  $("stop").disabled = Boolean(stopping);
   $("stop").textContent = stopping ? "Stopping…" : "Stop";
-  if (!turn) $("stop-menu").hidden = true;
-  esc.set(Boolean(turn) && !stopping);
+  // A stop that waits for a safe point can still be made stricter, and nothing else.
+  $("stop-more").disabled = Boolean(sent || (stopping && atOnce));
+  for (const item of $("stop-menu").children) item.hidden = Boolean(stopping) && item.dataset.at !== "NOW";
+  if (!turn || $("stop-more").disabled) $("stop-menu").hidden = true;
+  esc.set(Boolean(turn) && !sent && !(stopping && atOnce));
 }
 
 async function stop(at) {
   const turn = runningTurn(session);
   if (!turn || asked) return;
-  asked = turn.id;
+  const mine = asked = { turn: turn.id, at };
   drawButtons();
   try {
     const ack = await call("POST", path("turns", turn.id, "stop"), { at });
-    if (ack.status === "unknown" || ack.status === "already_finished") { asked = null; toast("There was nothing left to stop."); }
+    if (ack.status === "unknown" || ack.status === "already_finished") { if (!isOver(turn)) toast("There was nothing left to stop."); if (asked === mine) asked = null; }
   } catch (error) {
-    asked = null;
-    toast(`Stop failed: ${error.message}`, true);
+    if (asked === mine) { asked = null; toast(`Stop failed: ${error.message}`, true); }
   }
   drawButtons();
 }
@@ -133,100 +125,105 @@ async function send(text, when_busy = "queue") {
   try {
     await call("POST", path("messages"), { text, when_busy });
     return true;
-  } catch (error) { toast(error.message, true); return false; }
+  } catch (error) {
+    toast(error.message, true);
+    const box = $("prompt"); // nothing that was written gets lost
+    box.value = box.value.trim() ? `${text}\n${box.value}` : text;
+    return false;
+  }
 }
 
-async function sendNow(turn) {
-  const text = turn.said.join("\n");
-  try { await call("DELETE", path("turns", turn.id)); } catch { return; }
-  await send(text, "interrupt");
-}
+const DOES = {
+  choose: ({ question, text }) => answer(question, text),
+  continue: ({ turn }) => quietly(call("POST", path("turns", turn, "continue"))),
+  forget: ({ turn }) => quietly(call("POST", path("turns", turn, "forget"))),
+  edit: ({ turn }) => { editing = turn; drawQueue(); $("waiting").querySelector("input")?.focus(); },
+  save: () => saved(true),
+  remove: ({ turn }) => quietly(call("DELETE", path("turns", turn))),
+  now: async ({ turn }) => {
+    const text = session.turns.get(turn).said.join("\n");
+    if (await quietly(call("DELETE", path("turns", turn)))) await send(text, "interrupt");
+  },
+};
 
-function edit(row, turn) {
-  const input = element("input", { "aria-label": "Edit message", "data-turn": turn.id });
-  input.value = turn.said.join("\n");
-  const done = async (save) => {
-    const text = input.value;
-    input.remove();
-    if (save && text.trim()) await quietly(call("PATCH", path("turns", turn.id), { text }));
-    redraw();
-  };
-  input.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.isComposing) { event.preventDefault(); done(true); }
-    if (event.key === "Escape") { event.preventDefault(); done(false); }
-  });
-  row.replaceChildren(input, button("Save", () => done(true)));
-  input.focus();
+async function saved(keep) {
+  const input = $("waiting").querySelector("input");
+  const turn = editing;
+  editing = null;
+  if (keep && input?.value.trim()) await quietly(call("PATCH", path("turns", turn), { text: input.value }));
+  redraw();
 }
 
 function answer(id, text) { quietly(call("POST", path("answers"), { question_id: id, text })); }
-function goOn(id) { quietly(call("POST", path("turns", id, "continue"))); }
-function forget(id) { quietly(call("POST", path("turns", id, "forget"))); }
 
-async function quietly(promise) { try { await promise; } catch (error) { toast(error.message, true); } }
+async function quietly(promise) { try { await promise; return true; } catch (error) { toast(error.message, true); return false; } }
 
-function button(label, run) {
-  const node = element("button", { type: "button" }, label);
-  node.addEventListener("click", run);
-  return node;
-}
-
-$("stop").addEventListener("click", () => stop("NOW"));
-$("composer").addEventListener("submit", async (event) => {
+document.querySelector("main").addEventListener("click", (event) => {
+  const summary = event.target.closest("summary");
+  if (summary) summary.parentElement.dataset.touched = "1";
+  const node = event.target.closest("button[data-do]");
+  if (node) DOES[node.dataset.do](node.dataset);
+});
+$("turns").addEventListener("submit", (event) => {
   event.preventDefault();
-  const box = $("prompt");
-  const text = box.value;
+  const text = event.target.elements.answer?.value.trim();
+  if (text) answer(event.target.dataset.question, text);
+});
+$("waiting").addEventListener("keydown", (event) => {
+  if (event.target.tagName !== "INPUT" || event.isComposing) return;
+  if (event.key === "Enter" || event.key === "Escape") { event.preventDefault(); saved(event.key === "Enter"); $("prompt").focus(); }
+});
+$("stop").addEventListener("click", () => stop("NOW"));
+$("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = $("prompt").value;
   if (!text.trim()) return;
-  box.value = "";
-  if (!(await send(text))) box.value = text;
+  $("prompt").value = "";
+  send(text);
 });
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("composer").requestSubmit(); }
 });
-$("toggle-sessions").addEventListener("click", () => {
-  const shown = document.body.classList.toggle("sessions-open");
+
+function drawer(shown) {
+  document.body.classList.toggle("sessions-open", shown);
   $("toggle-sessions").setAttribute("aria-expanded", String(shown));
+}
+
+$("toggle-sessions").addEventListener("click", () => drawer(!document.body.classList.contains("sessions-open")));
+for (const node of [$("toggle-sessions"), $("sessions")]) node.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !document.body.classList.contains("sessions-open")) return;
+  event.preventDefault(); // it closed the list: it is not a stop
+  drawer(false);
+  $("toggle-sessions").focus();
 });
 $("new-session").addEventListener("click", async () => {
-  try { open((await call("POST", "/api/sessions", {})).id); } catch (error) { toast(error.message, true); }
+  try { await open((await call("POST", "/api/sessions", {})).id); $("prompt").focus(); } catch (error) { toast(error.message, true); }
 });
+$("session-list").addEventListener("click", (event) => { const id = event.target.closest("button")?.dataset.session; if (id) open(id).catch((error) => toast(error.message, true)); });
+window.addEventListener("hashchange", () => { const id = location.hash.slice(1); if (session && id && id !== session.id) open(id).catch((error) => toast(error.message, true)); });
+window.addEventListener("focus", () => { if (session) listSessions().catch(() => {}); });
 
 async function listSessions() {
   const sessions = await call("GET", "/api/sessions");
-  $("session-list").replaceChildren(...sessions.toReversed().map((one) => {
-    const item = element("li", {});
-    const node = button(`${one.agent} · ${one.id.slice(0, 8)}`, () => open(one.id));
-    node.setAttribute("aria-current", String(one.id === session?.id));
-    item.append(node);
+  morphChildren($("session-list"), sessions.toReversed().map((one) => {
+    const item = element("li", { "data-key": one.id });
+    item.append(element("button", { type: "button", "data-session": one.id, "aria-current": String(one.id === session?.id) }, `${one.agent} · ${one.id.slice(0, 8)}`));
     return item;
   }));
   return sessions;
 }
 
-function connection(state) {
-  $("connection").textContent = { connected: "connected", lost: "reconnecting…", gone: "session not found" }[state];
-  $("connection").classList.toggle("lost", state !== "connected");
-}
-
-function toast(text, error = false) {
-  const node = element("div", { class: error ? "toast error" : "toast" }, text);
-  $("toasts").append(node);
-  const timer = setTimeout(() => node.remove(), error ? 6000 : 3000);
-  return () => { clearTimeout(timer); node.remove(); };
-}
-
-function announce(text) { $("announcer").textContent = text; }
-
 async function begin() {
   try {
     const sessions = await call("GET", "/api/sessions");
     const wanted = location.hash.slice(1);
-    const known = sessions.find((one) => one.id === wanted) ?? sessions.at(-1);
-    await open(known ? known.id : (await call("POST", "/api/sessions", {})).id);
+    const found = sessions.find((one) => one.id === wanted) ?? sessions.at(-1);
+    await open(found ? found.id : (await call("POST", "/api/sessions", {})).id);
   } catch (error) {
     connection("lost");
-    toast(error.status === 401 ? "This server needs a token: open the address it printed." : error.message, true);
-    if (error.status === 0) setTimeout(begin, 1000);
+    if (error.status === 401) toast("This server needs a token: open the address it printed.", true);
+    else setTimeout(begin, 1000);
   }
 }
 

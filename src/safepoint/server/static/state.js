@@ -19,7 +19,7 @@ export function waitingTurns(session) {
 
 export function shownTurns(session) {
   const continued = new Set([...session.turns.values()].filter((turn) => turn.started).map((turn) => turn.continues));
-  return [...session.turns.values()].filter((turn) => (turn.started || (isOver(turn) && turn.outcome && turn.touched)) && !turn.forgotten && !continued.has(turn.id));
+  return [...session.turns.values()].filter((turn) => turn.started && !turn.forgotten && !continued.has(turn.id));
 }
 
 export function lastEnded(session) {
@@ -43,7 +43,7 @@ export function apply(session, event) {
       if (before) { turn.said = before.said; turn.before = before; }
       turn.started = true; if (turn.status === "queued") turn.status = "running";
     });
-    case "stop_requested": return change(session, event.turn_id, (turn) => { if (!isOver(turn)) turn.status = "stopping"; });
+    case "stop_requested": return change(session, event.turn_id, (turn) => { if (!isOver(turn)) { turn.status = "stopping"; turn.stopAt = event.at_point; } });
     case "turn_ended": return change(session, event.turn_id, (turn) => { turn.status = event.outcome.status; turn.outcome = event.outcome; close(turn); });
     case "turn_forgotten": return change(session, event.turn_id, (turn) => { turn.forgotten = true; });
     case "session_closed": session.closed = true; return null;
@@ -68,22 +68,23 @@ function hear(turn, event) {
   const last = box.at(-1);
   switch (event.kind) {
     case "answer_started": box.push({ type: "answer", text: "", open: true }); break;
-    case "answer_restarted": if (last?.type === "answer") last.text = ""; break;
+    case "answer_restarted": if (last?.type === "answer") box.pop(); break;
     case "text_streamed": if (last?.type === "answer" && last.open) last.text += event.text; break;
     case "answer_finished": for (const item of box) if (item.type === "answer") item.open = false; break;
     case "tool_called": {
       const inside = [];
-      box.push({ type: "tool", id: event.call_id, name: event.name, arguments: event.arguments, status: "running", content: "", inside, progress: null });
+      box.push({ type: "tool", id: event.call_id, key: `${path}/${event.call_id}/${box.length}`, name: event.name, arguments: event.arguments, status: "running", content: "", inside, progress: null });
       turn.boxes.set([...event.path.slice(1), event.name].join("/"), inside);
       break;
     }
     case "tool_ended": {
-      const call = findTool(turn.items, event.call_id);
+      const call = box.findLast((item) => item.type === "tool" && item.id === event.call_id && item.status === "running");
       if (call) { call.status = event.status; call.content = event.content; }
       break;
     }
     case "progress_made": {
-      const call = toolAt(turn, event.path);
+      const around = turn.boxes.get(path.split("/").slice(0, -1).join("/")) ?? turn.items;
+      const call = around.findLast((item) => item.type === "tool" && item.name === event.path.at(-1) && item.status === "running");
       if (call) call.progress = { message: event.message, fraction: event.fraction };
       break;
     }
@@ -96,16 +97,6 @@ function hear(turn, event) {
 
 function* everything(items) {
   for (const item of items) { yield item; if (item.inside) yield* everything(item.inside); }
-}
-
-function findTool(items, id) {
-  for (const item of everything(items)) if (item.type === "tool" && item.id === id && item.status === "running") return item;
-  return null;
-}
-
-function toolAt(turn, path) {
-  const found = [...everything(turn.items)].filter((item) => item.type === "tool" && path.includes(item.name));
-  return found.findLast((item) => item.status === "running") ?? null;
 }
 
 function settle(items, id, state, answer) {

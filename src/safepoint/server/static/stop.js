@@ -49,12 +49,14 @@ export class Menu {
     document.addEventListener("pointerdown", (event) => { if (!menu.hidden && !menu.contains(event.target) && event.target !== button) this.close(); });
   }
 
-  open() { this.menu.hidden = false; this.button.setAttribute("aria-expanded", "true"); this.menu.querySelector("button").focus(); }
+  open() { this.menu.hidden = false; this.button.setAttribute("aria-expanded", "true"); this.items()[0].focus(); }
 
   close() { this.menu.hidden = true; this.button.setAttribute("aria-expanded", "false"); this.button.focus(); }
 
+  items() { return [...this.menu.querySelectorAll("button")].filter((item) => !item.hidden); }
+
   key(event) {
-    const items = [...this.menu.querySelectorAll("button")];
+    const items = this.items();
     const at = items.indexOf(document.activeElement);
     if (event.key === "Escape") { event.preventDefault(); this.close(); }
     if (event.key === "ArrowDown") { event.preventDefault(); items[(at + 1) % items.length].focus(); }

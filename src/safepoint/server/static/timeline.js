@@ -3,10 +3,12 @@
 const NS = "http://www.w3.org/2000/svg";
 const LEFT = 210, WIDTH = 640, ROW = 22;
 
+// null: there is nothing to draw.
 export function timeline(receipt) {
   const rows = receipt.entries.filter((entry) => entry.seconds !== null || entry.fate !== "finished");
+  if (!rows.length) return null;
   const longest = Math.max(0.001, ...rows.map((entry) => entry.seconds ?? 0));
-  const svg = make("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${Math.max(1, rows.length) * ROW + 8}`, role: "img" });
+  const svg = make("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${rows.length * ROW + 8}`, role: "img" });
   svg.append(make("title", {}, summary(receipt)));
   rows.forEach((entry, index) => svg.append(row(entry, index, longest)));
   return svg;

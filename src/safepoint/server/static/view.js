@@ -1,102 +1,95 @@
-// Owns how turns look. Draws one turn from what the page knows of it; keeps what the reader has opened.
+// Owns how turns look: draws one turn, or the queue, from what the page knows. What a button does stands in its data-do.
 
 import { render } from "/static/markdown.js";
 import { isOver } from "/static/state.js";
 import { summary, timeline } from "/static/timeline.js";
 
 const STATES = { running: "running", completed: "done", failed: "failed", interrupted: "interrupted", not_started: "not started", unknown: "outcome unknown" };
+const STOPPING = { AFTER_TOOLS: "Stopping after this tool…", AFTER_MODEL: "Stopping after this answer…", SAFE_POINT: "Stopping at the next safe point…" };
+const MOST_SHOWN = 4000;
 
-export function drawTurn(turn, actions) {
-  const article = element("article", { class: "turn", "data-turn": turn.id, "data-status": turn.status, "aria-busy": String(!isOver(turn)) });
+export function drawTurn(turn) {
+  const article = element("article", { class: "turn", "data-key": turn.id, "data-status": turn.status, "aria-busy": String(!isOver(turn)) });
   for (const text of turn.said) article.append(element("div", { class: "said" }, text));
   const items = element("div", { class: "items" });
-  for (const item of turn.before?.items ?? []) if (item.type === "tool" && item.status === "completed") items.append(drawItem(item, actions));
-  for (const item of turn.items) items.append(drawItem(item, actions));
+  const before = (turn.before?.items ?? []).filter((item) => item.type === "tool" && item.status === "completed");
+  items.append(...[...before, ...turn.items].map(drawItem).filter(Boolean));
   article.append(items);
-  article.append(isOver(turn) ? drawEnd(turn, actions) : element("p", { class: "state-line" }, stateLine(turn)));
+  article.append(isOver(turn) ? drawEnd(turn) : element("p", { class: "state-line" }, stateLine(turn)));
   return article;
 }
 
 function stateLine(turn) {
-  if (turn.status === "stopping") return turn.ignored ? `Stopping… waiting for ${turn.ignored}` : "Stopping…";
-  return turn.items.some((item) => item.open && item.text) ? "" : "Working…";
+  if (turn.status !== "stopping") return turn.items.some((item) => item.open && item.text) ? "" : "Working…";
+  return turn.ignored ? `Stopping… waiting for ${turn.ignored}` : STOPPING[turn.stopAt] ?? "Stopping…";
 }
 
-function drawItem(item, actions) {
-  if (item.type === "answer") {
-    const box = element("div", { class: "answer" });
-    box.innerHTML = render(item.text);
-    return box;
-  }
-  return item.type === "tool" ? drawTool(item, actions) : drawQuestion(item, actions);
+function drawItem(item) {
+  if (item.type === "tool") return drawTool(item);
+  if (item.type === "question") return drawQuestion(item);
+  if (!item.text && !item.open) return null;
+  const box = element("div", { class: "answer" });
+  if (item.drawn?.text !== item.text) item.drawn = { text: item.text, html: render(item.text) };
+  box.innerHTML = item.drawn.html;
+  return box;
 }
 
-function drawTool(item, actions) {
-  const box = element("details", { class: "tool", "data-status": item.status, "data-key": item.id });
+function drawTool(item) {
+  const box = element("details", { class: "tool", "data-status": item.status, "data-key": item.key });
   if (item.inside.length || item.status === "running") box.open = true;
   const head = element("summary", {});
   head.append(element("strong", {}, item.name), element("span", { class: "state" }, STATES[item.status] ?? item.status));
   const inside = element("div", { class: "inside" });
-  inside.append(element("pre", {}, item.arguments));
+  inside.append(element("pre", {}, shortened(item.arguments)));
   if (item.progress) {
     inside.append(element("span", {}, item.progress.message));
-    if (item.progress.fraction !== null) {
-      const bar = element("div", { class: "progress", role: "progressbar", "aria-valuenow": Math.round(item.progress.fraction * 100) });
-      const fill = element("i", {});
-      fill.style.width = `${item.progress.fraction * 100}%`;
-      bar.append(fill);
-      inside.append(bar);
-    }
+    if (item.progress.fraction !== null) inside.append(element("progress", { max: 1, value: item.progress.fraction, "aria-label": `${item.name}: ${item.progress.message}` }));
   }
-  for (const nested of item.inside) inside.append(drawItem(nested, actions));
-  if (item.content) inside.append(element("pre", {}, item.content.length > 4000 ? `${item.content.slice(0, 4000)}…` : item.content));
+  inside.append(...item.inside.map(drawItem).filter(Boolean));
+  if (item.content) inside.append(element("pre", {}, shortened(item.content)));
   box.append(head, inside);
   return box;
 }
 
-function drawQuestion(item, actions) {
-  const card = element("section", { class: item.state === "open" ? "card" : "card over", "aria-label": "Question", "data-question": item.id });
+function shortened(text) { return text.length > MOST_SHOWN ? `${text.slice(0, MOST_SHOWN)}…` : text; }
+
+function drawQuestion(item) {
+  const card = element("section", { class: item.state === "open" ? "card" : "card over", "aria-label": "Question", "data-key": item.id });
   card.append(element("p", {}, item.text));
   if (item.state !== "open") {
     card.append(element("p", {}, item.state === "answered" ? `Answered: ${item.answer}` : "Withdrawn."));
     return card;
   }
-  const form = element("form", {});
+  const form = element("form", { "data-do": "answer", "data-question": item.id });
   if (item.options?.length) {
-    for (const option of item.options) {
-      const button = element("button", { type: "button" }, option);
-      button.addEventListener("click", () => actions.answer(item.id, option));
-      form.append(button);
-    }
+    for (const option of item.options) form.append(element("button", { type: "button", "data-do": "choose", "data-question": item.id, "data-text": option }, option));
   } else {
-    const input = element("input", { "aria-label": "Your answer", name: "answer" });
-    form.append(input, element("button", { type: "submit", class: "primary" }, "Answer"));
-    form.addEventListener("submit", (event) => { event.preventDefault(); if (input.value.trim()) actions.answer(item.id, input.value); });
+    form.append(element("input", { "aria-label": "Your answer", name: "answer" }), element("button", { type: "submit", class: "primary" }, "Answer"));
   }
   card.append(form);
   return card;
 }
 
-function drawEnd(turn, actions) {
+function drawEnd(turn) {
   const { outcome } = turn;
   if (outcome.status === "completed") return element("span", {});
   const box = element("section", { class: `end ${outcome.status}`, "aria-label": "How the turn ended" });
   box.append(element("p", {}, endText(outcome)));
-  if (outcome.receipt?.entries?.length) {
-    const details = element("details", { "data-key": `receipt-${turn.id}` });
-    details.open = true;
-    details.append(element("summary", {}, summary(outcome.receipt) || "Receipt"), timeline(outcome.receipt));
+  const picture = outcome.receipt && timeline(outcome.receipt);
+  if (picture) {
+    const details = element("details", { "data-key": `receipt-${turn.id}`, open: "" });
+    details.append(element("summary", {}, summary(outcome.receipt) || "Receipt"), picture);
     box.append(details);
   }
-  if (turn.isLast && turn.started) {
+  if (turn.isLast) {
     const row = element("div", { class: "actions" });
-    row.append(action("Continue", () => actions.goOn(turn.id)), action("Forget this turn", () => actions.forget(turn.id)));
+    row.append(button("Continue", "continue", turn.id), button("Forget this turn", "forget", turn.id));
     box.append(row);
   }
   return box;
 }
 
-function endText(outcome) {
+export function endText(outcome) {
   if (outcome.status === "failed") return `This turn failed: ${outcome.error?.message || outcome.error?.type || "unknown error"}`;
   if (outcome.status === "timed_out") return "The time for this turn was up.";
   const { kind, message } = outcome.reason ?? {};
@@ -106,11 +99,18 @@ function endText(outcome) {
   return `This turn was stopped${message ? `: ${message}` : "."}`;
 }
 
-function action(label, run) {
-  const button = element("button", { type: "button" }, label);
-  button.addEventListener("click", run);
-  return button;
+export function drawWaiting(waiting, editing) {
+  const rows = waiting.map((turn) => {
+    const row = element("div", { class: "row", "data-key": turn.id });
+    const text = turn.said.join(" ") || "(to be continued)";
+    if (turn.id === editing) row.append(element("input", { "aria-label": "Edit message", "data-turn": turn.id, value: turn.said.join("\n") }), button("Save", "save", turn.id));
+    else row.append(element("span", { title: text }, text), button("Edit", "edit", turn.id), button("Remove", "remove", turn.id), button("Send now", "now", turn.id));
+    return row;
+  });
+  return rows.length ? [element("h2", {}, `Waiting (${waiting.length})`), ...rows] : [];
 }
+
+function button(label, does, turn) { return element("button", { type: "button", "data-do": does, "data-turn": turn }, label); }
 
 export function element(name, attributes, text) {
   const node = document.createElement(name);

@@ -1,0 +1,39 @@
+"""Owns finding the agent that a person named: `module:agent`. Knows nothing of what is done with it."""
+
+import importlib
+import os
+import sys
+
+from ..agent.agent import Agent
+from ..errors import UsageError
+
+__all__ = ["load_agent"]
+
+
+def load_agent(target: str) -> Agent:
+    """An agent, or what a function without arguments makes. Raises: UsageError that says what is wrong."""
+    module_name, _, name = target.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")) or not name.isidentifier():
+        raise UsageError(f"{target!r} is not module:agent, such as my_agents:helper")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"there is no module {error.name!r}: start it where that can be imported") from error
+    except Exception as error:
+        raise UsageError(f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not hasattr(module, name):
+        raise UsageError(f"module {module_name!r} has no {name!r}")
+    return _as_agent(target, getattr(module, name))
+
+
+def _as_agent(target: str, found: object) -> Agent:
+    if callable(found) and not isinstance(found, Agent):
+        try:
+            found = found()
+        except Exception as error:
+            raise UsageError(f"{target} was called and failed: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Agent):
+        raise UsageError(f"{target} is {type(found).__name__}, not an Agent")
+    return found

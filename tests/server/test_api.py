@@ -1,0 +1,393 @@
+"""Owns the tests of the JSON API, over a real server: every route, and every way to be refused."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from safepoint.agent import Agent, ToolContext, tool
+from safepoint.server import Limits
+from safepoint.session import MemoryStore, StoreError
+from tests.server.lab import Faucet, Served, serving
+
+
+def talker() -> tuple[Agent, Faucet]:
+    faucet = Faucet()
+    return Agent(faucet, name="talker"), faucet
+
+
+async def test_a_message_goes_through_a_turn_and_its_outcome_can_be_read():
+    agent, faucet = talker()
+    async with serving(agent) as served:
+        assert (await served.call("GET", "/api/agents")).json() == ["talker"]
+        session = await served.session("s1")
+        assert session == "s1"
+        turn = await served.send(session, "hi", turn_id="t1")
+        assert turn == "t1"
+        faucet.end("hello ", "you")
+        ended = await served.until(session, "turn_ended")
+        assert (ended["turn_id"], ended["outcome"]["status"]) == ("t1", "completed")
+        seen = await served.turn(session, turn)
+        assert (seen["status"], seen["outcome"]["value"]["text"]) == ("completed", "hello you")
+        listed = (await served.call("GET", "/api/sessions")).json()
+        assert [(one["id"], one["agent"], one["live"], one["turns"]) for one in listed] == [("s1", "talker", True, [])]
+
+
+async def test_stop_answers_before_the_outcome_is_there():
+    _agent, faucet = talker()
+    released, reached = asyncio.Event(), asyncio.Event()
+
+    @tool(on_abort="cooperate")
+    async def deaf() -> str:
+        """Go on until the test lets go."""
+        reached.set()
+        await released.wait()
+        return "late"
+
+    async with serving(Agent(faucet, tools=[deaf])) as served:
+        session = await served.session()
+        turn = await served.send(session)
+        faucet.call("deaf")
+        await reached.wait()
+        ack = await served.stop(session, turn, reason="enough")
+        assert ack == {"status": "accepted", "level": "accepted", "message": "stops at NOW", "id": turn}
+        assert (await served.turn(session, turn))["status"] == "stopping"
+        assert (await served.stop(session, turn))["status"] == "already_stopping"
+        refused = await served.call("GET", f"/api/sessions/{session}/turns/{turn}/receipt")
+        assert (refused.status_code, "no receipt yet" in refused.text) == (409, True)
+        released.set()
+        ended = await served.until(session, "turn_ended")
+        assert ended["outcome"]["status"] == "aborted"
+        assert ended["outcome"]["reason"]["message"] == "enough"
+        assert (await served.stop(session, turn))["status"] == "already_finished"
+
+
+async def test_the_receipt_is_json_or_text():
+    agent, faucet = talker()
+    async with serving(agent) as served:
+        session = await served.session()
+        turn = await served.send(session)
+        faucet.say("half")
+        await served.until(session, "text_streamed")
+        await served.stop(session, turn, reason="enough")
+        await served.until(session, "turn_ended")
+        path = f"/api/sessions/{session}/turns/{turn}/receipt"
+        assert (await served.call("GET", path)).json()["reason"]["message"] == "enough"
+        told = (await served.call("GET", path, headers={"accept": "text/plain"})).text
+        assert told.startswith("Stopped: user: enough")
+
+
+async def test_a_completed_turn_has_no_receipt():
+    agent, faucet = talker()
+    async with serving(agent) as served:
+        session = await served.session()
+        turn = await served.send(session)
+        faucet.end("done")
+        await served.until(session, "turn_ended")
+        answer = await served.call("GET", f"/api/sessions/{session}/turns/{turn}/receipt")
+        assert (answer.status_code, "nothing was stopped" in answer.text) == (409, True)
+
+
+async def test_a_stop_at_a_safe_point_lets_the_tool_finish():
+    faucet, released, reached = Faucet(), asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def work() -> str:
+        """Work until the test lets go."""
+        reached.set()
+        await released.wait()
+        return "done"
+
+    async with serving(Agent(faucet, tools=[work])) as served:
+        session = await served.session()
+        turn = await served.send(session)
+        faucet.call("work")
+        await reached.wait()
+        assert (await served.stop(session, turn, at="AFTER_TOOLS"))["message"] == "stops at AFTER_TOOLS"
+        released.set()
+        assert (await served.until(session, "tool_ended"))["status"] == "completed"
+        assert (await served.until(session, "turn_ended"))["outcome"]["status"] == "aborted"
+        assert faucet.asked == 1
+
+
+async def test_a_question_is_answered_once():
+    faucet = Faucet()
+
+    @tool
+    async def ask(ctx: ToolContext) -> str:
+        """Ask."""
+        return await ctx.ask_user("which colour?")
+
+    async with serving(Agent(faucet, tools=[ask])) as served:
+        session = await served.session()
+        await served.send(session)
+        faucet.call("ask")
+        question = (await served.until(session, "question_asked"))["question_id"]
+        path = f"/api/sessions/{session}/answers"
+        first = await served.call("POST", path, {"question_id": question, "text": "blue"})
+        assert (first.status_code, first.json()) == (200, {"accepted": True})
+        assert (await served.until(session, "tool_ended"))["content"] == "blue"
+        again = await served.call("POST", path, {"question_id": question, "text": "red"})
+        assert again.status_code == 409
+        faucet.end("done")
+        await served.until(session, "turn_ended")
+
+
+async def test_a_turn_that_waits_can_be_changed_and_taken_out():
+    agent, faucet = talker()
+    async with serving(agent) as served:
+        session = await served.session()
+        await served.send(session, "first", turn_id="t1")
+        await served.send(session, "second", turn_id="t2")
+        await served.send(session, "third", turn_id="t3")
+        await served.until(session, "answer_started")
+        turns = f"/api/sessions/{session}/turns"
+        assert (await served.call("PATCH", f"{turns}/t2", {"text": "2nd"})).status_code == 200
+        assert (await served.call("DELETE", f"{turns}/t3")).status_code == 204
+        assert (await served.call("PATCH", f"{turns}/t1", {"text": "no"})).status_code == 409
+        assert (await served.call("DELETE", f"{turns}/t1")).status_code == 409
+        await served.until(session, "turn_ended", turn_id="t3")
+        live = (await served.call("GET", f"/api/sessions/{session}")).json()["turns"]
+        assert [(turn["id"], turn["status"]) for turn in live] == [("t1", "running"), ("t2", "queued")]
+        faucet.end("one")
+        faucet.end("two")
+        await served.until(session, "turn_ended", turn_id="t2")
+        assert (await served.call("DELETE", f"{turns}/t3")).status_code == 409
+        assert faucet.asked == 2
+
+
+async def test_a_stopped_turn_goes_on_or_is_forgotten():
+    agent, faucet = talker()
+    async with serving(agent) as served:
+        session = await served.session()
+        turn = await served.send(session)
+        await served.until(session, "answer_started")
+        await served.stop(session, turn)
+        await served.until(session, "turn_ended")
+        again = await served.call("POST", f"/api/sessions/{session}/turns/{turn}/continue")
+        assert again.status_code == 202
+        faucet.end("all of it")
+        done = again.json()["id"]
+        ended = await served.until(session, "turn_ended", turn_id=done)
+        assert ended["outcome"]["value"]["text"] == "all of it"
+        assert (await served.call("POST", f"/api/sessions/{session}/turns/{turn}/continue")).status_code == 409
+        assert (await served.call("POST", f"/api/sessions/{session}/turns/{turn}/forget")).status_code == 409
+        assert (await served.call("POST", f"/api/sessions/{session}/turns/{done}/forget")).status_code == 204
+        await served.until(session, "turn_forgotten")
+
+
+async def test_busy_is_said_only_to_who_wants_no_other_way():
+    agent, faucet = talker()
+    async with serving(agent) as served:
+        session = await served.session()
+        await served.send(session, turn_id="t1")
+        await served.until(session, "answer_started")
+        refused = await served.call("POST", f"/api/sessions/{session}/messages", {"text": "x", "when_busy": "reject"})
+        assert (refused.status_code, "busy" in refused.json()["error"]) == (409, True)
+        await served.send(session, "now!", when_busy="interrupt", turn_id="t2")
+        ended = await served.until(session, "turn_ended", turn_id="t1")
+        assert ended["outcome"]["reason"]["kind"] == "preempted"
+        faucet.end("ok")
+        await served.until(session, "turn_ended", turn_id="t2")
+
+
+async def test_closing_a_session_ends_its_turns_and_it_can_be_opened_again():
+    agent, _faucet = talker()
+    async with serving(agent) as served:
+        session = await served.session()
+        turn = await served.send(session)
+        await served.until(session, "answer_started")
+        async with served.reading(session) as reader:
+            assert (await served.call("DELETE", f"/api/sessions/{session}")).status_code == 204
+            events = await reader.until("session_closed")
+            assert [event["kind"] for _, event in events][-2:] == ["turn_ended", "session_closed"]
+            assert await reader.last_word() == "closed"
+        assert (await served.call("DELETE", f"/api/sessions/{session}")).status_code == 404
+        assert (await served.session(session)) == session
+        assert (await served.turn(session, turn))["status"] == "aborted"
+
+
+NOTHING = "/api/sessions/nothing"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", NOTHING, None),
+        ("DELETE", NOTHING, None),
+        ("POST", f"{NOTHING}/messages", {"text": "x"}),
+        ("POST", f"{NOTHING}/answers", {"question_id": "q", "text": "x"}),
+        ("GET", f"{NOTHING}/events", None),
+        ("GET", f"{NOTHING}/turns/t", None),
+        ("PATCH", f"{NOTHING}/turns/t", {"text": "x"}),
+        ("DELETE", f"{NOTHING}/turns/t", None),
+        ("POST", f"{NOTHING}/turns/t/stop", {}),
+        ("POST", f"{NOTHING}/turns/t/continue", None),
+        ("POST", f"{NOTHING}/turns/t/forget", None),
+        ("GET", f"{NOTHING}/turns/t/receipt", None),
+        ("GET", "/api/sessions/there/turns/none", None),
+        ("GET", "/api/sessions/there/turns/none/receipt", None),
+        ("POST", "/api/sessions", {"agent": "nobody"}),
+    ],
+)
+async def test_what_is_not_there_is_a_404_and_stays_away(method: str, path: str, body: Any):
+    agent, _ = talker()
+    async with serving(agent) as served:
+        await served.session("there")
+        before = await state(served)
+        answer = await served.call(method, path, body)
+        assert (answer.status_code, list(answer.json())) == (404, ["error"])
+        assert await state(served) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/sessions", b"not json"),
+        ("/api/sessions", b"[]"),
+        ("/api/sessions", b'{"id": ""}'),
+        ("/api/sessions", b'{"id": "../etc"}'),
+        ("/api/sessions", b'{"id": "' + b"x" * 201 + b'"}'),
+        ("/api/sessions", b'{"id": "a", "colour": "red"}'),
+        ("/api/sessions", b'{"id": "\xff"}'),
+        ("/api/sessions/there/messages", b""),
+        ("/api/sessions/there/messages", b'{"text": "  "}'),
+        ("/api/sessions/there/messages", b'{"text": 3}'),
+        ("/api/sessions/there/messages", b'{"text": "\\ud800"}'),
+        ("/api/sessions/there/messages", b'{"text": "x", "when_busy": "never"}'),
+        ("/api/sessions/there/messages", b'{"text": "x", "deadline": 0}'),
+        ("/api/sessions/there/messages", b'{"text": "x", "deadline": NaN}'),
+        ("/api/sessions/there/messages", b'{"text": "x", "deadline": 1e9}'),
+        ("/api/sessions/there/messages", b'{"text": "x", "turn_id": "a b"}'),
+        ("/api/sessions/there/turns/t/stop", b'{"at": "LATER"}'),
+        ("/api/sessions/there/turns/t/stop", b'{"at": "TURN_END"}'),
+        ("/api/sessions/there/turns/t/stop", b'{"within": -1}'),
+        ("/api/sessions/there/turns/t/stop", b'{"within": "soon"}'),
+        ("/api/sessions/there/answers", b'{"question_id": "q"}'),
+    ],
+)
+async def test_a_bad_body_is_a_422_that_says_where_and_changes_nothing(path: str, body: bytes):
+    agent, _ = talker()
+    async with serving(agent) as served:
+        await served.session("there")
+        before = await state(served)
+        answer = await served.call("POST", path, content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, list(answer.json())) == (422, ["error"])
+        assert await state(served) == before
+
+
+async def test_an_id_is_for_life():
+    agent, faucet = talker()
+    async with serving(agent) as served:
+        session = await served.session()
+        await served.send(session, turn_id="t1")
+        faucet.end("one")
+        await served.until(session, "turn_ended")
+        before = await state(served)
+        again = await served.call("POST", f"/api/sessions/{session}/messages", {"text": "x", "turn_id": "t1"})
+        assert again.status_code == 409
+        assert await state(served) == before
+
+
+@pytest.mark.parametrize("number", ["x", "-1", "1.5", "9" * 30, "\u00b2"])
+async def test_an_event_number_that_is_none_is_a_422(number: str):
+    agent, _ = talker()
+    async with serving(agent) as served:
+        session = await served.session()
+        answer = await served.call("GET", f"/api/sessions/{session}/events", params={"after": number})
+        assert answer.status_code == 422
+
+
+async def test_a_method_that_does_not_fit_is_a_405():
+    agent, _ = talker()
+    async with serving(agent) as served:
+        assert (await served.call("PUT", "/api/sessions")).status_code == 405
+
+
+async def test_live_sessions_are_limited_and_stored_ones_are_not():
+    agent, _ = talker()
+    async with serving(agent, limits=Limits(sessions=2)) as served:
+        await served.session("a")
+        await served.session("b")
+        refused = await served.call("POST", "/api/sessions", {"id": "c"})
+        assert (refused.status_code, "2 sessions" in refused.text) == (429, True)
+        assert await served.session("b") == "b"  # it is there: nothing more is asked for
+        await served.call("DELETE", "/api/sessions/a")
+        assert await served.session("c") == "c"
+
+
+async def test_waiting_turns_are_limited():
+    agent, _faucet = talker()
+    async with serving(agent, limits=Limits(queued_turns=2)) as served:
+        session = await served.session()
+        for number in range(3):
+            await served.send(session, turn_id=f"t{number}")
+        before = await state(served)
+        refused = await served.call("POST", f"/api/sessions/{session}/messages", {"text": "x"})
+        assert (refused.status_code, "2 turns wait" in refused.text) == (429, True)
+        assert await state(served) == before
+        await served.call("DELETE", f"/api/sessions/{session}/turns/t2")
+        await served.until(session, "turn_ended", turn_id="t2")
+        assert await served.send(session, turn_id="t4") == "t4"
+
+
+async def test_streams_are_limited_and_given_back():
+    agent, _ = talker()
+    async with serving(agent, limits=Limits(streams=1)) as served:
+        session = await served.session()
+        path = f"/api/sessions/{session}/events"
+        async with served.reading(session) as reader:
+            await reader.next()
+            assert (await served.call("GET", path)).status_code == 429
+        async with asyncio.timeout(10):
+            while b"safepoint_streams 1.0" in (await served.call("GET", "/metrics")).content:
+                pass
+        async with served.reading(session) as reader:
+            await reader.next()
+
+
+async def test_a_server_that_drains_takes_no_new_work_and_still_stops():
+    agent, _faucet = talker()
+    async with serving(agent) as served:
+        session = await served.session()
+        turn = await served.send(session)
+        await served.until(session, "answer_started")
+        served.app.drain()
+        refused = {
+            "/api/sessions": {},
+            f"/api/sessions/{session}/messages": {"text": "x"},
+            f"/api/sessions/{session}/turns/{turn}/continue": {},
+        }
+        for path, body in refused.items():
+            answer = await served.call("POST", path, body)
+            assert (answer.status_code, "shutting down" in answer.text) == (503, True)
+        assert (await served.call("GET", f"/api/sessions/{session}/events")).status_code == 503
+        health = await served.call("GET", "/healthz")
+        assert (health.status_code, health.json()) == (503, {"status": "draining"})
+        assert (await served.stop(session, turn))["status"] == "accepted"
+
+
+class BrokenStore(MemoryStore):
+    """A store whose disk is full."""
+
+    broken = False
+
+    async def read(self, session: str, after: int = 0, limit: int = 1000) -> Any:
+        if self.broken:
+            raise StoreError("the disk is full")
+        return await super().read(session, after, limit)
+
+
+async def test_a_store_that_fails_is_a_503_and_no_crash():
+    agent, _ = talker()
+    store = BrokenStore()
+    async with serving(agent, store) as served:
+        store.broken = True
+        answer = await served.call("POST", "/api/sessions", {"id": "new"})
+        assert (answer.status_code, answer.json()) == (503, {"error": "the disk is full"})
+        store.broken = False
+
+
+async def state(served: Served) -> Any:
+    """All there is: sessions, their turns, and how many events each has."""
+    return (await served.call("GET", "/api/sessions")).json()
