@@ -2,7 +2,6 @@
 
 import asyncio
 import tempfile
-from typing import Any
 
 from safepoint import Agent, Completed, StopAt, tool
 from safepoint.agent import AgentResult, validate
@@ -41,6 +40,8 @@ class Chat:
         return TurnPlan(self.agent, [*self.messages, *(UserMessage(text=line) for line in typed)])
 
     async def resume(self, stopped: Stopped[str], typed: list[str]) -> TurnPlan[str]:
+        if stopped.partial is None:  # it was stopped before it began
+            return await self.plan([*stopped.items, *typed])
         return TurnPlan(self.agent, stopped.partial, consumed=stopped.items, remaining=typed)
 
     def show(self, event: Event) -> None:
@@ -61,12 +62,13 @@ class Chat:
 
 def books(exit: LoopExit[str]) -> str:
     parts = {"preempted": exit.preempted, "interrupted": exit.interrupted, "unhandled": exit.unhandled}
-    return f"{exit.handled} handled, " + ", ".join(f"{name}: {items}" for name, items in parts.items())
+    told = ", ".join(f"{name}: {items}" for name, items in parts.items())
+    return f"{exit.handled} handled, {told}; checkpoint {exit.checkpoint.status}"
 
 
 async def main(folder: str) -> None:
-    look_up, slow = [Call("search", query="owls")], list[Any](["Doves ", Delay(5), "coo."])
-    model = ScriptedModel(look_up, look_up, slow, "Fog is a cloud.", look_up, "There are 3.", "Goodbye.")
+    look_up = [Call("search", query="owls")]
+    model = ScriptedModel(look_up, look_up, ["Doves ", Delay(5), "coo."], "Fog!", look_up, "There are 3.", "Goodbye.")
     agent = Agent(model, tools=[search], instructions="You are a librarian.")
     chat = Chat(agent, folder)
     async with chat.loop:
@@ -85,15 +87,13 @@ async def main(folder: str) -> None:
         await started.wait()
         chat.type("Bye.")
         chat.loop.stop(at=StopAt.SAFE_POINT, within=5, cause="closing time")  # the search finishes first
-    exit = await chat.loop.wait()
-    print(f"Stopped ({exit.stop_cause}): {books(exit)}; checkpoint {exit.checkpoint.status}")
+    print(f"Stopped ({(exit := await chat.loop.wait()).stop_cause}): {books(exit)}")
 
     again = Chat(agent, folder)
     async with again.loop:
         print("Another loop goes on:")
         again.loop.stop(when_idle_for=0.1)
-        exit = await again.loop.wait()
-    print(f"Stopped: {books(exit)}; checkpoint {exit.checkpoint.status}")
+        print(f"Stopped: {books(await again.loop.wait())}")
 
 
 with tempfile.TemporaryDirectory() as folder:

@@ -70,7 +70,7 @@ PROMISES = {
         "search: interrupted",
         "> No: fog!   [NOW]",
         "agent: 'Doves ', turn aborted",
-        "agent: 'Fog is a cloud.', turn completed",
+        "agent: 'Fog!', turn completed",
         "> Bye.",
         "search: completed",
         "Stopped (closing time): 2 handled, preempted: ['Find books on owls.', 'Only old ones.', 'No: doves!']",

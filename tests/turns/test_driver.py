@@ -11,7 +11,7 @@ import pytest
 from safepoint import AbortController, Aborted, AbortError, Completed, Failed, TimedOut, UsageError
 from safepoint.run.checkpoints import MemoryCheckpoints
 from safepoint.run.context import Context
-from safepoint.run.events import TurnEnded
+from safepoint.run.events import Event, TurnEnded
 from safepoint.run.outcome import Outcome
 from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle
@@ -449,3 +449,41 @@ async def test_every_completed_turn_is_counted_by_the_items_it_was_about() -> No
     exit = await ended(loop, "a", "b", "c")
     assert (exit.handled, len(reports)) == (3, 1)
     assert isinstance(reports[0], Completed)
+
+
+async def test_a_plan_may_do_what_it_likes_with_the_list_it_is_given() -> None:
+    async def plan(items: list[str]) -> TurnPlan[str]:
+        items.pop()
+        items.clear()
+        raise ValueError("no plan")
+
+    assert (await ended(TurnLoop(plan), "a", "b")).unhandled == ["a", "b"]
+
+    async def eats(items: list[str]) -> TurnPlan[str]:
+        return TurnPlan(nothing, items.pop(0))
+
+    assert (await ended(TurnLoop(eats), "a", "b")).handled == 2
+
+
+@pytest.mark.parametrize("kind", ["turn_planned", "turn_started", "run_started", "turn_ended", "loop_idle"])
+def test_ctrl_c_in_a_listener_puts_no_item_out_of_the_books(kind: str) -> None:
+    loops: list[TurnLoop[str]] = []
+
+    def hears(event: Event) -> None:
+        if event.kind == kind:
+            raise KeyboardInterrupt
+
+    async def main() -> None:
+        async def plan(items: list[str]) -> TurnPlan[str]:
+            return TurnPlan(nothing, consumed=items[:1], remaining=items[1:])
+
+        loop = TurnLoop(plan, on_event=hears)
+        loops.append(loop)
+        loop.push("a")
+        loop.push("b")
+        async with loop:
+            await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    balanced(loops[0]._state.exit, ["a", "b"])

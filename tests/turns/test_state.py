@@ -56,6 +56,26 @@ async def test_news_that_came_before_the_wait_is_not_lost() -> None:
         await fresh.news()
 
 
+async def test_a_flood_of_wake_ups_from_a_thread_is_one() -> None:
+    fresh = state()
+    fresh.begin()
+    await asyncio.to_thread(fresh.wake)
+    await asyncio.sleep(0)
+
+    def flood() -> int:
+        for _ in range(1000):
+            fresh.wake()
+        return len(asyncio_loop._ready)  # type: ignore[attr-defined]
+
+    asyncio_loop = asyncio.get_running_loop()
+    assert await asyncio.to_thread(flood) < 10
+    async with asyncio.timeout(5):
+        await fresh.news()
+        woken = asyncio.ensure_future(fresh.news())
+        await asyncio.to_thread(fresh.wake)
+        await woken
+
+
 def test_waking_and_telling_a_loop_that_is_gone_does_nothing() -> None:
     heard: list[Event] = []
     fresh = state(heard)

@@ -151,8 +151,8 @@ class Driver(Generic[T]):
         waiting = state.inbox.take(self._batch)
         items = [*(stopped.items if stopped else ()), *waiting]
         turn = state.turn = Turn.plan(items, state.stop, state.clock)
-        state.tell(TurnPlanned, turn_id=turn.id, items=len(items))
         try:
+            state.tell(TurnPlanned, turn_id=turn.id, items=len(items))
             await self._keep(waiting)
             plan = await state.signal.run(self._call(stopped, waiting))
             consumed, remaining, dropped = split(items, plan)
@@ -177,7 +177,7 @@ class Driver(Generic[T]):
 
     def _call(self, stopped: Stopped[T] | None, waiting: list[T]) -> Awaitable[TurnPlan[T]]:
         resumes = stopped is not None and self._resume is not None
-        pending = self._resume(stopped, waiting) if resumes else self._plan(waiting)  # type: ignore[misc,arg-type]
+        pending = self._resume(stopped, [*waiting]) if resumes else self._plan([*waiting])  # type: ignore[misc,arg-type]
         if not inspect.isawaitable(pending):
             raise UsageError(f"{'resume' if resumes else 'plan'}() must be an async function")
         return pending
@@ -207,8 +207,8 @@ class Driver(Generic[T]):
 
     async def _run_turn(self, turn: Turn[T], plan: TurnPlan[T], ctx: Context) -> None:
         state = self._state
-        state.tell(TurnStarted, turn_id=turn.id, items=len(turn.consumed))
         try:
+            state.tell(TurnStarted, turn_id=turn.id, items=len(turn.consumed))
             outcome = await self._settled(ctx, plan)
         except BaseException:  # meant for the task: the loop goes down, and its items with it
             state.stopped = Stopped(tuple(turn.consumed))

@@ -55,6 +55,8 @@ class LoopState(Generic[T]):
 
     def wake(self) -> None:
         """There is something new to see. Any thread."""
+        if self._news.is_set():
+            return  # whoever waits for it looks at everything after it was cleared
         if threading.get_ident() == self._thread:
             self._news.set()
         elif self._loop is not None:
