@@ -18,6 +18,8 @@ from safepoint.testing import FakeClock, settle
 from safepoint.turns import LoopExit, Stopped, Turn, TurnLoop, TurnPlan
 from tests.turns.desk import Desk, balanced
 
+pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
+
 
 async def ended(loop: TurnLoop[Any], *items: object) -> LoopExit[Any]:
     """Push these, let it end by itself, look at the books."""
@@ -43,9 +45,9 @@ async def forever(ctx: Context, value: object) -> None:
 async def test_turns_run_one_after_the_other_each_with_its_events(clock: FakeClock) -> None:
     desk = Desk()
     desk.auto = True
+    desk.push("a")
+    desk.push("b")
     async with desk.loop:
-        desk.push("a")
-        desk.push("b")
         await settle()
         desk.loop.stop()
     exit = await desk.exit()
@@ -329,6 +331,7 @@ async def test_a_lease_that_cannot_be_given_back_doubles_nothing() -> None:
     assert exit.checkpoint.status == "saved"
 
 
+@pytest.mark.backends("asyncio")
 async def test_thousands_of_turns_leave_nothing_on_the_loop() -> None:
     turns: list[weakref.ref[Turn[int]]] = []
     outside = AbortController()
@@ -487,3 +490,21 @@ def test_ctrl_c_in_a_listener_puts_no_item_out_of_the_books(kind: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(main())
     balanced(loops[0]._state.exit, ["a", "b"])
+
+
+async def test_a_turn_whose_own_time_is_up_before_it_could_make_way_was_interrupted(clock: FakeClock) -> None:
+    async def plan(items: list[str]) -> TurnPlan[str]:
+        return TurnPlan(desk.work, items[0], consumed=items[:1], remaining=items[1:], deadline=5)
+
+    desk = Desk(plan=plan)
+    async with desk.loop:
+        desk.push("a")
+        await desk.running("a")
+        desk.push("b", preempt=StopAt.SAFE_POINT)
+        desk.loop.pause(at=StopAt.SAFE_POINT)
+        await clock.elapse(5)
+        assert isinstance(desk.outcomes[0], TimedOut)
+        desk.loop.resume()
+        await desk.finish("b")
+    exit = await desk.exit()
+    assert (exit.interrupted, exit.preempted, exit.handled) == (["a"], [], 1)

@@ -10,6 +10,8 @@ from safepoint.testing import settle
 from safepoint.turns.inbox import Inbox, Put
 from tests.conftest import counts
 
+pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
+
 
 def inbox(max_items: int | None = None, woken: Callable[[], object] = lambda: None) -> Inbox[str]:
     return Inbox(woken, max_items)

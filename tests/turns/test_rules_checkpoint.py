@@ -15,6 +15,8 @@ from safepoint.testing import settle
 from safepoint.turns import Stopped, TurnLoop, TurnPlan
 from tests.turns.desk import Desk
 
+pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
+
 
 def kept(store: MemoryCheckpoints, **options: Any) -> Desk:
     return Desk(checkpoints=store, checkpoint_id="k", **options)

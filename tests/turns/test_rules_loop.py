@@ -15,6 +15,8 @@ from safepoint.turns import TurnLoop, TurnPlan
 from tests.conftest import counts
 from tests.turns.desk import Desk, balanced
 
+pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
+
 
 async def test_t1_a_loop_is_made_started_once_and_waited_for_by_anyone() -> None:
     """Cases 115 (run is idempotent), 117: here waiting before the start is an error at once, not a wait for ever."""

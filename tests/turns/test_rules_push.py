@@ -14,6 +14,8 @@ from safepoint.turns import Preempt, PreemptAck, Pushed, Turn, TurnPlan
 from tests.conftest import counts
 from tests.turns.desk import Desk
 
+pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
+
 
 def ack(pushed: Pushed) -> PreemptAck:
     assert pushed.ack is not None

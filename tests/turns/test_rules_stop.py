@@ -16,6 +16,8 @@ from safepoint.turns import TurnLoop, TurnPlan
 from tests.conftest import counts
 from tests.turns.desk import Desk
 
+pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
+
 
 async def test_t26_a_stop_closes_the_door_and_what_it_does_to_the_running_turn_is_another_matter() -> None:
     """Case 195: a bare stop commits without touching the turn."""

@@ -11,6 +11,8 @@ from safepoint.run.events import Event, LoopIdle
 from safepoint.run.stop import StopAt, StopRequest
 from safepoint.turns.state import LoopState
 
+pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
+
 
 def state(heard: list[Event] | None = None) -> LoopState[str]:
     return LoopState("loop", "id", current_clock(), AbortController(), None if heard is None else heard.append, None)
@@ -56,6 +58,7 @@ async def test_news_that_came_before_the_wait_is_not_lost() -> None:
         await fresh.news()
 
 
+@pytest.mark.backends("asyncio")  # uvloop does not show its queue
 async def test_a_flood_of_wake_ups_from_a_thread_is_one() -> None:
     fresh = state()
     fresh.begin()
