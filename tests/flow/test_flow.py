@@ -1,6 +1,8 @@
 """Writing a flow down, and setting it going."""
 
 import asyncio
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -429,3 +431,20 @@ async def test_execute_gives_what_start_gives():
     started = await flow.start(Trail())
     assert executed.state == started.state
     assert executed.executed == started.executed == ("a", "b")
+
+
+def test_a_flow_may_be_looked_at_from_many_threads_at_once() -> None:
+    child: Flow[int, None] = Flow("child", start="a")
+    child.node("a", lambda state: None)
+    child.route("a", END)
+    parent: Flow[int, None] = Flow("parent", start="inside")
+    parent.subflow("inside", child)
+    parent.route("inside", END)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            graphs = list(threads.map(lambda _: parent.graph(), range(400)))
+    finally:
+        sys.setswitchinterval(before)
+    assert {graph.name for graph in graphs} == {"parent"}

@@ -5,6 +5,7 @@ Knows nothing of the walk. A flow is Work: it can be a tool, a turn, or a node o
 
 import uuid
 from collections.abc import Callable, Mapping
+from operator import is_not
 from typing import Any, Generic, TypedDict, TypeVar, Unpack, get_args, overload
 
 from ..abort import AbortController, AbortSignal
@@ -87,7 +88,6 @@ class Flow(Generic[State, Services]):
         self._cleanups: list[Cleanup] = []
         self._graph: Graph | None = None
         self._inside: list[Graph] = []
-        self._compiling = False
 
     @overload
     def node(self, name: F, /) -> F: ...
@@ -229,16 +229,18 @@ class Flow(Generic[State, Services]):
 
     def graph(self) -> Graph:
         """The flow, checked. Raises: FlowError that lists every problem with its fix."""
-        if self._compiling:
+        return self._checked(())
+
+    def _checked(self, around: "tuple[Flow[Any, Any], ...]") -> Graph:
+        if any(flow is self for flow in around):
             raise FlowError(f"flow {self.name!r} contains itself: a flow cannot be a node inside itself")
-        self._compiling = True
-        try:
-            inside = [child.graph() for node in self._nodes.values() for child in children(node).values()]
-            if self._graph is None or any(new is not old for new, old in zip(inside, self._inside, strict=True)):
-                self._graph, self._inside = self._compile(), inside
-        finally:
-            self._compiling = False
-        return self._graph
+        parts = [child for node in self._nodes.values() for child in children(node).values()]
+        inside = [part._checked((*around, self)) if isinstance(part, Flow) else part.graph() for part in parts]
+        graph = self._graph
+        if graph is None or len(inside) != len(self._inside) or any(map(is_not, inside, self._inside)):
+            graph = self._compile()
+            self._graph, self._inside = graph, inside
+        return graph
 
     def _compile(self) -> Graph:
         routes = {name: dict(self._routes.get(name, {})) for name in {**self._nodes, **self._routes}}
