@@ -1,26 +1,51 @@
 """Owns the acceptance lines of gadget: a stop on its way from the page to the worker."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
+from playwright.async_api import expect
 
-from safepoint import Aborted, AbortError, AbortSignal
-from safepoint.agent import Agent, ModelRequest, tool
+from safepoint import Aborted, AbortError, AbortSignal, Retry
+from safepoint.agent import Agent, ModelRequest, ToolContext, tool
 from safepoint.models.ollama import OllamaModel
 from safepoint.models.openai import OpenAIModel
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.models.scripted import Stall as StallingModel
 from safepoint.run.events import LeafStarted, TextStreamed
 from safepoint.run.messages import UserMessage
+from safepoint.session import MemoryStore
 from tests.acceptance.lines import not_built, open_line
+from tests.conftest import counts
 from tests.rigs.ollama import Ollama
 from tests.rigs.provider import Provider
 from tests.rigs.script import Stall
+from tests.server.background import in_background
+from tests.server.browser import Lab, chromium, is_idle, is_running, lab, listeners, say, stop_button  # noqa: F401
+from tests.server.lab import Faucet, serving
 
 ASKED = ModelRequest(messages=(UserMessage(text="count"),))
+
+
+class Order:
+    """A tool that goes on after a stop until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.begun, self.released = asyncio.Event(), asyncio.Event()
+
+    def tool(self) -> Any:
+        @tool(on_abort="cooperate")
+        async def order() -> str:
+            """Work."""
+            self.begun.set()
+            await self.released.wait()
+            return "late"
+
+        return order
 
 
 def openai_model(provider: Any, streams: bool) -> Any:
@@ -39,40 +64,124 @@ def came(provider: Any) -> bool:
     return bool(provider.exchanges)
 
 
-@open_line
-def test_01_stop_is_acknowledged_at_once_before_and_apart_from_the_outcome() -> None:
+async def test_01_stop_is_acknowledged_at_once_before_and_apart_from_the_outcome() -> None:
     """Page → server → worker: Stop is acknowledged at once ("signalled"), before and apart from the outcome."""
-    not_built()
+    faucet, order = Faucet(), Order()
+    async with serving(Agent(faucet, tools=[order.tool()])) as served:
+        session = await served.session()
+        turn = await served.send(session)
+        faucet.call("order")
+        await order.begun.wait()
+        ack = await served.stop(session, turn)
+        assert (ack["status"], ack["level"], ack["id"]) == ("accepted", "accepted", turn)
+        assert await served.turn(session, turn) == {"id": turn, "status": "stopping", "outcome": None}
+        order.released.set()
+        assert (await served.until(session, "turn_ended"))["outcome"]["status"] == "aborted"
 
 
-@open_line
-def test_02_a_stop_with_nothing_running_is_answered_truthfully_and_does_nothing_else() -> None:
+async def test_02_a_stop_with_nothing_running_is_answered_truthfully_and_does_nothing_else() -> None:
     """Nothing running → the acknowledgement says so, truthfully; nothing else happens."""
-    not_built()
+    faucet = Faucet()
+    async with serving(Agent(faucet)) as served:
+        session = await served.session()
+        assert (await served.stop(session, "never-sent"))["status"] == "unknown"
+        turn = await served.send(session)
+        faucet.end("done")
+        await served.until(session, "turn_ended")
+        before = await served.all_events(session)
+        ack = await served.stop(session, turn)
+        assert (ack["status"], ack["level"]) == ("already_finished", "settled")
+        assert await served.all_events(session) == before
+        assert (await served.turn(session, turn))["status"] == "completed"
 
 
-@open_line
-def test_03_the_turn_ends_through_the_one_ordinary_end_event_marked_aborted() -> None:
+async def test_03_the_turn_ends_through_the_one_ordinary_end_event_marked_aborted() -> None:
     """The turn ends through the one ordinary end event, marked `aborted`; there is no separate abort-completion
     event; nothing is raised further.
     """
-    not_built()
+    faucet = Faucet()
+    async with serving(Agent(faucet)) as served:
+        session = await served.session()
+        turn = await served.send(session)
+        faucet.say("half")
+        await served.until(session, "text_streamed")
+        await served.stop(session, turn)
+        await served.until(session, "turn_ended")
+        events = [event for _, event in await served.all_events(session)]
+        assert events[-1]["kind"] == "turn_ended"
+        assert events[-1]["outcome"]["status"] == "aborted"
+        assert [event["kind"] for event in events].count("turn_ended") == 1
+        assert not {event["kind"] for event in events} & {"turn_aborted", "run_ended", "error"}
+        after = await served.send(session, "and now?")  # the session goes on as if nothing had been raised
+        faucet.end("fine")
+        assert (await served.until(session, "turn_ended", turn_id=after))["outcome"]["status"] == "completed"
 
 
-@open_line
-def test_04_an_aborted_turn_is_stored_and_shown_calmly_and_never_as_an_error() -> None:
+@in_background
+async def test_04_an_aborted_turn_is_stored_and_shown_calmly_and_never_as_an_error(lab: Lab) -> None:  # noqa: F811
     """An aborted turn is stored and shown as aborted ("You stopped this turn."), calm, never as an error; failed
     turns are red.
     """
-    not_built()
+    faucet, store = Faucet(), MemoryStore()
+    served = await lab.serve(Agent(faucet), store)
+    page = await lab.page(served.url)
+    await say(page, "go")
+    faucet.say("Half an answer.")
+    await expect(page.locator(".answer")).to_have_text("Half an answer.")
+    await stop_button(page).click()
+    calm = page.locator(".end.aborted")
+    await expect(calm.locator("> p")).to_have_text("You stopped this turn.")
+    await expect(calm).to_have_css("background-color", "rgb(253, 243, 205)")
+    await expect(page.locator(".answer")).to_have_text("Half an answer.")
+    await expect(page.locator(".failed, .toast.error")).to_have_count(0)
+    session = page.url.partition("#")[2]
+    (stored,) = [record.text for record in await store.read(session) if record.ends]
+    assert ('"status": "aborted"' in stored, '"error"' in stored) == (True, False)
+    await say(page, "again")
+    faucet.break_down("the provider is down")
+    failed = page.locator(".end.failed")
+    await expect(failed.locator("> p")).to_have_text("This turn failed: the provider is down")
+    await expect(failed).to_have_css("background-color", "rgb(251, 227, 224)")
 
 
-@open_line
-def test_05_a_controller_belongs_to_one_work_order_and_can_never_hit_the_next() -> None:
+async def test_05_a_controller_belongs_to_one_work_order_and_can_never_hit_the_next() -> None:
     """A controller belongs to one work order: created when it starts, gone when it ends, on every path; a stop can
     never hit the next order.
     """
-    not_built()
+    faucet, signals = Faucet(), []
+
+    @tool
+    async def look(ctx: ToolContext) -> str:
+        """See the signal of this order."""
+        signals.append(weakref.ref(ctx.signal))
+        return "seen"
+
+    async with serving(Agent(faucet, tools=[look], retry=Retry(attempts=1))) as served:
+        session = await served.session()
+        for number, ending in enumerate(("completed", "failed", "aborted")):
+            turn = await served.send(session, turn_id=f"t{number}")
+            faucet.call("look")
+            await served.until(session, "tool_ended", run_id=turn)
+            assert signals[-1]() is not None
+            match ending:
+                case "completed":
+                    faucet.end("done")
+                case "failed":
+                    faucet.break_down("oh no")
+                case _:
+                    await served.stop(session, turn)
+            ended = await served.until(session, "turn_ended", turn_id=turn)
+            assert ended["outcome"]["status"] == ending
+            following = await served.send(session, turn_id=f"next-{number}")
+            faucet.say("on its way")
+            await served.until(session, "text_streamed", run_id=following)
+            gc.collect()
+            if ending != "failed":  # an error keeps the frames that it came through
+                assert signals[-1]() is None, f"after {ending} the signal is still held"
+            assert (await served.stop(session, turn))["status"] == "already_finished"
+            faucet.end(" and there")
+            ended = await served.until(session, "turn_ended", turn_id=following)
+            assert ended["outcome"]["value"]["text"] == "on its way and there"
 
 
 async def test_06_the_provider_layer_checks_before_the_request_and_before_each_chunk() -> None:
@@ -137,32 +246,113 @@ async def test_07_sub_agents_started_by_the_order_end_with_it() -> None:
         assert fates[name] == "stopped", outcome.receipt
 
 
-@open_line
-def test_08_completion_and_stop_at_the_same_time_are_one_of_them_for_everybody() -> None:
+async def test_08_completion_and_stop_at_the_same_time_are_one_of_them_for_everybody() -> None:
     """Completion and stop at the same time → one of them, the same for everybody."""
-    not_built()
+    faucet, seen = Faucet(), set()
+    async with serving(Agent(faucet)) as served:
+        session = await served.session()
+        for number in range(counts(12, 200)):
+            turn = await served.send(session, turn_id=f"t{number}")
+            faucet.say("almost")
+            await served.until(session, "text_streamed", run_id=turn)
+            stopping = asyncio.create_task(served.stop(session, turn))
+            for _ in range(number * 4 % 200):  # the end comes a little later in each round
+                await asyncio.sleep(0)
+            faucet.end(" done")
+            ack, ended = await stopping, await served.until(session, "turn_ended", turn_id=turn)
+            status = ended["outcome"]["status"]
+            assert status in ("completed", "aborted")
+            assert ack["status"] == "accepted" or status == "completed"
+            told = await served.turn(session, turn)
+            assert (told["status"], told["outcome"]) == (status, ended["outcome"])
+            ends = [
+                e for _, e in await served.all_events(session) if e["kind"] == "turn_ended" and e["turn_id"] == turn
+            ]
+            assert ends == [ended]
+            seen.add(status)
+            faucet.dry()
+    assert "aborted" in seen
 
 
-@open_line
-def test_09_after_the_end_the_stop_machinery_is_gone_end_to_end() -> None:
+@in_background
+async def test_09_after_the_end_the_stop_machinery_is_gone_end_to_end(lab: Lab) -> None:  # noqa: F811
     """After the end the stop machinery is gone end to end (listeners, timers, key handlers)."""
-    not_built()
+    faucet, signals = Faucet(), []
+
+    @tool
+    async def look(ctx: ToolContext) -> str:
+        """See the signal of this order."""
+        signals.append(weakref.ref(ctx.signal))
+        return await ctx.ask_user("Well?")
+
+    served = await lab.serve(Agent(faucet, tools=[look]))
+    page = await lab.page(served.url)
+    await expect(page.locator("#connection")).to_have_text("connected")
+    tasks = {task.get_name() for task in asyncio.all_tasks()}
+    assert await listeners(page) == 0
+    await say(page, "go")
+    faucet.call("look")
+    await expect(page.locator(".card form")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(page.locator(".toast")).to_have_count(1)
+    assert await listeners(page) == 1
+    await stop_button(page).click()
+    await expect(page.locator(".end.aborted")).to_be_visible()
+    assert await listeners(page) == 0
+    await expect(page.locator(".toast, .card form")).to_have_count(0)
+    gc.collect()
+    assert signals[0]() is None
+    assert [t for t in asyncio.all_tasks() if "agent" in t.get_name() and t.get_name() not in tasks] == []
 
 
-@open_line
-def test_10_on_the_page_stop_replaces_send_and_a_failed_stop_tells() -> None:
+@in_background
+async def test_10_on_the_page_stop_replaces_send_and_a_failed_stop_tells(lab: Lab) -> None:  # noqa: F811
     """The page: Stop replaces Send while running; "Stopping…" while stopping, disabled; a failed stop tells, and
     gives Stop back.
     """
-    not_built()
+    lab.requests_may_fail = True
+    faucet, order = Faucet(), Order()
+    served = await lab.serve(Agent(faucet, tools=[order.tool()]))
+    page = await lab.page(served.url)
+    await expect(page.locator("#send")).to_be_visible()
+    await say(page, "go")
+    await is_running(page)
+    faucet.call("order")
+    await order.begun.wait()
+    await page.route("**/stop", lambda route: route.abort())
+    await stop_button(page).click()
+    await expect(page.locator(".toast.error")).to_contain_text("Stop failed")
+    await is_running(page)
+    await page.unroute("**/stop")
+    await stop_button(page).click()
+    await expect(stop_button(page)).to_have_text("Stopping…")
+    await expect(stop_button(page)).to_be_disabled()
+    order.released.set()
+    await is_idle(page)
 
 
-@open_line
-def test_11_escape_twice_within_three_seconds_stops_and_expiry_clears_toast_and_flag() -> None:
+@in_background
+async def test_11_escape_twice_within_three_seconds_stops_and_expiry_clears_toast_and_flag(lab: Lab) -> None:  # noqa: F811
     """Esc → toast "Press Esc again to stop", 3 s; second Esc within 3 s stops; expiry clears toast and flag; the
     key handler exists only while a turn runs.
     """
-    not_built()
+    faucet = Faucet()
+    served = await lab.serve(Agent(faucet))
+    page = await lab.page("about:blank")
+    await page.clock.install()
+    await page.goto(served.url)
+    await say(page, "go")
+    await is_running(page)
+    await page.keyboard.press("Escape")
+    await expect(page.locator(".toast")).to_have_text("Press Esc again to stop")
+    await page.clock.fast_forward(3_001)
+    await expect(page.locator(".toast")).to_have_count(0)
+    await page.keyboard.press("Escape")  # the flag has gone with the toast: this is a first one
+    await expect(page.locator(".toast")).to_have_text("Press Esc again to stop")
+    await is_running(page)
+    await page.keyboard.press("Escape")
+    await expect(page.locator(".end.aborted > p")).to_have_text("You stopped this turn.")
+    assert await listeners(page) == 0
 
 
 @open_line
@@ -173,10 +363,23 @@ def test_12_a_stop_at_any_odd_moment_is_answered_truthfully() -> None:
     not_built()
 
 
-@open_line
-def test_13_a_page_reloaded_while_stopping_shows_stopping_and_then_aborted() -> None:
+@in_background
+async def test_13_a_page_reloaded_while_stopping_shows_stopping_and_then_aborted(lab: Lab) -> None:  # noqa: F811
     """The page reloads while stopping → it shows "stopping", then "aborted"."""
-    not_built()
+    faucet, order = Faucet(), Order()
+    served = await lab.serve(Agent(faucet, tools=[order.tool()]))
+    page = await lab.page(served.url)
+    await say(page, "go")
+    faucet.call("order")
+    await order.begun.wait()
+    await stop_button(page).click()
+    await expect(page.locator(".state-line")).to_have_text("Stopping…")
+    await page.reload()
+    await expect(stop_button(page)).to_have_text("Stopping…")
+    await expect(stop_button(page)).to_be_disabled()
+    order.released.set()
+    await expect(page.locator(".end.aborted > p")).to_have_text("You stopped this turn.")
+    await is_idle(page)
 
 
 @open_line

@@ -47,11 +47,10 @@ class Background:
 
 
 def in_background(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that runs on the loop of its first argument, an object with a `background`."""
+    """A test that runs on the loop of its argument `lab`, which has a `background`."""
 
     @functools.wraps(test)
-    def runs(*args: Any, **kwargs: Any) -> None:
-        lab = next(iter(kwargs.values())) if kwargs else args[0]
-        lab.background.run(test(*args, **kwargs))
+    def runs(**kwargs: Any) -> None:
+        kwargs["lab"].background.run(test(**kwargs))
 
     return runs

@@ -44,6 +44,11 @@ class Faucet:
         self.say(*words)
         self._words.put_nowait(AnswerEnded("stop"))
 
+    def dry(self) -> None:
+        """Forget what nobody has heard."""
+        while not self._words.empty():
+            self._words.get_nowait()
+
     def break_down(self, why: str) -> None:
         self._words.put_nowait(ModelError(why))
 

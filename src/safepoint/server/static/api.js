@@ -21,10 +21,12 @@ export class ApiError extends Error {
 }
 
 export async function call(method, path, body) {
-  const options = { method, signal: AbortSignal.timeout(PATIENCE_MS), headers: headers(body === undefined ? {} : { "content-type": "application/json" }) };
+  const patience = new AbortController();
+  const timer = setTimeout(() => patience.abort(), PATIENCE_MS);
+  const options = { method, signal: patience.signal, headers: headers(body === undefined ? {} : { "content-type": "application/json" }) };
   if (body !== undefined) options.body = JSON.stringify(body);
   let response, text;
-  try { response = await fetch(path, options); text = await response.text(); } catch { throw new ApiError(0, "The server cannot be reached."); }
+  try { response = await fetch(path, options); text = await response.text(); } catch { throw new ApiError(0, "The server cannot be reached."); } finally { clearTimeout(timer); }
   const data = readJson(text);
   if (!response.ok) throw new ApiError(response.status, data?.error ?? response.statusText);
   return data;

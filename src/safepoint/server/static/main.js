@@ -96,6 +96,7 @@ function drawButtons() {
   const sent = turn && asked?.turn === turn.id ? asked.at : null;
   const stopping = turn && (turn.status === "stopping" || sent);
   const atOnce = sent === "NOW" || turn?.stopAt === "NOW";
+  const focused = document.activeElement;
   $("send").hidden = Boolean(turn);
   $("stop").hidden = $("stop-more").hidden = !turn;
   $("stop").disabled = Boolean(stopping);
@@ -104,6 +105,8 @@ function drawButtons() {
   $("stop-more").disabled = Boolean(sent || (stopping && atOnce));
   for (const item of $("stop-menu").children) item.hidden = Boolean(stopping) && item.dataset.at !== "NOW";
   if (!turn || $("stop-more").disabled) $("stop-menu").hidden = true;
+  // A button that has gone hears no keys: whoever stood on it stands on the message box now.
+  if (focused !== document.body && $("composer").contains(focused) && (focused.disabled || focused.closest("[hidden]"))) $("prompt").focus();
   esc.set(Boolean(turn) && !sent && !(stopping && atOnce));
 }
 

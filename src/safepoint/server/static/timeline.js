@@ -1,41 +1,46 @@
 // Owns the picture of a receipt: a bar per operation, from the stop to its end; what still runs is marked.
 
 const NS = "http://www.w3.org/2000/svg";
-const LEFT = 210, WIDTH = 640, ROW = 22;
+const ROW = 22, WORD = 110; // WORD: the room for what is said at the end of a row
+const WIDE = { left: 210, width: 640, letters: 30 }, NARROW = { left: 112, width: 330, letters: 15 };
 
 // null: there is nothing to draw.
 export function timeline(receipt) {
   const rows = receipt.entries.filter((entry) => entry.seconds !== null || entry.fate !== "finished");
   if (!rows.length) return null;
-  const longest = Math.max(0.001, ...rows.map((entry) => entry.seconds ?? 0));
-  const svg = make("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${rows.length * ROW + 8}`, role: "img" });
+  const longest = Math.max(0.001, took(receipt) ?? 0, ...rows.map((entry) => entry.seconds ?? 0));
+  const size = matchMedia("(max-width: 42rem)").matches ? NARROW : WIDE;
+  const svg = make("svg", { class: "timeline", viewBox: `0 0 ${size.width} ${rows.length * ROW + 8}`, role: "img" });
   svg.append(make("title", {}, summary(receipt)));
-  rows.forEach((entry, index) => svg.append(row(entry, index, longest)));
+  rows.forEach((entry, index) => svg.append(row(entry, index, longest, size)));
   return svg;
 }
 
-function row(entry, index, longest) {
+function row(entry, index, longest, { left, width, letters }) {
   const y = index * ROW + 4;
   const group = make("g", { "data-fate": entry.fate });
   const running = entry.fate === "still_running" || entry.fate === "unknown";
   const told = [entry.name, entry.fate.replace("_", " "), entry.seconds === null ? "" : `after ${duration(entry.seconds)}`, entry.where ? `at ${entry.where}` : "", entry.note].filter(Boolean).join(" · ");
+  const room = width - WORD - left;
   group.append(make("title", {}, told));
-  group.append(make("text", { x: 0, y: y + 13 }, shorten(entry.name, 30)));
-  group.append(make("line", { class: "track", x1: LEFT, x2: WIDTH - 110, y1: y + 9, y2: y + 9 }));
-  const room = WIDTH - 110 - LEFT;
-  if (running) group.append(make("rect", { class: "runs", x: LEFT, y: y + 3, width: room, height: 12, rx: 3 }));
-  else if (entry.fate === "not_started") group.append(make("circle", { class: "dot", cx: LEFT + 5, cy: y + 9, r: 4 }));
-  else group.append(make("rect", { class: "took", x: LEFT, y: y + 3, width: Math.max(3, (entry.seconds ?? 0) / longest * room), height: 12, rx: 3 }));
-  const word = running ? "still running" : entry.fate === "not_started" ? "not started" : duration(entry.seconds ?? 0);
-  group.append(make("text", { x: WIDTH - 104, y: y + 13 }, word));
+  group.append(make("text", { x: 0, y: y + 13 }, shorten(entry.name, letters)));
+  group.append(make("line", { class: "track", x1: left, x2: left + room, y1: y + 9, y2: y + 9 }));
+  if (running) group.append(make("rect", { class: "runs", x: left, y: y + 3, width: room, height: 12, rx: 3 }));
+  else if (entry.fate === "not_started") group.append(make("circle", { class: "dot", cx: left + 5, cy: y + 9, r: 4 }));
+  else group.append(make("rect", { class: "took", x: left, y: y + 3, width: Math.max(3, (entry.seconds ?? 0) / longest * room), height: 12, rx: 3 }));
+  const word = { still_running: "still running", unknown: "not known", not_started: "not started" }[entry.fate] ?? duration(entry.seconds ?? 0);
+  group.append(make("text", { x: width - WORD + 6, y: y + 13 }, word));
   return group;
 }
 
+function took(receipt) { return receipt.requested_at === null ? null : receipt.settled_at - receipt.requested_at; }
+
 export function summary(receipt) {
-  const took = receipt.requested_at === null ? null : receipt.settled_at - receipt.requested_at;
+  const seconds = took(receipt);
   const running = receipt.entries.filter((entry) => entry.fate === "still_running" || entry.fate === "unknown").length;
-  const parts = [took === null ? "" : `Everything had ended after ${duration(took)}.`, running ? `${running} still running or not known.` : "", receipt.escalated ? "The safe point was not reached in time." : ""];
-  return parts.filter(Boolean).join(" ");
+  const after = seconds === null ? "" : ` after ${duration(seconds)}`;
+  const told = running ? `The turn ended${after}; ${running} still running or not known.` : after && `Everything had ended${after}.`;
+  return [told, receipt.escalated ? "The safe point was not reached in time." : ""].filter(Boolean).join(" ");
 }
 
 export function duration(seconds) {
