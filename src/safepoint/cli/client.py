@@ -45,13 +45,13 @@ class Client:
                 text = response.read().decode()
         except urllib.error.HTTPError as error:
             raise ServerRefused(error.code, _told(error)) from error
+        except (ValueError, http.client.InvalidURL) as error:
+            raise UsageError(f"{self._url!r} is not the address of a server: {error}") from error
         except (urllib.error.URLError, OSError, http.client.HTTPException) as error:
             raise ServerUnreachable(
                 f"no server answers at {self._url} ({getattr(error, 'reason', error)}): start one with"
                 " `safepoint serve`"
             ) from error
-        except ValueError as error:
-            raise UsageError(f"{self._url!r} is not the address of a server: {error}") from error
         return text if accept == "text/plain" else self._read(text)
 
     def _read(self, text: str) -> Any:

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import AsyncGenerator
@@ -148,15 +149,16 @@ class DemoModel:
             "ask": [("ask", {})],
             "pay": [("pay", {"amount": 9.5})],
         }
-        if "everything" in said:
+        words = set(re.findall(r"[a-z]+", said))
+        if "everything" in words:
             calls = [*table["search"], *table["dig"], *table["research"], *table["build"]]
             return "All of it at once. This is a good moment to press Stop.", calls
         for word, calls in table.items():
-            if word in said:
+            if word in words:
                 return f"I will use `{calls[0][0]}` for that.", calls
-        if "story" in said:
+        if "story" in words:
             return STORY, []
-        offered = "\n".join(f"- `{words}`: {what}" for words, what in TRY.items())
+        offered = "\n".join(f"- `{one}`: {what}" for one, what in TRY.items())
         return f"I am a demo: I need no key and do nothing useful. Say one of these, then stop me:\n\n{offered}", []
 
 

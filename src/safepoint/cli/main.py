@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    serve = commands.add_parser("serve", help="serve an agent, with the page")
+    serve = _command(commands, "serve", "serve an agent, with the page", "serve my_agents:helper --db chat.db")
     serve.add_argument("agent", nargs="?", metavar="module:agent", help="what to serve; by default a demo")
     serve.add_argument("--db", metavar="FILE", help="keep sessions in this SQLite file; by default in memory")
     serve.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1; others need a token")
@@ -67,19 +67,35 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="'continue', or seconds until an unwatched turn stops",
     )
-    for name, told in (("sessions", "list the sessions"), ("turns", "list the turns of a session that have not ended")):
-        _remote(commands.add_parser(name, help=told), session=name == "turns")
-    stop = _remote(commands.add_parser("stop", help="stop a turn: the running one, or TURN"), session=True)
+    _remote(_command(commands, "sessions", "list the sessions", "sessions --url http://127.0.0.1:9000"), session=False)
+    _remote(
+        _command(commands, "turns", "list the turns of a session that have not ended", "turns SESSION"), session=True
+    )
+    stop = _command(
+        commands, "stop", "stop a turn: the running one, or TURN", "stop SESSION --at AFTER_TOOLS --within 30"
+    )
+    _remote(stop, session=True)
     stop.add_argument("turn", nargs="?", help="by default the one that runs")
     stop.add_argument("--at", choices=["NOW", "SAFE_POINT", "AFTER_MODEL", "AFTER_TOOLS"], default="NOW")
     stop.add_argument("--within", type=_seconds, metavar="S", help="seconds; then it is stopped at once")
     stop.add_argument("--reason", help="why; it is in the receipt")
-    receipt = _remote(commands.add_parser("receipt", help="what a stop did"), session=True)
+    receipt = _remote(_command(commands, "receipt", "what a stop did", "receipt SESSION TURN --json"), session=True)
     receipt.add_argument("turn")
     receipt.add_argument("--json", action="store_true", help="as JSON")
-    completion = commands.add_parser("completion", help="a completion script for your shell")
+    completion = _command(commands, "completion", "a completion script for your shell", "completion bash")
     completion.add_argument("shell", choices=SHELLS)
     return top
+
+
+def _command(commands: Any, name: str, told: str, example: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=told,
+        description=f"{told[0].upper()}{told[1:]}.",
+        epilog=f"example:\n  safepoint {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return made
 
 
 def _remote(command: argparse.ArgumentParser, *, session: bool) -> argparse.ArgumentParser:
