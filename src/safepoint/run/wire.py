@@ -94,7 +94,7 @@ def message_from_json(text: str) -> Message:
 
 def outcome_to_json(outcome: Outcome[T], value_type: Any = Any) -> str:
     """An outcome as JSON text; its value is written as `value_type` says."""
-    values: TypeAdapter[Any] = TypeAdapter(value_type)
+    values = _plain(value_type)
 
     def dump(value: T | None) -> Any:
         return None if value is None else values.dump_python(value, mode="json")
@@ -119,7 +119,7 @@ def outcome_to_json(outcome: Outcome[T], value_type: Any = Any) -> str:
 def outcome_from_json(text: str, value_type: Any = Any) -> Outcome[Any]:
     """Read `outcome_to_json()` back. Raises: WireError."""
     data = _object("outcome", text)
-    values: TypeAdapter[Any] = TypeAdapter(value_type)
+    values = _plain(value_type)
 
     def load(name: str) -> Any:
         return None if data.get(name) is None else values.validate_python(data[name])

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from ..abort import AbortReason, Clock
 from ..agent.talk import AgentResult
-from ..run.outcome import Aborted, Completed, Outcome, TimedOut
+from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.receipt import Entry, Receipt
-from .past import PastTurn
+from .past import Past, PastTurn
 from .turn import SessionTurn, TurnResult
 
-__all__ = ["never_started", "only_new", "sealed"]
+__all__ = ["broken", "never_started", "only_new", "receipt_of", "sealed"]
 
 DIED = AbortReason("lease_lost", "the process in which it ran has ended")
 
@@ -24,12 +24,25 @@ def never_started(turn: SessionTurn, clock: Clock) -> TurnResult:
     return TurnResult(turn.id, outcome.status, outcome)
 
 
-def sealed(past: PastTurn, now: float) -> Outcome[AgentResult]:
+def sealed(past: Past, turn: PastTurn, now: float) -> Outcome[AgentResult]:
     """A turn that a crash left open. What was streamed of it is kept; what its tools did is not known."""
-    reason = past.stop or DIED
-    begun = past.started
+    reason = turn.stop or DIED
+    begun = turn.started
     receipt = Receipt(reason, None, now, (Entry("turn", "child", "unknown" if begun else "not_started"),))
-    return Aborted(reason, receipt, past.rebuilt() if begun else AgentResult(""), finished_at=now)
+    return Aborted(reason, receipt, past.rebuilt(turn) if begun else AgentResult(""), finished_at=now)
+
+
+def broken(turn: SessionTurn, error: BaseException, clock: Clock) -> Outcome[AgentResult]:
+    """A turn whose end could not be written, or whose loop went down with it: nobody is told that it is done."""
+    said = turn.outcome
+    partial = None if said is None else said.value if isinstance(said, Completed) else said.partial
+    receipt = Receipt(turn.signal.reason, None, clock.time()) if said is None else receipt_of(said)
+    return Failed(error, receipt, partial or AgentResult(""), finished_at=clock.time())
+
+
+def receipt_of(outcome: Outcome[AgentResult]) -> Receipt:
+    """What a stop of this turn did. Of one that was done before there is nothing to say."""
+    return Receipt(None, None, outcome.finished_at) if isinstance(outcome, Completed) else outcome.receipt
 
 
 def only_new(outcome: Outcome[AgentResult], base: int) -> Outcome[AgentResult]:

@@ -5,19 +5,22 @@ Knows nothing of the network: a host on other machines has the same face.
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ..abort import AbortError, AbortReason, AbortSignal
+from ..abort.clock import check_seconds
 from ..agent.agent import Agent
 from ..agent.talk import AgentResult
 from ..errors import SafepointError
 from ..run.events import SessionOpened
 from ..run.outcome import Outcome
 from ..run.stop import StopAck, StopAt
+from .lane import SessionEnded, WhenBusy
 from .log import Recorded, read
-from .session import Session, WhenBusy
+from .session import Session
 from .store import MemoryStore, Store
 from .turn import SessionTurn, TurnStatus
 
@@ -115,7 +118,7 @@ class Host(Protocol):
         """One turn, with its outcome if it has ended."""
         ...
 
-    def events(self, session_id: str, after: int = 0) -> AsyncIterator[Recorded]:
+    def events(self, session_id: str, after: int = 0) -> AsyncGenerator[Recorded, None]:
         """Everything after this number, then what comes."""
         ...
 
@@ -150,6 +153,7 @@ class LocalHost:
         self._live: dict[str, Session] = {}
         self._names: dict[str, str] = {}
         self._gate = asyncio.Lock()
+        self._closed = False
 
     async def agents(self) -> list[str]:
         """The agents, the default one first."""
@@ -161,10 +165,17 @@ class LocalHost:
         await self._open(session_id, agent, new=True)
         return await self.session(session_id)
 
+    async def live(self, session_id: str) -> Session:
+        """The session itself, for code in this process: a tool that drives a turn of it, say. Raises: NotFound."""
+        return await self._open(session_id)
+
     async def _open(self, session_id: str, agent: str | None = None, *, new: bool = False) -> Session:
+        if session_id in self._live:  # nobody who wants to stop something waits for a session that is being opened
+            return self._live[session_id]
         async with self._gate:  # two who ask at once get one session
             if session_id in self._live:
                 return self._live[session_id]
+            self._check_open()
             name = await self._stored_agent(session_id)
             if name is None and not new:
                 raise NotFound(f"there is no session {session_id!r}: create it first")
@@ -217,6 +228,7 @@ class LocalHost:
     ) -> TurnView:
         """Say something."""
         session = await self._open(session_id)
+        self._check_open()
         return await self._accepted(
             session, session.send(text, turn_id=turn_id, deadline=deadline, when_busy=when_busy)
         )
@@ -224,7 +236,12 @@ class LocalHost:
     async def continue_turn(self, session_id: str, turn_id: str | None = None) -> TurnView:
         """Go on with a stopped turn."""
         session = await self._open(session_id)
+        self._check_open()
         return await self._accepted(session, session.begin_again(turn_id))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionEnded("the host is closed: it takes no more turns")
 
     async def _accepted(self, session: Session, turn: SessionTurn) -> TurnView:
         await session.saved()
@@ -272,29 +289,45 @@ class LocalHost:
             raise NotFound(f"there is no turn {turn_id!r} in session {session_id!r}")
         return TurnView(turn_id, outcome.status, outcome)
 
-    async def events(self, session_id: str, after: int = 0) -> AsyncIterator[Recorded]:
+    async def events(self, session_id: str, after: int = 0) -> AsyncGenerator[Recorded, None]:
         """Everything after this number, then what comes."""
         session = await self._open(session_id)
-        async for recorded in session.events(after):
-            yield recorded
+        async with aclosing(session.events(after)) as events:
+            async for recorded in events:
+                yield recorded
 
     async def close_session(self, session_id: str, reason: str = "closed") -> None:
         """Let a session go."""
         session = self._live.get(session_id)
         if session is None:
             raise NotFound(f"session {session_id!r} is not live")
-        await session.close(reason)
-        self._live.pop(session_id, None)
+        try:
+            await session.close(reason)
+        finally:
+            self._live.pop(session_id, None)
+            self._names.pop(session_id, None)
 
     async def close(self, within: float = 0.0, reason: str = "shutdown") -> None:
-        """Stop everything, and let it go."""
+        """Stop everything, and let it go. Raises: what a store raised, when all that is done."""
+        check_seconds("within", within)
+        self._closed = True
         if within > 0:
             await self._at_safe_points(within, reason)
-        async with asyncio.TaskGroup() as group:
-            for session in list(self._live.values()):
-                group.create_task(session.close(reason))
+        failures: list[Exception] = []
+
+        async def let_go(session: Session) -> None:
+            try:
+                await session.close(reason)
+            except Exception as error:  # the others are closed all the same
+                failures.append(error)
+
+        async with self._gate, asyncio.TaskGroup() as group:  # one that is being opened is closed too
+            for session in self._live.values():
+                group.create_task(let_go(session))
         self._live.clear()
         await self._store.close()
+        if failures:
+            raise failures[0]
 
     async def _at_safe_points(self, within: float, reason: str) -> None:
         cause = AbortReason("shutdown", reason)

@@ -6,20 +6,21 @@ reader, no gap and no duplicate, and a slow reader holds nothing. Knows nothing 
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from itertools import islice
+from typing import TypeAlias
 
 from ..agent.talk import AgentResult
 from ..run.events import Event, TurnEnded
 from ..run.wire import event_from_json, to_json
-from .store import Record, Store
+from .store import Record, SessionInUse, Store, StoreError
 
 __all__ = ["Log", "Recorded"]
 
 # So many of the newest events are kept in memory, for readers that keep up.
 RECENT = 512
 PAGE = 500
+Stands: TypeAlias = Callable[[Exception | None], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Recorded:
 
 
 class Log:
-    """The log of one live session."""
+    """The log of one live session. A store that fails ends it: `error` says how, and nothing is written any more."""
 
     def __init__(self, store: Store, session: str) -> None:
         self._store = store
@@ -48,27 +49,43 @@ class Log:
         self._written = asyncio.Event()
         self._durable = 0  # up to here it must survive a power cut
         self._closed = False
+        self._ends: deque[tuple[int, Stands]] = deque()  # the first, and what comes after it, is not shown yet
         self.error: Exception | None = None
-        self._held: int | None = None  # this one, and what comes after it, is shown when it is written
         self.last = 0  # the newest number given out
         self.saved = 0  # up to here it is written
-        self.refused: set[str] = set()  # turns whose end was written by somebody else before
 
     async def open(self) -> None:
         """Take the session. Raises: SessionInUse; StoreError."""
         self.last = self.saved = await self._store.acquire(self._session)
 
-    def add(self, event: Event, *, durable: bool = False, ends: str | None = None) -> int:
+    async def replay(self, apply: Callable[[Event], object]) -> None:
+        """Everything there is, in order. Raises: StoreError."""
+        after = 0
+        while after < self.last:
+            page = await self._store.read(self._session, after, PAGE)
+            if not page:
+                raise StoreError(f"the log of session {self._session!r} ends at {after}, and not at {self.last}")
+            for record in page:
+                apply(read(record).event)
+            after = page[-1].seq
+
+    def add(self, event: Event, *, durable: bool = False, ends: "tuple[str, Stands] | None" = None) -> int:
         """Number an event and show it to the readers. It is written soon; `durable`: for good.
 
-        The end of a turn is written first, and shown when it stands.
+        `ends`: it is the end of this turn. It is written first; when it stands the function is told, with what went
+        wrong if something did, and only then the readers.
         """
+        record = Record(self.last + 1, to_json(event, AgentResult), None if ends is None else ends[0])
         self.last += 1
-        if ends is not None and self._held is None:
-            self._held = self.last
-        self._pending.append(Record(self.last, to_json(event, AgentResult), ends))
+        if self.error is not None:  # nobody will write it
+            if ends is not None:
+                ends[1](self.error)
+            return self.last
+        if ends is not None:
+            self._ends.append((self.last, ends[1]))
+        self._pending.append(record)
         self._recent.append(Recorded(self.last, event))
-        if durable:
+        if durable or ends is not None:
             self._durable = self.last
         self._work.set()
         self._announce()
@@ -77,7 +94,9 @@ class Log:
     @property
     def shown(self) -> int:
         """Up to here readers may read."""
-        return self.last if self._held is None else self._held - 1
+        if self.error is not None:
+            return self.saved
+        return self._ends[0][0] - 1 if self._ends else self.last
 
     def _announce(self) -> None:
         self._news.set()
@@ -87,43 +106,65 @@ class Log:
         """Wait until everything up to this number is written. Raises: what the store raised."""
         while self.saved < seq and self.error is None:
             await self._written.wait()
-        if self.error is not None:
+        if self.saved < seq and self.error is not None:
             raise self.error
 
     async def keep_writing(self) -> None:
         """Write what comes, for the life of the session. While one batch is on its way the next one gathers."""
+        try:
+            await self._write_what_comes()
+        except asyncio.CancelledError:  # as at the end of `asyncio.run`: nobody may wait for what nobody will write
+            self._fail(StoreError(f"session {self._session!r} was not closed before its event loop was"))
+            raise
+
+    async def _write_what_comes(self) -> None:
         while not self._closed or self._pending:
             if not self._pending:
                 await self._work.wait()
                 self._work.clear()
+                await asyncio.sleep(0)  # what happens in one moment is written in one batch
                 continue
             batch = list(self._pending)
             try:
-                durable = self._durable >= batch[0].seq
-                self.refused |= await self._store.append(self._session, batch, durable=durable)
+                await self._write(batch)
             except Exception as error:
-                self.error = error
-                self._tell_written()
+                self._fail(error)
                 return
             for _ in batch:
                 self._pending.popleft()
             self.saved = batch[-1].seq
-            self._held = next((record.seq for record in self._pending if record.ends is not None), None)
             self._tell_written()
-            self._announce()
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+        self._pending.clear()
+        self._recent.clear()  # of these nobody knows whether they stand: readers ask the store
+        self._tell_written()
 
     def _tell_written(self) -> None:
+        while self._ends and (self.error is not None or self._ends[0][0] <= self.saved):
+            self._ends.popleft()[1](self.error)
         self._written.set()
         self._written = asyncio.Event()
+        self._announce()
 
-    async def follow(self, after: int = 0) -> AsyncIterator[Recorded]:
-        """All events after this number, then what comes, until the log is closed."""
+    async def _write(self, batch: list[Record]) -> None:
+        refused = await self._store.append(self._session, batch, durable=self._durable >= batch[0].seq)
+        if refused:
+            raise SessionInUse(
+                f"session {self._session!r} is live elsewhere: there the end of turn {min(refused)} was written before"
+            )
+
+    async def follow(self, after: int = 0) -> AsyncGenerator[Recorded, None]:
+        """All events after this number, then what comes, until the log is closed. Raises: what the store raised."""
         while True:
             news = self._news
             for recorded in await self._page(after):
                 after = recorded.seq
                 yield recorded
             if after >= self.shown:
+                if self.error is not None:
+                    raise self.error
                 if self._closed and after >= self.last:
                     return
                 await news.wait()
@@ -131,7 +172,7 @@ class Log:
     async def _page(self, after: int) -> list[Recorded]:
         missing, shown = self.last - after, self.shown
         if missing <= len(self._recent):
-            newest = islice(self._recent, len(self._recent) - missing, None)
+            newest = (self._recent[place] for place in range(-missing, 0))
             return [recorded for recorded in newest if recorded.seq <= shown]
         if after < self.saved:
             page = await self._store.read(self._session, after, PAGE)
@@ -140,7 +181,7 @@ class Log:
         return [read(record) for record in page if record.seq <= shown]
 
     async def close(self) -> None:
-        """Nothing comes any more: readers end when they have read everything."""
+        """Nothing comes any more: readers end when they have read everything. Raises: what the store raised."""
         self._closed = True
         self._work.set()
         self._announce()

@@ -7,11 +7,17 @@ from dataclasses import dataclass, field, replace
 
 from ..abort import AbortReason
 from ..agent.history import UNKNOWN, repair
-from ..agent.talk import AgentResult
+from ..agent.talk import AgentResult, Talk
 from ..run.events import (
     AnswerRestarted,
     AnswerStarted,
     Event,
+    LoopIdle,
+    LoopStopping,
+    RunEnded,
+    RunStarted,
+    SessionClosed,
+    SessionOpened,
     StopRequested,
     TextStreamed,
     ToolCalled,
@@ -19,13 +25,33 @@ from ..run.events import (
     TurnEdited,
     TurnEnded,
     TurnForgotten,
+    TurnPlanned,
+    TurnPreempted,
     TurnQueued,
     TurnStarted,
 )
 from ..run.messages import AssistantMessage, Message, ToolCall, ToolResult
 from ..run.outcome import Completed, Outcome
 
-__all__ = ["Past", "PastTurn"]
+__all__ = ["OWN", "Past", "PastTurn"]
+
+# What a session says in its own words. The fold believes it, so it is not taken from loops, tools and other sessions.
+OWN = (
+    LoopIdle,
+    LoopStopping,
+    RunEnded,
+    RunStarted,
+    SessionClosed,
+    SessionOpened,
+    StopRequested,
+    TurnEdited,
+    TurnEnded,
+    TurnForgotten,
+    TurnPlanned,
+    TurnPreempted,
+    TurnQueued,
+    TurnStarted,
+)
 
 
 @dataclass
@@ -41,7 +67,6 @@ class PastTurn:
     forgotten: bool = False
     _answers: list[AssistantMessage] = field(default_factory=list)
     _results: dict[str, ToolResult] = field(default_factory=dict)
-    _open: bool = False
 
     @property
     def said(self) -> tuple[Message, ...]:
@@ -50,6 +75,12 @@ class PastTurn:
             return ()
         result = self.outcome.value if isinstance(self.outcome, Completed) else self.outcome.partial
         return () if result is None else result.messages
+
+    def end(self, outcome: Outcome[AgentResult]) -> None:
+        """It has ended: what was streamed is part of the outcome."""
+        self.outcome = outcome
+        self._answers.clear()
+        self._results.clear()
 
     def hear(self, event: Event) -> None:
         """Follow its answer as it was streamed, so that a crash does not take it."""
@@ -69,14 +100,20 @@ class PastTurn:
             case _:
                 pass
 
-    def rebuilt(self) -> AgentResult:
-        """What there is of a turn whose process has died: calls without a result are unknown."""
-        messages: list[Message] = list(self.messages or ())
-        for answer in self._answers:
-            messages.append(answer)
-            messages += [self._results.get(call.call_id) or UNKNOWN.result(call) for call in answer.calls]
+    def rebuilt(self, before: AgentResult | None = None) -> AgentResult:
+        """What there is of a turn whose process has died: calls without a result are unknown.
+
+        `before`: what it went on from, if it continued a stopped turn.
+        """
+        talk = Talk(self.messages or ()) if before is None else Talk(resume=before)
+        said, results = list(talk.messages), {**talk.results, **self._results}
+        answers: list[Message] = [*([said.pop()] if talk.in_round else []), *self._answers]
+        for answer in answers:
+            assert isinstance(answer, AssistantMessage)  # for the type checker: a round begins with one
+            said.append(answer)
+            said += [results.get(call.call_id) or UNKNOWN.result(call) for call in answer.calls]
         text = self._answers[-1].text if self._answers else ""
-        return AgentResult(text, tuple(repair(messages)), steps=len(self._answers))
+        return AgentResult(text, tuple(repair(said)), steps=talk.steps + len(self._answers))
 
 
 class Past:
@@ -84,27 +121,35 @@ class Past:
 
     def __init__(self) -> None:
         self.turns: dict[str, PastTurn] = {}
+        self._ended: list[PastTurn] = []  # those that had begun, without the forgotten ones
+        self._told: tuple[Message, ...] | None = None
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation. A turn that was continued is told by the one that continued it."""
-        continued = {turn.continues for turn in self.turns.values() if turn.continues and turn.outcome is not None}
-        ended = [turn for turn in self.turns.values() if turn.outcome is not None and turn.id not in continued]
-        return tuple(message for turn in ended for message in turn.said)
+        if self._told is None:
+            continued = {turn.continues for turn in self.turns.values() if turn.continues and turn.said}
+            ended = (turn for turn in self.turns.values() if turn.id not in continued)
+            self._told = tuple(message for turn in ended for message in turn.said)
+        return self._told
 
     def resumed(self, turn_id: str) -> tuple[AgentResult, int]:
-        """What a stopped turn goes on from, and how many messages there were before it."""
+        """What the last turn, which was stopped, goes on from, and how many messages there were before it."""
         turn = self.turns[turn_id]
         result = None if turn.outcome is None or isinstance(turn.outcome, Completed) else turn.outcome.partial
         before = self.messages[: len(self.messages) - len(turn.said)]
         left = result or AgentResult("")
         return replace(left, messages=(*before, *left.messages)), len(before)
 
+    def rebuilt(self, turn: PastTurn) -> AgentResult:
+        """What there is of a turn whose process has died."""
+        before = self.turns.get(turn.continues or "")
+        return turn.rebuilt(None if before is None else AgentResult("", before.said))
+
     @property
     def last_ended(self) -> PastTurn | None:
-        """The newest turn that has ended and counts."""
-        ended = [turn for turn in self.turns.values() if turn.outcome is not None and not turn.forgotten]
-        return ended[-1] if ended else None
+        """The newest turn that had begun, has ended, and counts."""
+        return self._ended[-1] if self._ended else None
 
     @property
     def open_turns(self) -> list[PastTurn]:
@@ -126,10 +171,23 @@ class Past:
                 kind = event.reason_kind
                 self.turns[turn_id].stop = AbortReason.from_dict({"kind": kind, "message": text})
             case TurnEnded(turn_id=turn_id, outcome=outcome) if turn_id in self.turns:
-                self.turns[turn_id].outcome = outcome
+                self._tell(self.turns[turn_id], outcome)
             case TurnForgotten(turn_id=turn_id) if turn_id in self.turns:
-                self.turns[turn_id].forgotten = True
+                self._forget(self.turns[turn_id])
             case _:
                 turn_or_none = self.turns.get(event.run_id)
                 if turn_or_none is not None and len(event.path) == 1:
                     turn_or_none.hear(event)
+
+    def _tell(self, turn: PastTurn, outcome: Outcome[AgentResult]) -> None:
+        """It has ended. One turn runs at a time: what it has added comes last."""
+        turn.end(outcome)
+        self._ended += [turn] if turn.started else []
+        self._told = None if turn.continues or self._told is None else (*self._told, *turn.said)
+
+    def _forget(self, turn: PastTurn) -> None:
+        added = len(turn.said)
+        turn.forgotten = True
+        if self._ended and self._ended[-1] is turn:  # only the last turn is ever forgotten
+            self._ended.pop()
+        self._told = None if turn.continues or self._told is None else self._told[: len(self._told) - added]

@@ -16,21 +16,26 @@ class Presence:
         self._grace = None if grace is None else check_seconds("on_disconnect", grace)
         self._gone = gone
         self._timer: Timer | None = None
+        self._over = False
         self.readers = 0
 
     def came(self) -> None:
         """One more reader."""
         self.readers += 1
-        self.end()
+        self._disarm()
 
     def left(self) -> None:
         """One reader less."""
         self.readers -= 1
-        if not self.readers and self._grace is not None:
+        if not self.readers and self._grace is not None and not self._over:
             self._timer = self._clock.call_at(self._clock.monotonic() + self._grace, self._gone)
 
     def end(self) -> None:
         """Wait for nothing any more."""
+        self._over = True
+        self._disarm()
+
+    def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.disarm()
             self._timer = None

@@ -8,12 +8,11 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from ..run.checkpoints_files import CheckpointInUse, FileLease
+from ..run.checkpoints_files import ENCODING, CheckpointError, CheckpointInUse, FileLease
 from .store import Record, SessionInfo, SessionInUse, StoreError
 
 __all__ = ["SqliteStore"]
@@ -21,11 +20,28 @@ __all__ = ["SqliteStore"]
 T = TypeVar("T")
 VERSION = 1
 BUSY_SECONDS = 10.0
+# A call for the thread, and how its result gets back to whoever waits for it.
+Call = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS events (
+BEGIN IMMEDIATE;
+CREATE TABLE events (
     session TEXT NOT NULL, seq INTEGER NOT NULL, text TEXT NOT NULL, ends TEXT, PRIMARY KEY (session, seq)
 ) WITHOUT ROWID;
-CREATE UNIQUE INDEX IF NOT EXISTS one_end ON events (session, ends) WHERE ends IS NOT NULL;
+CREATE UNIQUE INDEX one_end ON events (session, ends) WHERE ends IS NOT NULL;
+CREATE TABLE sessions (session TEXT PRIMARY KEY, written INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX newest ON sessions (written);
+PRAGMA user_version = %d;
+COMMIT;
+"""
+# `written` counts the batches of all sessions: the session with the greatest number has the newest record.
+TOUCH = """
+INSERT INTO sessions VALUES (?, (SELECT coalesce(max(written), 0) + 1 FROM sessions))
+ON CONFLICT (session) DO UPDATE SET written = excluded.written
+"""
+LAST = "SELECT coalesce(max(seq), 0) FROM events WHERE session = ?"
+ALL = """
+SELECT session, (SELECT coalesce(max(seq), 0) FROM events WHERE events.session = sessions.session)
+FROM sessions ORDER BY written
 """
 
 
@@ -34,7 +50,7 @@ class SqliteStore:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._live: set[str] = set()
         self._lease = FileLease(self.path.name, self.path.resolve().parent, str(self.path))
@@ -73,9 +89,12 @@ class SqliteStore:
         """Write what is left, and give the file to others."""
         if self._closed:
             return
-        await self._do(self._let_go)
         self._closed = True
-        self._calls.put(None)
+        if self._thread is not None:
+            # Whoever is told to go meanwhile goes: the thread lets go of the file all the same.
+            ended = self._post(self._let_go)
+            self._calls.put(None)
+            await ended
 
     async def _do(self, call: Callable[[], T]) -> T:
         if self._closed:
@@ -83,23 +102,38 @@ class SqliteStore:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=f"store {self.path.name}", daemon=True)
             self._thread.start()
-        done: Future[T] = Future()
-        self._calls.put((call, done))
-        # The shield: what is begun is done, whatever becomes of whoever waits.
-        return await asyncio.shield(asyncio.wrap_future(done))
+
+        def opened() -> T:
+            self._open()
+            return call()
+
+        return await self._post(opened)
+
+    def _post(self, call: Callable[[], T]) -> "asyncio.Future[T]":
+        """What is begun is done, whatever becomes of whoever waits."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        self._calls.put((call, loop, done))
+        return done
 
     def _serve(self) -> None:
         while (item := self._calls.get()) is not None:
-            call, done = item
+            call, loop, done = item
+            result: Any = None
+            failure: BaseException | None = None
             try:
-                self._open()
                 result = call()
             except sqlite3.Error as error:
-                done.set_exception(self._failed(error))
+                failure = StoreError(
+                    f"the store {self.path} failed ({type(error).__name__}: {error}); the file was left as it is"
+                )
+                failure.__cause__ = error
             except BaseException as error:
-                done.set_exception(error)
-            else:
-                done.set_result(result)
+                failure = error
+            try:
+                loop.call_soon_threadsafe(_tell, done, result, failure)
+            except RuntimeError:
+                pass  # that loop is closed: nobody is left who waits
 
     def _open(self) -> None:
         if self._db is not None:
@@ -111,22 +145,35 @@ class SqliteStore:
                 f"{self.path} is in use by {error.holder}: one process at a time may have it. Stop that one, or give"
                 " this one another file"
             ) from error
-        self._db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        found = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if found not in (0, VERSION):
-            self._db.close()
-            self._db = None
-            raise StoreError(f"{self.path} is of version {found}; this program knows {VERSION}: use a newer program")
-        self._db.executescript(SCHEMA)
-        self._db.execute(f"PRAGMA user_version = {VERSION}")
+        except CheckpointError as error:
+            raise StoreError(f"the store {self.path} cannot be used: {error}") from error
+        try:
+            db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare(db)
+            except BaseException:
+                db.close()
+                raise
+        except BaseException:
+            self._lease.release()
+            raise
+        self._db, self._full = db, None
 
-    def _failed(self, error: sqlite3.Error) -> StoreError:
-        return StoreError(f"the store {self.path} failed ({type(error).__name__}: {error}); the file was left as it is")
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        """A file that is not ours, or of a newer program, is not touched."""
+        found = db.execute("PRAGMA user_version").fetchone()[0]
+        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if found not in (0, VERSION):
+            raise StoreError(f"{self.path} is of version {found}; this program knows {VERSION}: use a newer program")
+        if found == 0 and tables:
+            raise StoreError(f"{self.path} is a database of another program: give the sessions a file of their own")
+        db.execute("PRAGMA journal_mode = WAL")
+        if found == 0:
+            db.executescript(SCHEMA % VERSION)
 
     @property
     def _file(self) -> sqlite3.Connection:
-        assert self._db is not None  # for the type checker: _serve has opened it
+        assert self._db is not None  # for the type checker: whoever calls has opened it
         return self._db
 
     def _append(self, session: str, records: Sequence[Record], durable: bool) -> frozenset[str]:
@@ -137,13 +184,16 @@ class SqliteStore:
         file.execute("BEGIN IMMEDIATE")
         try:
             for record in records:
-                row = (session, record.seq, record.text, record.ends)
+                row = (session, record.seq, _written(record.text), record.ends)
                 written = file.execute("INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?)", row).rowcount
                 if not written and record.ends is not None and not self._is_there(session, record):
                     refused.add(record.ends)
+            if records:
+                file.execute(TOUCH, (session,))
             file.execute("COMMIT")
         except BaseException:
-            file.execute("ROLLBACK")
+            if file.in_transaction:
+                file.execute("ROLLBACK")
             raise
         return frozenset(refused)
 
@@ -153,18 +203,39 @@ class SqliteStore:
 
     def _read(self, session: str, after: int, limit: int) -> list[Record]:
         query = "SELECT seq, text, ends FROM events WHERE session = ? AND seq > ? ORDER BY seq LIMIT ?"
-        return [Record(*row) for row in self._file.execute(query, (session, after, limit))]
+        rows = self._file.execute(query, (session, after, limit))
+        return [Record(seq, _read_back(text), ends) for seq, text, ends in rows]
 
     def _last_seq(self, session: str) -> int:
-        query = "SELECT coalesce(max(seq), 0) FROM events WHERE session = ?"
-        return int(self._file.execute(query, (session,)).fetchone()[0])
+        return int(self._file.execute(LAST, (session,)).fetchone()[0])
 
     def _sessions(self) -> list[SessionInfo]:
-        query = "SELECT session, max(seq) FROM events GROUP BY session ORDER BY session"
-        return [SessionInfo(*row) for row in self._file.execute(query)]
+        return [SessionInfo(*row) for row in self._file.execute(ALL)]
 
     def _let_go(self) -> None:
         if self._db is not None:
             self._db.close()
             self._db = None
         self._lease.release()
+
+
+def _written(text: str) -> str | bytes:
+    """Whatever a model has said can be saved: also half of a surrogate pair, which SQLite's text cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(*ENCODING)
+    return text
+
+
+def _read_back(text: str | bytes) -> str:
+    return text.decode(*ENCODING) if isinstance(text, bytes) else text
+
+
+def _tell(done: "asyncio.Future[Any]", result: Any, failure: BaseException | None) -> None:
+    if done.done():
+        return
+    if failure is None:
+        done.set_result(result)
+    else:
+        done.set_exception(failure)

@@ -3,6 +3,7 @@
 A session's log is append-only text under (session, seq). The end of a turn is written once: the first one counts.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -81,7 +82,7 @@ class MemoryStore:
         if session in self._live:
             raise SessionInUse(f"session {session!r} is live already in this store: use that one, or close it first")
         self._live.add(session)
-        log = self._logs.setdefault(session, [])
+        log = self._logs.get(session)
         return log[-1].seq if log else 0
 
     async def release(self, session: str) -> None:
@@ -90,39 +91,34 @@ class MemoryStore:
 
     async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
         """Keep the records."""
-        log = self._logs.setdefault(session, [])
-        refused = set()
-        for record in records:
-            if log and record.seq <= log[-1].seq:
-                continue  # it is there already
-            if record.ends is not None and self._ends.setdefault((session, record.ends), record.seq) != record.seq:
-                refused.add(record.ends)
-                continue
-            log.append(record)
-        if log:
-            self._logs[session] = self._logs.pop(session)  # the newest last
-        return frozenset(refused)
+        if not records:
+            return frozenset()
+        log = self._logs[session] = self._logs.pop(session, [])  # the newest last
+        return frozenset(record.ends for record in records if not self._keep(session, log, record) and record.ends)
+
+    def _keep(self, session: str, log: list[Record], record: Record) -> bool:
+        """False: it is an end that cannot stand."""
+        place = len(log) if not log or record.seq > log[-1].seq else bisect_left(log, record.seq, key=_seq)
+        if place < len(log) and log[place].seq == record.seq:
+            return log[place].ends == record.ends  # it is there already
+        if record.ends is not None and self._ends.setdefault((session, record.ends), record.seq) != record.seq:
+            return False
+        log.insert(place, record)
+        return True
 
     async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[Record]:
         """The records after this seq."""
         log = self._logs.get(session, [])
-        start = _first_after(log, after)
+        start = bisect_right(log, after, key=_seq)
         return log[start : start + limit]
 
     async def sessions(self) -> list[SessionInfo]:
         """All sessions."""
-        return [SessionInfo(name, log[-1].seq if log else 0) for name, log in self._logs.items()]
+        return [SessionInfo(name, log[-1].seq) for name, log in self._logs.items() if log]
 
     async def close(self) -> None:
         """Nothing to do."""
 
 
-def _first_after(log: list[Record], seq: int) -> int:
-    low, high = 0, len(log)
-    while low < high:
-        middle = (low + high) // 2
-        if log[middle].seq <= seq:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _seq(record: Record) -> int:
+    return record.seq

@@ -1,12 +1,13 @@
 """Owns the events of one turn as a stream that its reader holds: closing it aborts exactly that turn."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from types import TracebackType
 
 from ..abort import AbortReason
-from ..run.events import Event, StopRequested, TurnEnded, TurnQueued, TurnStarted
+from ..run.events import Event, SessionClosed, SessionOpened, TurnEnded, TurnStarted
 from ..run.stop import StopAt
-from .log import Log
+from .log import Recorded
 from .turn import SessionTurn
 
 __all__ = ["TurnStream"]
@@ -15,21 +16,27 @@ __all__ = ["TurnStream"]
 class TurnStream:
     """`async with session.stream(["hi"]) as events: async for event in events: …`"""
 
-    def __init__(self, turn: SessionTurn, log: Log, after: int) -> None:
+    def __init__(self, turn: SessionTurn, events: AsyncGenerator[Recorded, None]) -> None:
         self.turn = turn
-        self._events = self._follow(log, after)
+        self._source = events
+        self._events = self._follow()
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events
 
-    async def _follow(self, log: Log, after: int) -> AsyncIterator[Event]:
-        if self.turn.result is not None and self.turn.result.outcome.started_at == 0.0:
+    async def _follow(self) -> AsyncGenerator[Event, None]:
+        if self.turn.result is not None and not self.turn.end_seq:
             return  # it was stopped before it was accepted: nothing of it is in the log
-        async for recorded in log.follow(after):
-            event = recorded.event
-            if turn_of(event) == self.turn.id:
-                yield event
-                if isinstance(event, TurnEnded):
+        runs = False
+        async with aclosing(self._source) as recorded:
+            async for each in recorded:
+                event = each.event
+                turn_id = getattr(event, "turn_id", None)
+                # While it runs, what belongs to no turn of this session was passed on by its tools.
+                if turn_id == self.turn.id or (runs and turn_id is None and not isinstance(event, SESSION)):
+                    yield event
+                runs = runs or (turn_id == self.turn.id and isinstance(event, TurnStarted))
+                if turn_id == self.turn.id and isinstance(event, TurnEnded):
                     return
 
     async def __aenter__(self) -> "TurnStream":
@@ -40,11 +47,9 @@ class TurnStream:
     ) -> None:
         if self.turn.result is None:
             self.turn.stop(StopAt.NOW, reason=AbortReason("disconnected", "its events were no longer read"))
-            await self.turn
+        await self._events.aclose()
+        await self._source.aclose()
+        await self.turn
 
 
-def turn_of(event: Event) -> str:
-    """The turn an event belongs to."""
-    if isinstance(event, TurnQueued | TurnStarted | TurnEnded | StopRequested):
-        return event.turn_id
-    return event.run_id
+SESSION = (SessionOpened, SessionClosed)

@@ -1,6 +1,8 @@
 """Owns a turn of a session as its caller holds it: one id for life, a status, a stop, a result. Knows no store."""
 
 import asyncio
+import threading
+import uuid
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -10,15 +12,27 @@ from ..abort.clock import check_seconds
 from ..abort.deadline import Deadline
 from ..abort.listeners import Registration
 from ..agent.talk import AgentResult
+from ..errors import UsageError
 from ..run.context import Context
 from ..run.messages import Message
 from ..run.outcome import Outcome
 from ..run.stop import NO_STOP, StopAck, StopAt, StopRequest
 
-__all__ = ["MessagesFn", "SessionTurn", "TurnResult", "TurnStatus"]
+__all__ = ["MessagesFn", "SessionTurn", "TurnResult", "TurnStatus", "check_id"]
 
 TurnStatus: TypeAlias = Literal["queued", "running", "stopping", "completed", "aborted", "timed_out", "failed"]
 MessagesFn: TypeAlias = Callable[[Sequence[Message]], "Sequence[Message | str] | Awaitable[Sequence[Message | str]]"]
+
+
+def check_id(what: str, given: str) -> str:
+    """An id that every store can keep. Raises: UsageError."""
+    if not given:
+        raise UsageError(f"the id of a {what} is empty")
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"the id of a {what} cannot be written as UTF-8: {given!r}") from None
+    return given
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +49,33 @@ class SessionTurn:
 
     def __init__(
         self,
-        turn_id: str,
+        turn_id: str | None,
         messages: tuple[Message, ...] | MessagesFn,
         stop: "Callable[[SessionTurn, StopAt | None, float | None, Any, str | None], StopAck]",
         *,
         signal: AbortSignal | None = None,
         deadline: float | None = None,
         origin: str | None = None,
+        continues: str | None = None,
     ) -> None:
         parents = [] if signal is None else [signal]
         if deadline is not None:
             parents.append(Deadline(check_seconds("deadline", deadline), "deadline", origin))
-        self.id = turn_id
+        self.id = uuid.uuid4().hex if turn_id is None else check_id("turn", turn_id)
         self.messages = messages
         self.controller = AbortController(AbortSignal.any(parents) if parents else None)
         self.urgent = False  # it comes before what waits
-        self.continues: str | None = None  # the stopped turn that goes on
-        self.resume: AgentResult | None = None
+        self.continues = continues  # the stopped turn that goes on
         self.request = NO_STOP
+        self.recorded = NO_STOP  # what the log knows of the request
         self.ctx: Context | None = None  # while it runs
         self.watch: Registration | None = None  # on the caller's signal, until the end
         self.base = 0  # how many messages there were before it
+        self.outcome: Outcome[AgentResult] | None = None  # decided; its end is being written
+        self.end_seq = 0  # where the log has its end; 0: it was never accepted, or has not ended
         self.result: TurnResult | None = None
-        self.deciding = False  # its end is being written
         self._stop = stop
+        self._lock = threading.Lock()
         self._waiters: list[asyncio.Future[None]] = []
 
     @property
@@ -75,11 +92,19 @@ class SessionTurn:
             return "stopping"
         return "queued" if self.ctx is None else "running"
 
-    def ask(self, request: StopRequest) -> None:
-        """One more request to stop at a safe point."""
-        self.request = self.request.join(request)
+    @property
+    def waits(self) -> bool:
+        """True: it is in the queue."""
+        return self.ctx is None and self.outcome is None and self.result is None
+
+    def ask(self, request: StopRequest) -> bool:
+        """One more request to stop. True: it is the first. Any thread."""
+        with self._lock:
+            first = self.request is NO_STOP and not self.signal.aborted
+            self.request = self.request.join(request)
         if self.ctx is not None:
             self.ctx.stop.ask(request)
+        return first
 
     def begin(self, ctx: Context) -> None:
         """It runs. What was asked for before counts from now on."""
@@ -100,9 +125,11 @@ class SessionTurn:
     def end(self, result: TurnResult) -> None:
         """It is over: whoever waits is told."""
         self.result = result
+        self.ctx = None
         if self.watch is not None:
             self.watch.remove()
-        for waiter in self._waiters:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 

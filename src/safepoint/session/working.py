@@ -1,34 +1,27 @@
 """Owns the work of one turn of a session: its messages, its record, then the agent. Knows nothing of the queue."""
 
 import inspect
+from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ..agent.talk import AgentResult
 from ..agent.tool import AskUserFn
+from ..errors import UsageError
 from ..run.context import Context
-from ..run.events import (
-    LoopIdle,
-    LoopStopping,
-    RunEnded,
-    RunStarted,
-    TurnEdited,
-    TurnEnded,
-    TurnPlanned,
-    TurnPreempted,
-    TurnStarted,
-)
+from ..run.events import TurnEdited, TurnStarted
 from ..run.leaf import leaf
-from ..run.messages import Message
+from ..run.messages import AssistantMessage, Message, SystemMessage
 from .admission import as_messages
 from .turn import SessionTurn
 
 if TYPE_CHECKING:
-    from .session import Session
+    from .lane import Lane
 
-__all__ = ["OWN", "TurnWork"]
+__all__ = ["RUNNING", "TurnWork"]
 
-# What the loop says of itself and the session says in its own words.
-OWN = (LoopIdle, LoopStopping, RunEnded, RunStarted, TurnEnded, TurnPlanned, TurnPreempted, TurnStarted)
+# The turn whose work the running code is: one that waited for the turn after it would wait for itself.
+RUNNING: ContextVar[SessionTurn | None] = ContextVar("safepoint_session_turn", default=None)
 
 
 class AskingContext(Context):
@@ -43,28 +36,43 @@ class TurnWork:
 
     guards_its_leaves = True
 
-    def __init__(self, session: "Session") -> None:
-        self._session = session
-        self.name = session.agent.name
+    def __init__(self, lane: "Lane") -> None:
+        self._lane = lane
+        self.name = lane.agent.name
 
     async def __call__(self, ctx: Context, turn: SessionTurn, /) -> AgentResult:
         """Raises: AbortError with a partial; what failed."""
-        session = self._session
+        lane = self._lane
         turn.begin(ctx)
-        history = session.messages
-        value: Any
+        token = RUNNING.set(turn)
+        try:
+            value = await self._input(ctx, turn)
+            started = TurnStarted(**lane.stamp(turn.id), turn_id=turn.id, items=1)
+            # From here on there may be effects: a crash must find that it had begun.
+            await lane.log.flushed(lane.add(started, keep=True))
+            asking = ctx.child("", kind=AskingContext)
+            assert isinstance(asking, AskingContext)  # for the type checker: it was asked for
+            asking.path, asking.is_run, asking._ask = ctx.path, True, lane.questions.ask
+            return await lane.agent(asking, value)  # which looks at the signal first, and keeps what was said
+        finally:
+            RUNNING.reset(token)
+
+    async def _input(self, ctx: Context, turn: SessionTurn) -> Any:
+        """What the agent is given: the whole conversation, or the turn that goes on."""
+        past = self._lane.past
         if turn.continues is not None:
-            value, turn.base = session._past.resumed(turn.continues)
-        else:
-            value, turn.base = [*history, *await self._messages(ctx, turn, history)], len(history)
-        started = TurnStarted(**session._stamp(turn.id), turn_id=turn.id, items=1)
-        # From here on there may be effects: a crash must find that it had begun.
-        await session._log.flushed(session._add(started, keep=True))
-        ctx.signal.raise_if_aborted()
-        asking = ctx.child("", kind=AskingContext)
-        assert isinstance(asking, AskingContext)  # for the type checker: it was asked for
-        asking.path, asking.is_run, asking._ask = ctx.path, True, session._questions.ask
-        return await session.agent(asking, value)
+            last = past.last_ended
+            if last is None or last.id != turn.continues:
+                raise UsageError(f"turn {turn.continues!r} cannot go on: the conversation has moved on since")
+            value, turn.base = past.resumed(turn.continues)
+            return value
+        history = past.messages
+        messages = await self._messages(ctx, turn, history)
+        first, last_said = _spoken(messages), _spoken(reversed(history))
+        if isinstance(first, AssistantMessage) and isinstance(last_said, AssistantMessage):
+            raise UsageError("the conversation ends with an answer: a user message must come before the next one")
+        turn.base = len(history)
+        return [*history, *messages]
 
     async def _messages(self, ctx: Context, turn: SessionTurn, history: tuple[Message, ...]) -> tuple[Message, ...]:
         given = turn.messages
@@ -77,8 +85,14 @@ class TurnWork:
             return await made if inspect.isawaitable(made) else made
 
         messages = as_messages(await leaf(ctx, call, history, name="messages"))
-        assert not callable(messages)  # for the type checker: a function was called already
+        if callable(messages):
+            raise UsageError("the function of the messages returned a function: it must return messages")
         turn.messages = messages
-        edited = TurnEdited(**self._session._stamp(turn.id), turn_id=turn.id, messages=messages)
-        self._session._add(edited, keep=True)
+        edited = TurnEdited(**self._lane.stamp(turn.id), turn_id=turn.id, messages=messages)
+        self._lane.add(edited, keep=True)
         return messages
+
+
+def _spoken(messages: Iterable[Message]) -> Message | None:
+    """The first that is no instruction."""
+    return next((message for message in messages if not isinstance(message, SystemMessage)), None)

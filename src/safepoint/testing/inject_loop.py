@@ -178,6 +178,9 @@ class _Selector(selectors.DefaultSelector):
             return self._block(left if timeout is None else min(timeout, left))
         if loop.others_pending():
             return self._block(min(POLL_SECONDS, left))
+        ready = super().select(0)
+        if ready or loop._ready:  # type: ignore[attr-defined]  # a thread had news, and only then became idle
+            return ready
         loop.jump()
         return []
 

@@ -1,0 +1,91 @@
+"""Owns how a turn is stopped: the signal first, the record at once after. Also a turn that nobody has seen yet.
+
+Whatever the source – its own `stop()`, the caller's signal, a deadline – the log knows of it before the end.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ..abort import AbortReason, AbortSignal, Clock
+from ..abort.reason import reason_from
+from ..run.receipt import Receipt
+from ..run.stop import StopAck, StopAt, StopRequest, stop_request
+from .admission import Tombstones
+from .ending import receipt_of
+from .home import Home
+from .turn import SessionTurn
+
+__all__ = ["Stops"]
+
+
+class Stops:
+    """The stops of one session. `record` and `left` are called at home: to write a request down, to leave the queue."""
+
+    def __init__(
+        self,
+        turns: Mapping[str, SessionTurn],
+        home: Home,
+        clock: Clock,
+        record: Callable[[SessionTurn, AbortReason], object],
+        left: Callable[[SessionTurn], object],
+    ) -> None:
+        self._turns = turns
+        self._home = home
+        self._clock = clock
+        self._record = record
+        self._left = left
+        self.tombstones = Tombstones(clock)
+
+    def by_id(
+        self, turn_id: str, at: StopAt | None, within: float | None, reason: Any, origin: str | None
+    ) -> StopAck | None:
+        """Stop the turn with this id. None: there is none, and it is remembered. Any thread."""
+        if turn_id not in self._turns:
+            self.tombstones.remember(turn_id, reason_from(reason, origin))
+        # It is written down before the turns are looked at, and admission does the reverse: one sees the other.
+        turn = self._turns.get(turn_id)
+        if turn is None:
+            return None
+        self.tombstones.take(turn_id)
+        return self.stop(turn, at, within, reason, origin)
+
+    def stop(
+        self, turn: SessionTurn, at: StopAt | None, within: float | None, reason: Any, origin: str | None
+    ) -> StopAck:
+        """Stop this turn and no other. Any thread."""
+        now = self._clock.monotonic()
+        request = stop_request(
+            at, scope="tree", within=within, reason=reason, before=turn.request, now=now, origin=origin
+        )
+        settled = partial(self._settled, turn)
+        if turn.outcome is not None or turn.result is not None:
+            return StopAck("already_finished", "settled", f"turn {turn.id} has ended", turn.id, settled)
+        waits = turn.waits
+        first = turn.ask(request)
+        if turn.request.at is StopAt.NOW or (waits and turn.request.at is not StopAt.TURN_END):
+            turn.controller._abort(turn.request.reason or AbortReason())
+        self._home.post(self._write_down, turn)
+        told = f"stops at {turn.request.at.name}"
+        return StopAck("accepted" if first else "already_stopping", "accepted", told, turn.id, settled)
+
+    def watch(self, turn: SessionTurn) -> None:
+        """Hear the turn's signal, whoever aborts it, until the turn has ended."""
+        turn.watch = turn.signal.add_listener(lambda: self._home.post(self._signalled, turn))
+
+    def _signalled(self, turn: SessionTurn) -> None:
+        if turn.waits:
+            self._left(turn)
+        else:
+            turn.ask(StopRequest(StopAt.NOW, "tree", None, turn.signal.reason, self._clock.monotonic()))
+            self._write_down(turn)
+
+    def _write_down(self, turn: SessionTurn) -> None:
+        """Only what is new: a stop that is asked for again changes nothing."""
+        if turn.outcome is None and turn.result is None and turn.request.at is not turn.recorded.at:
+            turn.recorded = turn.request
+            self._record(turn, turn.request.reason or AbortReason())
+
+    async def _settled(self, turn: SessionTurn, timeout: float | None) -> Receipt:
+        limit = AbortSignal.never() if timeout is None else AbortSignal.timeout(timeout)
+        return receipt_of((await limit.run(turn.wait())).outcome)

@@ -1,0 +1,296 @@
+"""Owns one cell of the conformance table being played: a turn is brought to its phase, struck, and looked at.
+
+Knows nothing of which cells there are.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..abort import AbortController
+from ..agent.history import validate
+from ..agent.talk import AgentResult
+from ..agent.tool import ToolContext
+from ..run.events import AnswerStarted, QuestionAsked, TextStreamed, ToolCalled, TurnEnded, TurnQueued, TurnStarted
+from ..run.outcome import Completed, Outcome
+from ..run.wire import outcome_to_json
+from ..session.host import Host, NotFound
+from ..session.lane import SessionEnded
+from ..session.log import Recorded
+from ..session.session import Session
+from .conformance_rig import Rig
+
+__all__ = ["DEADLINE", "GRACE", "LATE", "NEVER", "STORING", "Play"]
+
+LATE = ("while its end is saved", "after the end")
+STORING = ("while it is stored", "while its end is saved")
+NEVER = ", never begun"
+DEADLINE, GRACE = 2.0, 1.0
+TURNS = 10_000  # of the loop, at most
+
+
+@dataclass
+class Play:
+    """One cell being played: a turn is brought to its phase, struck, and looked at from all sides."""
+
+    phase: str
+    source: str
+    promise: str
+    text: str
+    rig: Rig
+    group: asyncio.TaskGroup
+    id: str = "s"
+    turn_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    controller: AbortController = field(default_factory=AbortController)
+    leave: asyncio.Event = field(default_factory=asyncio.Event)
+    reader: AsyncGenerator[Recorded, None] | None = None
+    starting: "asyncio.Task[None] | None" = None
+    striking: "asyncio.Task[None] | None" = None
+    struck_at: int = 0
+    told: str | None = None  # what the caller was told of a turn that is not in the store
+
+    def __str__(self) -> str:
+        return f"{self.phase}, {self.source}"
+
+    async def run(self) -> None:
+        """Raises: AssertionError."""
+        host, phase = self.rig.host, self.phase
+        await host.create(self.id, "child")
+        await host.create("parent", "parent")
+        if phase in ("pre-aborted", "an id not seen yet"):
+            await self._too_early()
+        else:
+            self.reader = host.events(self.id)
+            await self._reach()
+            self.struck_at = (await host.session(self.id)).last_seq
+            await self._strike(wrong=phase in ("wrong id", "wrong session"))
+            if phase == "twice":
+                await self._strike_again()
+            if phase in STORING and self.rig.hold is not None:
+                self.rig.hold[2]()
+                await self._over()
+            await self.reader.aclose()
+        await self._look(host if self.source != "host shutdown" else await self.rig.again())
+
+    async def _too_early(self) -> None:
+        """Stopped first, started then."""
+        host, source = self.rig.host, self.source
+        if source == "host shutdown":
+            await host.close()
+            try:
+                await host.send(self.id, "quick", turn_id=self.turn_id)
+            except SessionEnded:
+                self.told = "refused"
+        elif source == "parent tool":
+            self.rig.cast.drive = self._drive_stopped
+            view = await host.send("parent", "go")
+            await self._ended(host, "parent", view.id)
+        elif source == "caller's signal":
+            self.controller.abort("first")
+            turn = (await self._session()).send("quick", turn_id=self.turn_id, signal=self.controller.signal)
+            self.told = name(await turn)
+        else:
+            if source == "stop by id":
+                assert (await host.stop(self.id, self.turn_id)).status == "unknown"
+            view = await host.send(
+                self.id, "quick", turn_id=self.turn_id, deadline=0.0 if source == "deadline" else None
+            )
+            self.told = name(view)
+
+    async def _drive_stopped(self, ctx: ToolContext) -> None:
+        session = await self._session()
+        await self.rig.host.stop("parent", ctx.run_id)
+        self.told = name(await session.send("quick", turn_id=self.turn_id, signal=ctx.signal))
+
+    async def _session(self) -> Session:
+        assert self.rig.session is not None
+        return await self.rig.session(self.id)
+
+    async def _reach(self) -> None:
+        """Start the turn, and wait until it is where the case wants it."""
+        phase, hold = self.phase, self.rig.hold
+        if phase == "queued":
+            await self.rig.host.send(self.id, "wait", turn_id="ahead")
+            await self._until(TurnStarted, "ahead")
+        if phase == "while it is stored" and hold is not None:
+            hold[0]()
+        self.starting = self.group.create_task(self._start())
+        match phase:
+            case "queued":
+                await self._until(TurnQueued)
+            case "while it is stored":
+                assert hold is not None
+                await hold[1]()
+                await self._until(TurnQueued)
+            case "before the first token":
+                await self._until(AnswerStarted)
+            case "in a tool":
+                await self._until(ToolCalled)
+            case "in ask_user":
+                await self._until(QuestionAsked)
+            case "while its end is saved":
+                question = await self._until(QuestionAsked)
+                assert hold is not None
+                hold[0]()
+                assert await self.rig.host.answer(self.id, question.event.question_id, "so so")  # type: ignore[union-attr]
+                await hold[1]()
+                await self._decided()
+            case "after the end":
+                await self._until(TurnEnded)
+            case _:
+                await self._until(TextStreamed)
+
+    async def _decided(self) -> None:
+        """Its end waits to be written."""
+        session = await self._session()
+        for _ in range(TURNS):
+            turn = session.turns.get(self.turn_id)
+            if turn is None or turn.outcome is not None:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError(f"{self}: the turn does not end")
+
+    async def _until(self, kind: type[Any], turn_id: str | None = None) -> Recorded:
+        assert self.reader is not None
+        async for recorded in self.reader:
+            if isinstance(recorded.event, kind) and recorded.event.run_id == (turn_id or self.turn_id):
+                return recorded
+        raise AssertionError(f"the events ended before {kind.__name__}")
+
+    async def _start(self) -> None:
+        host, text, about = self.rig.host, self.text, {"turn_id": self.turn_id}
+        match self.source:
+            case "caller's signal":
+                (await self._session()).send(text, **about, signal=self.controller.signal)  # type: ignore[arg-type]
+            case "closing the stream":
+                async with (await self._session()).stream(text, **about):  # type: ignore[arg-type]
+                    await self.leave.wait()
+            case "parent tool":
+                session = await self._session()
+
+                async def drive(ctx: ToolContext) -> None:
+                    async with session.stream(text, **about, signal=ctx.signal) as events:  # type: ignore[arg-type]
+                        async for event in events:
+                            ctx.emit(event)
+
+                self.rig.cast.drive = drive
+                await host.send("parent", "go", turn_id="above")
+            case source:
+                await host.send(self.id, text, **about, deadline=DEADLINE if source == "deadline" else None)  # type: ignore[arg-type]
+
+    async def _strike(self, *, wrong: bool = False) -> None:
+        host = self.rig.host
+        match self.source:
+            case "caller's signal":
+                self.controller.abort("enough")
+            case "closing the stream":
+                self.leave.set()
+                assert self.starting is not None
+                await self._begun(self.starting)
+            case "parent tool":
+                await host.stop("parent", "above", reason="enough")
+            case "deadline":
+                await self.rig.elapse(DEADLINE)
+            case "disconnect policy":
+                assert self.reader is not None
+                await self.reader.aclose()
+                await self.rig.elapse(GRACE)
+            case "host shutdown":
+                await self._begun(self.group.create_task(host.close(reason="enough")))
+            case _ if wrong:
+                session_id = "parent" if self.phase == "wrong session" else self.id
+                turn_id = self.turn_id if self.phase == "wrong session" else "another"
+                assert (await host.stop(session_id, turn_id)).status == "unknown"
+            case _:
+                ack = await host.stop(self.id, self.turn_id, reason="enough")
+                assert ack.status == ("already_finished" if self.phase in LATE else "accepted"), ack
+
+    async def _begun(self, strike: "asyncio.Task[None]") -> None:
+        """It is over, or as far as it gets while nothing can be written."""
+        self.striking = strike
+        if self.phase in STORING:
+            await asyncio.wait([strike], timeout=0.01)  # real time: it waits for the store, which is held
+        else:
+            await self._over()
+
+    async def _over(self) -> None:
+        if self.striking is not None:
+            await self.striking
+
+    async def _strike_again(self) -> None:
+        if self.source == "host shutdown":
+            await self.rig.host.close()
+        else:
+            self.controller.abort("again")
+            ack = await self.rig.host.stop(self.id, self.turn_id, reason="again")
+            assert ack.status in ("already_stopping", "already_finished"), ack
+
+    async def _look(self, host: Host) -> None:
+        """Caller, events and store agree, nothing was begun after the stop, and the session goes on."""
+        promised = self.promise
+        if self.told is not None:
+            assert self.told == promised.removesuffix(NEVER), f"{self}: the caller was told {self.told}"
+            try:
+                raise AssertionError(f"{self}: it was stored: {await host.turn(self.id, self.turn_id)}")
+            except NotFound:
+                pass
+        elif promised == "goes on":
+            assert (await host.turn(self.id, self.turn_id)).status == "running", f"{self}: it was touched"
+            await host.stop(self.id, self.turn_id)
+        else:
+            outcome = await self._ended(host, self.id, self.turn_id)
+            assert outcome_name(outcome) == promised.removesuffix(NEVER), f"{self}: it is {outcome_name(outcome)}"
+            await self._look_at_events(host, outcome)
+        if self.phase == "queued" and self.source not in ("host shutdown", "disconnect policy"):
+            assert (await host.turn(self.id, "ahead")).status == "running", f"{self}: another turn was touched"
+            await host.stop(self.id, "ahead")
+        after = await host.send(self.id, "quick")
+        assert outcome_name(await self._ended(host, self.id, after.id)) == "completed", f"{self}: no further turn"
+
+    async def _look_at_events(self, host: Host, outcome: Outcome[AgentResult]) -> None:
+        last = (await host.session(self.id)).last_seq
+        events = [recorded async for recorded in upto(host.events(self.id), last)]
+        mine = [recorded for recorded in events if recorded.event.run_id == self.turn_id]
+        told = [recorded.event.outcome for recorded in mine if isinstance(recorded.event, TurnEnded)]
+        assert len(told) == 1, f"{self}: {len(told)} ends among the events"
+        assert same(told[0], outcome), f"{self}: the events say {told[0]}, the host says {outcome}"
+        begun = [recorded for recorded in mine if isinstance(recorded.event, TurnStarted)]
+        assert len(begun) == (not self.promise.endswith(NEVER)), f"{self}: begun {len(begun)} times"
+        late = [one for one in mine if one.seq > self.struck_at and isinstance(one.event, AnswerStarted | ToolCalled)]
+        assert not late or self.phase in LATE, f"{self}: begun after the stop: {late}"
+        result = outcome.value if isinstance(outcome, Completed) else outcome.partial
+        assert result is not None
+        validate(result.messages)
+
+    async def _ended(self, host: Host, session_id: str, turn_id: str) -> Outcome[AgentResult]:
+        async with aclosing(host.events(session_id)) as events:
+            async for recorded in events:
+                if isinstance(recorded.event, TurnEnded) and recorded.event.turn_id == turn_id:
+                    break
+        view = await host.turn(session_id, turn_id)
+        assert view.outcome is not None
+        return view.outcome
+
+
+async def upto(events: AsyncGenerator[Recorded, None], last: int) -> AsyncGenerator[Recorded, None]:
+    async with aclosing(events):
+        async for recorded in events:
+            yield recorded
+            if recorded.seq >= last:
+                return
+
+
+def same(one: Outcome[AgentResult], other: Outcome[AgentResult]) -> bool:
+    return outcome_to_json(one, AgentResult) == outcome_to_json(other, AgentResult)
+
+
+def name(view: Any) -> str:
+    return view.status if view.outcome is None else outcome_name(view.outcome)
+
+
+def outcome_name(outcome: Outcome[AgentResult]) -> str:
+    reason = getattr(outcome, "reason", None)
+    return outcome.status if reason is None else f"{outcome.status} ({reason.kind})"

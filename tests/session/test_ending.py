@@ -1,0 +1,74 @@
+"""What is said of a turn at its end, where the agent did not say it."""
+
+from safepoint import AbortController, Aborted, AbortReason, Completed, Failed, Receipt, TimedOut
+from safepoint.agent import AgentResult
+from safepoint.run.messages import AssistantMessage, UserMessage
+from safepoint.session.ending import broken, never_started, only_new, receipt_of, sealed
+from safepoint.session.past import Past, PastTurn
+from safepoint.session.turn import SessionTurn
+from safepoint.testing import FakeClock
+
+HI, HO = UserMessage(text="hi"), AssistantMessage(text="ho")
+
+
+def turn(**options) -> SessionTurn:
+    return SessionTurn("t", (HI,), lambda *_: None, **options)  # type: ignore[arg-type]
+
+
+def test_a_turn_that_never_started_says_so_and_adds_nothing(clock: FakeClock) -> None:
+    controller = AbortController()
+    controller.abort("no")
+    result = never_started(turn(signal=controller.signal), clock)
+    assert (result.turn_id, result.status) == ("t", "aborted")
+    assert isinstance(result.outcome, Aborted)
+    assert result.outcome.reason.message == "no"
+    assert [entry.fate for entry in result.outcome.receipt.entries] == ["not_started"]
+    assert result.outcome.partial == AgentResult("")
+
+
+def test_a_turn_whose_deadline_passed_in_the_queue_has_timed_out(clock: FakeClock) -> None:
+    late = turn(deadline=5)
+    clock.advance(5)
+    assert isinstance(never_started(late, clock).outcome, TimedOut)
+
+
+def test_a_turn_that_a_crash_left_open_is_sealed_with_what_is_known_of_it(clock: FakeClock) -> None:
+    past = Past()
+    begun = PastTurn("t", (HI,), started=True)
+    outcome = sealed(past, begun, 7.0)
+    assert isinstance(outcome, Aborted)
+    assert (outcome.reason.kind, outcome.finished_at) == ("lease_lost", 7.0)
+    assert [entry.fate for entry in outcome.receipt.entries] == ["unknown"], "nobody saw what became of it"
+    assert outcome.partial is not None
+    assert outcome.partial.messages == (HI,)
+    stopped = sealed(past, PastTurn("t", (HI,), stop=AbortReason("user", "enough")), 7.0)
+    assert isinstance(stopped, Aborted)
+    assert stopped.reason.message == "enough", "the recorded stop is the reason, not the crash"
+    assert [entry.fate for entry in stopped.receipt.entries] == ["not_started"]
+    assert stopped.partial == AgentResult("")
+
+
+def test_each_turn_stores_only_what_it_has_added() -> None:
+    whole = AgentResult("ho", (HI, HO, HI, HO))
+    added = AgentResult("ho", (HI, HO))
+    receipt = Receipt(None, None, 0.0)
+    assert only_new(Completed(whole), 2) == Completed(added)
+    assert only_new(Aborted(AbortReason(), receipt, whole), 2) == Aborted(AbortReason(), receipt, added)
+    error = ValueError()
+    assert only_new(Failed(error, receipt, None), 2) == Failed(error, receipt, AgentResult(""))
+
+
+def test_what_could_not_be_written_has_failed_and_keeps_what_there_is(clock: FakeClock) -> None:
+    done = turn()
+    done.outcome = Completed(AgentResult("ho", (HI, HO)))
+    outcome = broken(done, OSError("full"), clock)
+    assert isinstance(outcome, Failed)
+    assert str(outcome.error) == "full"
+    assert outcome.partial == AgentResult("ho", (HI, HO))
+    assert isinstance(broken(turn(), OSError("full"), clock), Failed)
+
+
+def test_of_a_turn_that_was_done_before_the_stop_the_receipt_says_nothing() -> None:
+    receipt = Receipt(AbortReason(), 1.0, 2.0)
+    assert receipt_of(Aborted(AbortReason(), receipt, None)) is receipt
+    assert receipt_of(Completed(AgentResult(""), finished_at=3.0)) == Receipt(None, None, 3.0)

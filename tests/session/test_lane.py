@@ -1,0 +1,459 @@
+"""The turns of one session: accepted, ended once, taken up after a crash, and never left hanging."""
+
+import asyncio
+import gc
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from safepoint import Aborted, AbortReason, Completed, Failed
+from safepoint.agent import Agent, ToolContext, tool
+from safepoint.errors import UsageError
+from safepoint.models.scripted import Call, Stall
+from safepoint.run.events import (
+    AnswerStarted,
+    Event,
+    SessionOpened,
+    StopRequested,
+    TextStreamed,
+    ToolCalled,
+    ToolEnded,
+    TurnQueued,
+    TurnStarted,
+)
+from safepoint.run.messages import ToolResult, UserMessage
+from safepoint.run.wire import WireError, to_json
+from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionInUse, StoreError
+from safepoint.session.store import Record
+from safepoint.testing import settle
+from tests.session.lab import (
+    FailingStore,
+    GatedStore,
+    asked,
+    ends,
+    first_text,
+    happens,
+    is_valid,
+    read_all,
+    said,
+    stored,
+    talker,
+    until,
+)
+
+
+def of(turn: str, /, kind: type[Event], **about: Any) -> Event:
+    return kind(run_id=turn, path=("talker",), at=0.0, **about)
+
+
+def queued(turn_id: str, text: str | None = "hi", continues: str | None = None) -> Event:
+    messages = None if text is None else (UserMessage(text=text),) if text else ()
+    return of(turn_id, TurnQueued, turn_id=turn_id, messages=messages, continues=continues)
+
+
+def begun(turn_id: str) -> Event:
+    return of(turn_id, TurnStarted, turn_id=turn_id, items=1)
+
+
+def stop(turn_id: str) -> Event:
+    return of(turn_id, StopRequested, turn_id=turn_id, at_point="NOW", reason="enough", reason_kind="user")
+
+
+async def crashed(*events: Event) -> MemoryStore:
+    """A store as a crash left it."""
+    store = MemoryStore()
+    everything = [of("s", SessionOpened, agent="talker"), *events]
+    await store.append("s", [Record(seq, to_json(one)) for seq, one in enumerate(everything, 1)], durable=True)
+    return store
+
+
+async def test_after_a_crash_what_had_not_begun_waits_again() -> None:
+    store = await crashed(queued("1", "one"), queued("2", "two"))
+    agent = talker("first", "second")
+    async with Session.open("s", agent=agent, store=store) as session:
+        turns = session.turns
+        assert list(turns) == ["1", "2"]
+        assert [(await turn).status for turn in turns.values()] == ["completed", "completed"]
+        assert said(session.messages) == ["one", "first", "two", "second"]
+
+
+async def test_after_a_crash_what_had_begun_is_sealed_and_not_run_again() -> None:
+    store = await crashed(queued("1"), begun("1"), of("1", AnswerStarted, model="m", step=1))
+    agent = talker("next")
+    async with Session.open("s", agent=agent, store=store) as session:
+        outcome = session.outcome_of("1")
+        assert isinstance(outcome, Aborted)
+        assert outcome.reason.kind == "lease_lost"
+        assert (session.turns, asked(agent)) == ({}, 0)
+        assert said(session.messages) == ["hi"]
+        assert (await session.send("more")).status == "completed"
+    assert len(await ends(store)) == 2
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("events", [[queued("1"), stop("1")], [queued("1"), begun("1"), stop("1")]])
+async def test_after_a_crash_a_turn_with_a_recorded_stop_is_never_run_again(resume: bool, events: list[Event]) -> None:
+    store, agent = await crashed(*events), talker()
+    async with Session.open("s", agent=agent, store=store, resume=resume) as session:
+        outcome = session.outcome_of("1")
+        assert isinstance(outcome, Aborted)
+        assert outcome.reason == AbortReason("user", "enough")
+        assert session.turns == {}
+        await settle()
+    assert asked(agent) == 0
+
+
+async def test_a_function_of_messages_does_not_survive_a_crash_and_its_turn_says_so() -> None:
+    store = await crashed(queued("1", None), queued("2", "two"))
+    async with Session.open("s", agent=talker("second"), store=store) as session:
+        assert isinstance(session.outcome_of("1"), Aborted)
+        assert (await session.turns["2"]).status == "completed"
+
+
+async def test_resume_goes_on_with_what_a_crash_has_interrupted_before_what_waits() -> None:
+    store = await crashed(
+        queued("1", "one"),
+        begun("1"),
+        queued("2", "two"),
+        of("1", AnswerStarted, model="m", step=1),
+        of("1", ToolCalled, call_id="c1", name="look", arguments="{}"),
+        of("1", ToolCalled, call_id="c2", name="look", arguments="{}"),
+        of("1", ToolEnded, call_id="c1", name="look", status="completed", content="seen"),
+    )
+    calls: list[str] = []
+
+    @tool
+    async def look(ctx: ToolContext) -> str:
+        calls.append(ctx.call_id)
+        return "seen again"
+
+    agent = talker("so", "second", tools=[look])
+    async with Session.open("s", agent=agent, store=store, resume=True) as session:
+        turns = list(session.turns.values())
+        assert [turn.continues for turn in turns] == ["1", None]
+        assert [(await turn).status for turn in turns] == ["completed", "completed"]
+        assert calls == [], "what has run is not repeated, and what may have run is not either"
+        results = [message for message in session.messages if isinstance(message, ToolResult)]
+        assert [(result.call_id, result.status) for result in results] == [("c1", "completed"), ("c2", "unknown")]
+        assert [text for text in said(session.messages) if text in ("one", "so", "two", "second")] == [
+            "one",
+            "so",
+            "two",
+            "second",
+        ]
+        assert is_valid(session)
+
+
+async def test_a_continuation_that_had_not_begun_when_the_crash_came_goes_first() -> None:
+    store = MemoryStore()
+    async with Session.open("s", agent=talker(["half", Stall()]), store=store) as session:
+        turn = session.send("one", turn_id="1")
+        await first_text(session)
+        turn.stop()
+        await turn
+        last = session.last_seq
+    waiting = [queued("2", "two"), queued("3", "", continues="1")]
+    records = [Record(last + 10 + place, to_json(event)) for place, event in enumerate(waiting)]
+    await store.append("s", records, durable=True)
+    async with Session.open("s", agent=talker("whole", "second"), store=store) as session:
+        for turn in session.turns.values():
+            assert (await turn).status == "completed"
+        assert said(session.messages) == ["one", "whole", "two", "second"]
+
+
+async def test_a_crash_while_a_turn_went_on_loses_nothing_of_it() -> None:
+    store = MemoryStore()
+    async with Session.open("s", agent=talker(["half", Stall()]), store=store) as session:
+        turn = session.send("one", turn_id="1")
+        await first_text(session)
+        turn.stop()
+        await turn
+        last = session.last_seq
+    more = [queued("2", "", continues="1"), begun("2"), of("2", AnswerStarted, model="m", step=2)]
+    more += [of("2", TextStreamed, text="almost")]
+    records = [Record(last + 10 + place, to_json(event)) for place, event in enumerate(more)]
+    await store.append("s", records, durable=True)
+    agent = talker("whole")
+    async with Session.open("s", agent=agent, store=store, resume=True) as session:
+        (again,) = session.turns.values()
+        assert said(session.messages) == ["one", "almost"]
+        assert (await again).status == "completed"
+        assert said(session.messages) == ["one", "whole"]
+        assert is_valid(session)
+
+
+async def test_a_turn_that_was_taken_up_after_a_crash_can_be_stopped_in_the_queue() -> None:
+    store = await crashed(queued("1", "one"), queued("2", "two"))
+    async with Session.open("s", agent=talker(["half", Stall()]), store=store) as session:
+        first, second = session.turns.values()
+        await first_text(session)
+        session.stop("2")
+        assert (await second).status == "aborted", "at once, not when its slot comes"
+        assert first.status == "running"
+
+
+async def test_events_of_another_session_that_a_tool_passed_on_do_not_become_turns_of_this_one() -> None:
+    helper_agent = talker("helping", name="helper")
+    async with Session.open("helper", agent=helper_agent) as helper:
+
+        @tool
+        async def ask(ctx: ToolContext) -> str:
+            async with helper.stream(["x"], signal=ctx.signal) as events:
+                async for event in events:
+                    ctx.emit(event)
+            return "helped"
+
+        store = MemoryStore()
+        async with Session.open("s", agent=talker([Call("ask")], "done", tools=[ask]), store=store) as session:
+            assert (await session.send("go", turn_id="t")).status == "completed"
+        heard = await stored(store)
+        assert any(isinstance(event, TextStreamed) and event.path == ("helper",) for event in heard), "live, and kept"
+        again = talker()
+        async with Session.open("s", agent=again, store=store) as session:
+            assert session.turns == {}
+            await settle()
+        assert asked(again) == 0
+
+
+async def test_the_caller_is_told_of_the_end_when_the_readers_are_and_not_later() -> None:
+    async with Session.open("s", agent=talker(*["ok"] * 50)) as session:
+        for number in range(50):
+            turn = session.send("hi", turn_id=str(number))
+            async with aclosing(session.events(session.last_seq - 1)) as events:
+                async for recorded in events:
+                    if recorded.kind == "turn_ended":
+                        break
+            assert turn.status == "completed"
+            assert session.outcome_of(turn.id) is not None
+            assert session.turns == {}
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["not written", "written, but nobody knows"])
+@pytest.mark.parametrize(
+    ("breaks", "started"),
+    [("turn_queued", False), ("turn_started", False), ("text_streamed", True), ("turn_ended", True)],
+)
+async def test_a_store_that_fails_ends_every_turn_as_failed(breaks: str, started: bool, keeps: bool) -> None:
+    store = FailingStore(breaks, keeps=keeps)
+    agent = talker("hello", "never")
+    session = await Session.open("s", agent=agent, store=store)
+    first, second = session.send("one"), session.send("two")
+    for turn in (first, second):
+        outcome = (await turn).outcome
+        assert isinstance(outcome, Failed)
+        assert isinstance(outcome.error, StoreError)
+    assert asked(agent) <= started
+    with pytest.raises(SessionEnded, match="broke down"):
+        session.send("three")
+    with pytest.raises(StoreError):
+        await session.saved()
+    with pytest.raises(StoreError):
+        await read_all(session.events())
+    with pytest.raises(StoreError):
+        await session.close()
+    store.breaks = "\0"
+    async with Session.open("s", agent=talker("again", "and again"), store=store) as session:
+        for turn in session.turns.values():
+            await turn
+        assert is_valid(session), "what there is can be opened again"
+    assert not any(isinstance(one.outcome, Failed) for one in (await ends(store)).values())
+
+
+async def test_a_turn_in_a_tool_is_stopped_when_the_store_fails() -> None:
+    ended = asyncio.Event()
+
+    @tool
+    async def work(ctx: ToolContext) -> str:
+        try:
+            ctx.progress("break it")
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+        return "never"
+
+    session = await Session.open("s", agent=talker([Call("work")], tools=[work]), store=FailingStore("break it"))
+    turn = session.send("go")
+    await ended.wait()
+    assert isinstance((await turn).outcome, Failed)
+    with pytest.raises(StoreError):
+        await session.close()
+
+
+async def test_a_second_writer_is_noticed_and_nothing_is_told_as_done() -> None:
+    store = GatedStore()
+    session = await Session.open("s", agent=talker("hello"), store=store)
+    turn = session.send("hi", turn_id="t")
+    await first_text(session)
+    store.shut()
+    await happens(lambda: turn.outcome is not None)
+    stranger = Record(10_000, to_json(await an_end("t")), "t")
+    await MemoryStore.append(store, "s", [stranger], durable=True)
+    store.gate.set()
+    outcome = (await turn).outcome
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.error, SessionInUse)
+    with pytest.raises(SessionInUse):
+        await session.close()
+    assert isinstance((await ends(store))["t"].outcome, Completed), "the end that was first stands"
+
+
+async def an_end(turn_id: str) -> Event:
+    store = MemoryStore()
+    async with Session.open("s", agent=talker("the other's answer"), store=store) as session:
+        await session.send("hi", turn_id=turn_id)
+    return (await ends(store))[turn_id]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_tool_that_ends_the_program_leaves_a_session_that_can_be_opened_again(error: type[BaseException]) -> None:
+    @tool
+    async def leave() -> str:
+        raise error("bye")
+
+    store = MemoryStore()
+
+    async def program() -> None:
+        async with Session.open("s", agent=talker([Call("leave")], tools=[leave]), store=store) as session:
+            session.send("one", turn_id="1")
+            await session.send("two", turn_id="2")
+
+    async def again() -> None:
+        async with Session.open("s", agent=talker("two it is", "fine"), store=store) as session:
+            assert session.outcome_of("1") is not None
+            assert (await session.send("four")).status == "completed"
+            assert [text for text in said(session.messages) if text.startswith(("t", "f"))] == [
+                "two",
+                "two it is",
+                "four",
+                "fine",
+            ]
+
+    with pytest.raises(error, match="bye"):
+        asyncio.run(program())
+    gc.collect()
+    asyncio.run(again())
+
+
+async def test_a_loop_that_was_told_to_go_ends_its_turns_and_the_session_says_so() -> None:
+    store = MemoryStore()
+    session = await Session.open("s", agent=talker(["half", Stall()]), store=store)
+    first, second = session.send("one", turn_id="1"), session.send("two", turn_id="2")
+    await first_text(session)
+    task = session._lane.loop._task
+    assert task is not None
+    task.cancel()
+    assert isinstance((await first).outcome, Failed)
+    assert isinstance((await second).outcome, Failed)
+    with pytest.raises(SessionEnded, match="broke down"):
+        session.send("three")
+    await session.close()
+    assert len(await ends(store)) == 2
+
+
+async def test_an_agent_that_raises_an_exception_of_its_own_fails_the_turn_only() -> None:
+    class Strange(BaseException):
+        pass
+
+    class Odd(Agent):
+        async def __call__(self, ctx: Any, value: Any, /) -> Any:
+            raise Strange("odd")
+
+    async with Session.open("s", agent=Odd(talker().model, name="odd")) as session:
+        for _ in range(2):
+            outcome = (await session.send("hi")).outcome
+            assert isinstance(outcome, Failed)
+            assert isinstance(outcome.error, Strange)
+
+
+async def test_an_event_that_a_tool_made_up_is_dropped_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def odd(ctx: ToolContext) -> str:
+        ctx.emit("not an event")  # type: ignore[arg-type]
+        return "ok"
+
+    async with Session.open("s", agent=talker([Call("odd")], "done", tools=[odd])) as session:
+        assert (await session.send("hi")).status == "completed"
+        assert (await session.send("again", turn_id="x")).status == "failed", "no more answers; but the session lives"
+    assert "cannot be written down: 'not an event'" in caplog.text
+
+
+async def test_an_id_is_for_life() -> None:
+    store = MemoryStore()
+    async with Session.open("s", agent=talker("ok"), store=store) as session:
+        await session.send("hi", turn_id="t")
+        with pytest.raises(UsageError, match="an id is for life"):
+            session.send("again", turn_id="t")
+    async with Session.open("s", agent=talker(), store=store) as session:
+        with pytest.raises(UsageError, match="an id is for life"):
+            session.send("again", turn_id="t")
+
+
+async def test_a_stopped_turn_goes_on_only_if_nothing_has_come_after_it() -> None:
+    agent = talker(["half", Stall()], "in between", "after")
+    async with Session.open("s", agent=agent) as session:
+        with pytest.raises(UsageError, match="no stopped turn"):
+            session.begin_again()
+        turn = session.send("one", turn_id="1")
+        await first_text(session)
+        session.pause()
+        turn.stop()
+        await turn
+        waiting = session.send("two", turn_id="2")
+        with pytest.raises(SessionBusy, match="'2' has come after it"):
+            session.begin_again()
+        session.remove("2")
+        await waiting
+        again = session.begin_again()
+        urgent = session.send("three", when_busy="interrupt")
+        session.resume()
+        assert (await urgent).status == "completed"
+        outcome = (await again).outcome
+        assert isinstance(outcome, Failed)
+        assert "the conversation has moved on" in str(outcome.error)
+        assert said(session.messages) == ["one", "half", "three", "in between"]
+        assert is_valid(session)
+
+
+async def test_a_log_that_cannot_be_read_is_refused_and_the_session_is_free_again() -> None:
+    store = MemoryStore()
+    await store.append("s", [Record(1, "{}")], durable=True)
+    for _ in range(2):
+        with pytest.raises(WireError):
+            await Session.open("s", agent=talker(), store=store)
+
+
+async def test_a_session_whose_opening_fails_or_is_interrupted_is_free_again() -> None:
+    store = FailingStore("session_opened")
+    for _ in range(2):
+        with pytest.raises(StoreError, match="full"):
+            await Session.open("s", agent=talker(), store=store)
+    gated = GatedStore()
+    gated.shut()
+
+    async def opens() -> Session:
+        return await Session.open("s", agent=talker(), store=gated)
+
+    opening = asyncio.create_task(opens())
+    await gated.writing.wait()
+    opening.cancel()
+    await settle()
+    gated.gate.set()
+    await asyncio.wait([opening])
+    assert opening.cancelled()
+    async with Session.open("s", agent=talker("ok"), store=gated) as session:
+        assert (await session.send("hi")).status == "completed"
+
+
+async def test_until_the_question_is_answered_a_new_prompt_takes_its_place() -> None:
+    agent = talker([Call("ask_user", question="Which?")], "as you wish", ask_user=True)
+    async with Session.open("s", agent=agent) as session:
+        first = session.send("hi")
+        asked_id = (await until(session, lambda event: event.kind == "question_asked")).event.question_id  # type: ignore[union-attr]
+        second = session.send("never mind, do this")
+        outcome = (await first).outcome
+        assert isinstance(outcome, Aborted)
+        assert outcome.reason.kind == "preempted"
+        assert (await second).status == "completed"
+        assert not session.answer(asked_id, "too late")
+        assert is_valid(session)

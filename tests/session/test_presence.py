@@ -1,0 +1,59 @@
+"""Who is there: when the last reader has gone for so long, somebody is told."""
+
+import pytest
+
+from safepoint.errors import UsageError
+from safepoint.session.presence import Presence
+from safepoint.testing import FakeClock
+
+
+def test_when_the_last_reader_has_gone_for_so_long_somebody_is_told(clock: FakeClock) -> None:
+    told: list[float] = []
+    presence = Presence(clock, 5.0, lambda: told.append(clock.monotonic()))
+    presence.came()
+    presence.came()
+    presence.left()
+    clock.advance(60)
+    assert told == [], "one is still there"
+    presence.left()
+    clock.advance(4.9)
+    assert told == []
+    clock.advance(0.2)
+    assert told == [1065.0]
+
+
+def test_a_reader_that_comes_back_in_time_changes_everything(clock: FakeClock) -> None:
+    told: list[int] = []
+    presence = Presence(clock, 5.0, lambda: told.append(1))
+    presence.came()
+    presence.left()
+    clock.advance(4)
+    presence.came()
+    clock.advance(60)
+    assert told == []
+    assert clock.pending == 0
+
+
+def test_without_a_grace_nobody_is_told(clock: FakeClock) -> None:
+    presence = Presence(clock, None, lambda: pytest.fail("a disconnect is not a stop"))
+    presence.came()
+    presence.left()
+    clock.advance(10_000)
+    assert clock.pending == 0
+
+
+def test_after_the_end_nothing_is_waited_for(clock: FakeClock) -> None:
+    presence = Presence(clock, 5.0, lambda: pytest.fail("it is over"))
+    presence.came()
+    presence.came()
+    presence.left()
+    presence.end()
+    presence.left()
+    assert clock.pending == 0, "also a reader that leaves after the end"
+    clock.advance(60)
+
+
+@pytest.mark.parametrize("grace", [-1.0, float("nan")])
+def test_a_grace_that_is_no_time_is_refused(clock: FakeClock, grace: float) -> None:
+    with pytest.raises((UsageError, ValueError), match="on_disconnect"):
+        Presence(clock, grace, lambda: None)

@@ -1,0 +1,238 @@
+"""Sessions in a SQLite file: who may have it, what is refused and left alone, and what survives."""
+
+import asyncio
+import gc
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from safepoint.session import SessionInUse, SqliteStore, StoreError
+from safepoint.session.store import Record
+from safepoint.testing import settle
+
+LINE = [Record(1, "line 1")]
+
+
+async def test_what_was_written_is_there_for_the_next_process(tmp_path: Path) -> None:
+    path = tmp_path / "chat.db"
+    store = SqliteStore(path)
+    await store.append("s", [*LINE, Record(2, "end", "t")], durable=True)
+    await store.close()
+    again = SqliteStore(str(path))
+    assert await again.acquire("s") == 2
+    assert await again.read("s") == [*LINE, Record(2, "end", "t")]
+    assert await again.append("s", [Record(3, "another", "t")], durable=True) == {"t"}
+    await again.close()
+
+
+async def test_a_folder_that_is_not_there_is_made(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "a" / "b" / "chat.db")
+    await store.append("s", LINE, durable=False)
+    await store.close()
+    assert (tmp_path / "a" / "b" / "chat.db").exists()
+
+
+async def test_two_stores_on_one_file_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "chat.db"
+    first, second = SqliteStore(path), SqliteStore(path)
+    await first.acquire("s")
+    with pytest.raises(SessionInUse, match=rf"this process \(pid {os.getpid()}\)"):
+        await second.acquire("s")
+    with pytest.raises(SessionInUse, match="one process at a time"):
+        await second.sessions()
+    await second.close()
+    await first.append("s", LINE, durable=True)
+    await first.close()
+    third = SqliteStore(path)
+    assert await third.acquire("s") == 1
+    await third.close()
+
+
+async def test_a_refused_store_can_be_used_when_the_holder_has_gone(tmp_path: Path) -> None:
+    path = tmp_path / "chat.db"
+    first, second = SqliteStore(path), SqliteStore(path)
+    await first.acquire("s")
+    with pytest.raises(SessionInUse):
+        await second.acquire("s")
+    await first.close()
+    assert await second.acquire("s") == 0
+    await second.close()
+
+
+HOLDER = """
+import asyncio, sys
+from safepoint.session import SqliteStore
+async def main():
+    store = SqliteStore(sys.argv[1])
+    await store.acquire("s")
+    print("held", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+asyncio.run(main())
+"""
+
+
+async def test_a_second_process_is_told_who_has_the_file_and_gets_it_when_that_one_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "chat.db"
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        store = SqliteStore(path)
+        with pytest.raises(SessionInUse, match=rf"in use by process {holder.pid} on .* since "):
+            await store.acquire("s")
+        holder.kill()
+        holder.wait(20)
+        assert await store.acquire("s") == 0, "the lease ends with its holder"
+        await store.close()
+
+
+@pytest.mark.parametrize("content", [b"this is not a database, and long enough to be one" * 99, b"SQLite format 3\0x"])
+async def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "chat.db"
+    path.write_bytes(content)
+    store = SqliteStore(path)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"chat.db failed .*left as it is"):
+            await store.acquire("s")
+    await store.close()
+    assert path.read_bytes() == content
+    assert os.listdir(tmp_path) == ["chat.db"], "no lease, no journal"
+
+
+async def test_a_damaged_file_is_refused_where_it_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "chat.db"
+    store = SqliteStore(path)
+    await store.append("s", [Record(number, "x" * 4000) for number in range(1, 50)], durable=True)
+    await store.close()
+    damaged = bytearray(path.read_bytes())
+    damaged[3 * 4096 :] = b"\xff" * (len(damaged) - 3 * 4096)
+    path.write_bytes(damaged)
+    store = SqliteStore(path)
+    with pytest.raises(StoreError, match="malformed"):
+        await store.read("s")
+    await store.close()
+    assert path.read_bytes() == damaged
+
+
+async def test_a_file_of_a_newer_program_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "chat.db"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE future (it TEXT)")
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    before = path.read_bytes()
+    store = SqliteStore(path)
+    with pytest.raises(StoreError, match=r"is of version 99; this program knows 1"):
+        await store.acquire("s")
+    await store.close()
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["chat.db"]
+
+
+async def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE orders (id INTEGER)")
+    db.close()
+    before = path.read_bytes()
+    store = SqliteStore(path)
+    with pytest.raises(StoreError, match="a database of another program"):
+        await store.acquire("s")
+    await store.close()
+    assert path.read_bytes() == before
+
+
+async def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    store = SqliteStore(tmp_path / "file" / "chat.db")
+    with pytest.raises(StoreError, match="cannot be used"):
+        await store.acquire("s")
+    await store.close()
+    store = SqliteStore(tmp_path)
+    with pytest.raises(StoreError, match="unable to open database file"):
+        await store.acquire("s")
+    await store.close()
+
+
+async def test_a_batch_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "chat.db")
+    await store.append("s", LINE, durable=False)
+    bad: list[Record] = [Record(2, "good"), Record(3, None)]  # type: ignore[arg-type]
+    with pytest.raises((StoreError, AttributeError)):
+        await store.append("s", bad, durable=False)
+    assert await store.read("s") == LINE
+    await store.append("s", [Record(2, "good")], durable=True)
+    assert len(await store.read("s")) == 2
+    await store.close()
+
+
+async def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "chat.db")
+    await store.append("s", LINE, durable=False)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(store.close())
+        group.create_task(store.close())
+    for call in (store.acquire("s"), store.read("s"), store.sessions(), store.append("s", LINE, durable=False)):
+        with pytest.raises(StoreError, match="is closed"):
+            await call
+    assert sorted(os.listdir(tmp_path)) == ["chat.db"], "no journal, no lease"
+
+
+async def test_what_is_on_its_way_when_it_is_closed_is_still_written(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "chat.db")
+    async with asyncio.TaskGroup() as group:
+        for number in range(1, 20):
+            group.create_task(store.append("s", [Record(number, "x")], durable=False))
+        await asyncio.sleep(0)
+        group.create_task(store.close())
+    again = SqliteStore(tmp_path / "chat.db")
+    assert await again.acquire("s") == 19
+    await again.close()
+
+
+async def test_a_write_that_nobody_waits_for_any_more_is_done(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "chat.db")
+    await store.sessions()
+    writing = asyncio.create_task(store.append("s", LINE, durable=True))
+    await settle()
+    writing.cancel()
+    await asyncio.wait([writing])
+    assert await store.read("s") == LINE
+    await store.close()
+
+
+def test_a_loop_that_is_closed_in_the_middle_disturbs_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = SqliteStore(tmp_path / "chat.db")
+
+    async def leave() -> None:
+        for number in range(1, 50):
+            asyncio.ensure_future(store.append("s", [Record(number, "x" * 1000)], durable=True))
+        await asyncio.sleep(0)
+
+    async def close() -> int:
+        found = await store.acquire("s")
+        await store.close()
+        return found
+
+    asyncio.run(leave())
+    assert asyncio.run(close()) == 49
+    assert not caplog.records
+
+
+async def test_the_thread_ends_with_the_store(tmp_path: Path) -> None:
+    before = threading.active_count()
+    store = SqliteStore(tmp_path / "chat.db")
+    await store.sessions()
+    thread = store._thread
+    assert thread is not None
+    assert threading.active_count() == before + 1
+    await store.close()
+    await asyncio.to_thread(thread.join, 20)
+    assert not thread.is_alive()
+    del store
+    gc.collect()

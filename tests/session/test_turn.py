@@ -1,0 +1,120 @@
+"""A turn as its caller holds it: one id for life, a status, a stop, a result."""
+
+import asyncio
+import threading
+
+import pytest
+
+from safepoint import AbortController, Completed, StopAt
+from safepoint.agent import AgentResult
+from safepoint.errors import UsageError
+from safepoint.run.context import Context
+from safepoint.run.stop import StopRequest
+from safepoint.session import SessionTurn, TurnResult
+from safepoint.session.turn import check_id
+from safepoint.testing import FakeClock, settle
+
+DONE = TurnResult("t", "completed", Completed(AgentResult("ho")))
+
+
+def turn(turn_id: str | None = "t", **options) -> SessionTurn:
+    return SessionTurn(turn_id, (), lambda *_: None, **options)  # type: ignore[arg-type]
+
+
+def test_a_turn_has_its_id_at_once() -> None:
+    assert turn("mine").id == "mine"
+    assert turn(None).id != turn(None).id
+
+
+@pytest.mark.parametrize("given", ["", "half \ud83d"])
+def test_an_id_that_no_store_can_keep_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="the id of a turn"):
+        turn(given)
+    with pytest.raises(UsageError, match="the id of a session"):
+        check_id("session", given)
+
+
+def test_the_status_says_where_it_is_on_its_way() -> None:
+    mine = turn()
+    statuses = [mine.status]
+    mine.begin(Context())
+    statuses.append(mine.status)
+    mine.ask(StopRequest(StopAt.SAFE_POINT))
+    statuses.append(mine.status)
+    mine.end(DONE)
+    statuses.append(mine.status)
+    assert statuses == ["queued", "running", "stopping", "completed"]
+    controller = AbortController()
+    stopped = turn(signal=controller.signal)
+    controller.abort()
+    assert stopped.status == "stopping"
+
+
+def test_it_waits_until_it_begins_or_its_end_is_decided() -> None:
+    begun, decided = turn(), turn()
+    assert begun.waits
+    begun.begin(Context())
+    decided.outcome = Completed(AgentResult(""))
+    assert not begun.waits
+    assert not decided.waits
+
+
+def test_a_stop_that_was_asked_for_before_it_began_counts_from_its_beginning() -> None:
+    mine, ctx = turn(), Context()
+    mine.ask(StopRequest(StopAt.AFTER_TOOLS))
+    mine.begin(ctx)
+    before = ctx.stop.request.at
+    mine.ask(StopRequest(StopAt.AFTER_MODEL))
+    assert (before, ctx.stop.request.at) == (StopAt.AFTER_TOOLS, StopAt.SAFE_POINT)
+
+
+def test_of_many_threads_that_stop_it_one_is_the_first_and_no_request_is_lost() -> None:
+    for _ in range(50):
+        mine, firsts = turn(), list[bool]()
+        gate = threading.Barrier(4)
+
+        def ask(at: StopAt, mine=mine, firsts=firsts, gate=gate) -> None:
+            gate.wait()
+            firsts.append(mine.ask(StopRequest(at)))
+
+        kinds = [StopAt.AFTER_TOOLS, StopAt.AFTER_MODEL, StopAt.NOW, StopAt.TURN_END]
+        threads = [threading.Thread(target=ask, args=(at,)) for at in kinds]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert sorted(firsts) == [False, False, False, True]
+        assert mine.request.at is StopAt.NOW
+
+
+async def test_everybody_who_waits_gets_the_result_and_one_who_leaves_stops_nothing() -> None:
+    mine = turn()
+    waiting = [asyncio.create_task(mine.wait()) for _ in range(3)]
+    await settle()
+    waiting[0].cancel()
+    await settle()
+    mine.end(DONE)
+    assert [await waiter for waiter in waiting[1:]] == [DONE, DONE]
+    assert await mine is DONE
+    assert not mine.signal.aborted
+
+
+def test_its_end_lets_go_of_what_it_held() -> None:
+    controller = AbortController()
+    mine = turn(signal=controller.signal)
+    mine.begin(Context())
+    mine.watch = mine.signal.add_listener(lambda: None)
+    assert controller.signal.observers
+    mine.end(DONE)
+    assert not controller.signal.observers
+    assert mine.ctx is None
+
+
+def test_a_deadline_counts_from_its_acceptance(clock: FakeClock) -> None:
+    mine = turn(deadline=5)
+    clock.advance(4.9)
+    assert not mine.signal.aborted
+    clock.advance(0.1)
+    assert mine.signal.aborted
+    assert mine.signal.reason is not None
+    assert mine.signal.reason.kind == "deadline"
