@@ -62,11 +62,12 @@ def program() -> Iterator[Program]:
 
 @pytest.mark.parametrize("store", ["folder", "sqlite"])
 def test_a_flow_that_is_killed_again_and_again_ends_as_if_it_had_not_been(store: str, tmp_path: Path, program: Program):
-    whole = tmp_path / f"whole-{store}"
-    whole.mkdir()
-    began = time.monotonic()
-    assert program.run(whole, None) == 0
-    took = time.monotonic() - began
+    for name in ("first", "whole"):  # the first one waits for Python to start, and does not tell how long a run takes
+        whole = tmp_path / f"{name}-{store}"
+        whole.mkdir()
+        began = time.monotonic()
+        assert program.run(whole, None) == 0
+        took = time.monotonic() - began
     expected = (whole / "result").read_text()
     assert expected.count("\n") == 25  # 26 entries: 13 in each round
     kills, completed = 0, 0
