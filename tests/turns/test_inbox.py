@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -189,3 +191,35 @@ def test_threads_never_fill_it_beyond_its_limit() -> None:
         accepted = [item for answer in answers for item, put in answer.items() if put == "accepted"]
         assert sorted(box.peek()) == sorted(accepted)
         assert len(accepted) <= 5
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["left", "taken"])
+def test_a_put_that_is_overtaken_by_the_closing_is_refused_unless_the_reader_has_the_item(taken: bool) -> None:
+    """The one moment that counts, made to happen: between the look at the door and the answer."""
+    hand: list[str] = []
+
+    class Overtaken(deque[Any]):
+        def append(self, entry: Any) -> None:
+            super().append(entry)
+            box.close()
+            if taken:
+                hand.extend(box.take())
+
+    box = inbox()
+    box._entries = Overtaken()
+    assert (box.put("a"), box.take(), hand) == (("accepted", [], ["a"]) if taken else ("closed", [], []))
+
+
+def test_two_puts_for_the_last_place_do_not_both_get_it() -> None:
+    class Overtaken(deque[Any]):
+        def append(self, entry: Any) -> None:
+            super().append(entry)
+            if len(self) == 1:
+                answers.append(box.put("b"))
+
+    answers: list[Put] = []
+    box = inbox(max_items=1)
+    box._entries = Overtaken()
+    answers.append(box.put("a"))
+    assert answers == ["full", "accepted"]
+    assert box.peek() == ["a"]
