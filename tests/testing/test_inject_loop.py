@@ -307,3 +307,25 @@ def test_the_next_timer_of_a_fake_clock_is_the_first_that_is_armed():
     assert clock.next_timer() == 1001
     first.disarm()
     assert clock.next_timer() == 1002
+
+
+def test_the_news_of_a_thread_that_became_idle_while_one_looked_is_heard():
+    loop = RunLoop(FakeClock(), 5)
+    heard: asyncio.Future[str] = loop.create_future()
+
+    def looks_too_late() -> bool:
+        thread = threading.Thread(target=loop.call_soon_threadsafe, args=(_tell, heard))
+        thread.start()
+        thread.join()
+        return False
+
+    loop.others_pending = looks_too_late  # type: ignore[method-assign]
+    try:
+        assert loop.run_until_complete(heard) == "news"
+    finally:
+        loop.close()
+
+
+def _tell(heard: "asyncio.Future[str]") -> None:
+    if not heard.done():
+        heard.set_result("news")
