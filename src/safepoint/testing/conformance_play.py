@@ -89,7 +89,7 @@ class Play:
             view = await host.send("parent", "go")
             await self._ended(host, "parent", view.id)
         elif source == "caller's signal":
-            self.controller.abort("first")
+            self._cut("first")
             turn = (await self._session()).send("quick", turn_id=self.turn_id, signal=self.controller.signal)
             self.told = name(await turn)
         else:
@@ -117,7 +117,8 @@ class Play:
             await self._until(TurnStarted, "ahead")
         if phase == "while it is stored" and hold is not None:
             hold[0]()
-        self.starting = self.group.create_task(self._start())
+        group = self.group
+        self.starting = group.create_task(self._start())
         match phase:
             case "queued":
                 await self._until(TurnQueued)
@@ -181,11 +182,14 @@ class Play:
             case source:
                 await host.send(self.id, text, **about, deadline=DEADLINE if source == "deadline" else None)  # type: ignore[arg-type]
 
+    def _cut(self, reason: str) -> None:
+        self.controller.abort(reason)
+
     async def _strike(self, *, wrong: bool = False) -> None:
         host = self.rig.host
         match self.source:
             case "caller's signal":
-                self.controller.abort("enough")
+                self._cut("enough")
             case "closing the stream":
                 self.leave.set()
                 assert self.starting is not None
@@ -199,7 +203,8 @@ class Play:
                 await self.reader.aclose()
                 await self.rig.elapse(GRACE)
             case "host shutdown":
-                await self._begun(self.group.create_task(host.close(reason="enough")))
+                group = self.group
+                await self._begun(group.create_task(host.close(reason="enough")))
             case _ if wrong:
                 session_id = "parent" if self.phase == "wrong session" else self.id
                 turn_id = self.turn_id if self.phase == "wrong session" else "another"
@@ -224,13 +229,13 @@ class Play:
         if self.source == "host shutdown":
             await self.rig.host.close()
         else:
-            self.controller.abort("again")
+            self._cut("again")
             ack = await self.rig.host.stop(self.id, self.turn_id, reason="again")
             assert ack.status in ("already_stopping", "already_finished"), ack
 
     async def _look(self, host: Host) -> None:
         """Caller, events and store agree, nothing was begun after the stop, and the session goes on."""
-        promised = self.promise
+        promised, outcome = self.promise, None
         if self.told is not None:
             assert self.told == promised.removesuffix(NEVER), f"{self}: the caller was told {self.told}"
             try:
@@ -243,12 +248,13 @@ class Play:
         else:
             outcome = await self._ended(host, self.id, self.turn_id)
             assert outcome_name(outcome) == promised.removesuffix(NEVER), f"{self}: it is {outcome_name(outcome)}"
-            await self._look_at_events(host, outcome)
         if self.phase == "queued" and self.source not in ("host shutdown", "disconnect policy"):
             assert (await host.turn(self.id, "ahead")).status == "running", f"{self}: another turn was touched"
             await host.stop(self.id, "ahead")
         after = await host.send(self.id, "quick")
         assert outcome_name(await self._ended(host, self.id, after.id)) == "completed", f"{self}: no further turn"
+        if outcome is not None:
+            await self._look_at_events(host, outcome)
 
     async def _look_at_events(self, host: Host, outcome: Outcome[AgentResult]) -> None:
         last = (await host.session(self.id)).last_seq
