@@ -4,11 +4,12 @@ import asyncio
 
 import pytest
 
-from safepoint.abort import AbortController, AbortError, AbortSignal, Guard
+from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal, Guard
 from safepoint.errors import UsageError
 from safepoint.run.context import Context
 from safepoint.run.events import Event, RetryScheduled
 from safepoint.run.retry import Retry
+from safepoint.run.stop import StopAt, StopRequest
 from safepoint.testing import FakeClock, settle
 
 STEADY = Retry(attempts=3, delay=1, factor=2, jitter=0)
@@ -152,3 +153,20 @@ def test_pauses_grow_to_their_limit_and_jitter_only_shortens_them():
 def test_wrong_numbers_are_refused_by_name(wrong: dict[str, float]):
     with pytest.raises(UsageError, match=next(iter(wrong))):
         Retry(**wrong)  # type: ignore[arg-type]
+
+
+async def test_a_stop_that_was_honoured_at_a_safe_point_is_not_tried_again():
+    controller = AbortController()
+    ctx = Context(controller=controller)
+    calls: list[int] = []
+
+    async def work() -> None:
+        calls.append(1)
+        ctx.stop.ask(StopRequest(StopAt.SAFE_POINT, reason=AbortReason("user", "enough")))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ctx.safe_point())
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await Retry(attempts=3, delay=0).run(work, ctx=ctx)
+    assert calls == [1]
+    assert ctx.stop.raised(raised.value)

@@ -60,7 +60,8 @@ class Retry:
             try:
                 return await fn()
             except Exception as error:
-                if signal.aborted or attempt >= self.attempts or not self._is_worth_it(error):
+                stopped = signal.aborted or (ctx is not None and ctx.stop.raised(error))
+                if stopped or attempt >= self.attempts or not self._is_worth_it(error):
                     raise
                 pause = self.pause(attempt, error)
                 if ctx is not None:

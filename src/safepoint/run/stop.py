@@ -135,6 +135,8 @@ class Stop:
 
         Whose abort it is, the reason's identity tells: a stop hands its one reason down the tree.
         """
+        if isinstance(error, BaseExceptionGroup):
+            return any(map(self.raised, error.exceptions))
         return isinstance(error, AbortError) and error.reason is self.request.reason
 
     def ask(self, request: StopRequest) -> bool:
