@@ -44,8 +44,8 @@ fix: $(STAMP)    ## format, and repair what ruff can repair
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-demo: $(STAMP)   ## see a stop happen
-	$(BIN)/python examples/01_signal.py
+demo: $(STAMP)   ## serve the demo agent with its page: say something, and stop it
+	$(BIN)/python -m safepoint serve
 
 acceptance: $(STAMP) ## the table of what the five systems do: passing and open lines
 	$(BIN)/python scripts/acceptance.py $(ARGS)

@@ -80,6 +80,14 @@ PROMISES = {
         "agent: 'Goodbye.', turn completed",
         "Stopped: 2 handled, preempted: [], interrupted: [], unhandled: []; checkpoint deleted",
     ],
+    "08_server.py": [
+        "Safepoint is at http://127.0.0.1:",
+        "Stop!  The answer comes at once: accepted, stops at NOW",
+        "Later comes the one end: aborted. The receipt:",
+        "Stopped: user: that is enough",
+        "keeper/count_ships  await     stopped        after",
+        "The server has ended.",
+    ],
 }
 # How long an example may be: one that tells a whole story, longer.
 MOST_LINES = {"03_archivist.py": 125, "04_agent.py": 70, "05_subagents.py": 65, "06_turn_loop.py": 100}

@@ -1,0 +1,214 @@
+"""Owns the benchmark of the server: a stop from the request to its acknowledgement, idle and under load, and events."""
+
+import asyncio
+import http.client
+import json
+import socket
+import statistics
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.metadata import version
+from itertools import count
+from typing import Any
+
+import uvicorn
+
+from safepoint.abort import AbortSignal
+from safepoint.agent import Agent
+from safepoint.agent.model import AnswerEnded, Chunk, ModelRequest, TextDelta
+from safepoint.run.messages import UserMessage
+from safepoint.server import create_app
+from safepoint.session import LocalHost
+
+from .measure import AtMost, Contender, Limit, Line, Measure, wall
+from .peers.web import bare
+
+STOPS = 20
+CHUNKS = 2_000
+CHUNK_SECONDS = 0.02
+CROWD = 200
+
+
+def peers() -> dict[str, str]:
+    return {name: version(name) for name in ("starlette", "uvicorn", "sse-starlette")}
+
+
+def lines(measure: Measure) -> Iterator[Line]:
+    with serving(create_app(LocalHost(Agent(Talker())))) as ours, serving(bare()) as theirs:
+        yield from stopping(measure, ours, theirs)
+        yield from streaming(measure, ours, theirs)
+        yield from crowded(measure, ours)
+
+
+def stopping(measure: Measure, ours: int, theirs: int) -> Iterator[Line]:
+    samples = measure("POST stop, to its acknowledgement", stops(ours), {"a bare echo in Starlette": echoes(theirs)})
+    why = "beside the answer it looks up the turn, aborts its signal and puts the stop on its way to the store"
+    return samples.lines({"a bare echo in Starlette": AtMost(2, why)})
+
+
+def streaming(measure: Measure, ours: int, theirs: int) -> Iterator[Line]:
+    """No target: between the model's chunk and the reader's stand the agent, the log and its numbers."""
+    peer = {"events of the same size in Starlette": bare_events(theirs)}
+    yield from measure(f"a chunk from the model to a reader, of {CHUNKS:,}", live_events(ours), peer).lines()
+    yield from measure(f"a stored event to a reader, of {CHUNKS:,}", stored_events(ours), peer).lines()
+
+
+def crowded(measure: Measure, port: int) -> Iterator[Line]:
+    """What 200 turns that stream at once add to the acknowledgement of a stop."""
+    what = f"stop of {CROWD} turns that stream at once"
+    measure.tell(what)
+    with connection(port) as line:
+        idle = statistics.median(acknowledged(line, running(line, "wait")) for _ in range(STOPS))
+        crowd = [running(line, "talk") for _ in range(CROWD)]
+        busy = statistics.median(acknowledged(line, one) for one in crowd)
+    yield Line(
+        what=f"{what}: median ack, beyond an idle one", ours=busy - idle, peer="50 ms", theirs=None, target=Limit(0.05)
+    )
+
+
+class Talker:
+    """A model that does what it is told: waits for ever, talks on and on, or says so many words at once."""
+
+    name = "talker"
+
+    async def stream(self, request: ModelRequest, *, signal: AbortSignal) -> AsyncGenerator[Chunk, None]:
+        said = request.messages[-1]
+        match said.text.split() if isinstance(said, UserMessage) else []:
+            case ["wait"]:
+                await signal.wait_async()
+            case ["talk"]:
+                for number in count():
+                    yield TextDelta(f"word {number} ")
+                    await signal.sleep(CHUNK_SECONDS)
+            case _:
+                for _ in range(CHUNKS):
+                    yield TextDelta("word ")
+        yield AnswerEnded("stop")
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[int]:
+    """A server in a thread of its own; its port."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
+    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
+    listener.listen()
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
+    thread.start()
+    try:
+        yield int(listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
+
+
+@contextmanager
+def connection(port: int) -> Iterator[http.client.HTTPConnection]:
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    line.connect()
+    line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        yield line
+    finally:
+        line.close()
+
+
+def call(line: http.client.HTTPConnection, method: str, path: str, body: Any = None) -> Any:
+    data = None if body is None else json.dumps(body)
+    line.request(method, path, data, {"content-type": "application/json"})
+    answer = line.getresponse().read()
+    return json.loads(answer) if answer else None
+
+
+def running(line: http.client.HTTPConnection, text: str) -> str:
+    """The address of a turn that runs, in a session of its own."""
+    session = call(line, "POST", "/api/sessions", {})["id"]
+    turn = call(line, "POST", f"/api/sessions/{session}/messages", {"text": text})["id"]
+    path = f"/api/sessions/{session}/turns/{turn}"
+    until(line, path, "running")
+    return path
+
+
+def until(line: http.client.HTTPConnection, path: str, *statuses: str) -> None:
+    while call(line, "GET", path)["status"] not in statuses:
+        pass
+
+
+def acknowledged(line: http.client.HTTPConnection, path: str) -> float:
+    began = wall()
+    ack = call(line, "POST", f"{path}/stop", {"at": "NOW", "reason": "enough"})
+    took = wall() - began
+    assert ack["status"] == "accepted", ack
+    return took
+
+
+def stops(port: int) -> Contender:
+    def contender() -> float:
+        took = []
+        with connection(port) as line:
+            for _ in range(STOPS):
+                path = running(line, "wait")
+                took.append(acknowledged(line, path))
+                until(line, path, "aborted")
+                call(line, "DELETE", path.partition("/turns/")[0])
+        return statistics.median(took)
+
+    return contender
+
+
+def echoes(port: int) -> Contender:
+    def contender() -> float:
+        took = []
+        with connection(port) as line:
+            for _ in range(STOPS):
+                began = wall()
+                call(line, "POST", "/echo", {"at": "NOW", "reason": "enough"})
+                took.append(wall() - began)
+        return statistics.median(took)
+
+    return contender
+
+
+def read_until(line: http.client.HTTPConnection, path: str, last: bytes) -> None:
+    line.request("GET", path)
+    response = line.getresponse()
+    while last not in response.readline():
+        pass
+
+
+def live_events(port: int) -> Contender:
+    def contender() -> float:
+        with connection(port) as line, connection(port) as reader:
+            session = call(line, "POST", "/api/sessions", {})["id"]
+            began = wall()
+            call(line, "POST", f"/api/sessions/{session}/messages", {"text": "count"})
+            read_until(reader, f"/api/sessions/{session}/events", b'"turn_ended"')
+            return (wall() - began) / CHUNKS
+
+    return contender
+
+
+def stored_events(port: int) -> Contender:
+    def contender() -> float:
+        with connection(port) as line, connection(port) as first, connection(port) as reader:
+            session = call(line, "POST", "/api/sessions", {})["id"]
+            call(line, "POST", f"/api/sessions/{session}/messages", {"text": "count"})
+            read_until(first, f"/api/sessions/{session}/events", b'"turn_ended"')
+            began = wall()
+            read_until(reader, f"/api/sessions/{session}/events", b'"turn_ended"')
+            return (wall() - began) / CHUNKS
+
+    return contender
+
+
+def bare_events(port: int) -> Contender:
+    def contender() -> float:
+        with connection(port) as reader:
+            began = wall()
+            read_until(reader, f"/stream?count={CHUNKS}&size=120", f"id: {CHUNKS - 1}".encode())
+            return (wall() - began) / CHUNKS
+
+    return contender
