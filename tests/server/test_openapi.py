@@ -68,7 +68,7 @@ def test_no_request_breaks_it_and_every_answer_is_as_described(served: Served, p
     operation = schemathesis.openapi.from_dict(document())[path][method]
 
     @settings(
-        max_examples=counts(12, 300),
+        max_examples=counts(8, 300),
         deadline=None,
         database=None,
         derandomize=True,
@@ -88,7 +88,7 @@ def test_no_request_breaks_it_and_every_answer_is_as_described(served: Served, p
     fuzz()
 
 
-@settings(max_examples=counts(15, 300), deadline=None, database=None, derandomize=True)
+@settings(max_examples=counts(10, 300), deadline=None, database=None, derandomize=True)
 @given(st.text() | st.integers().map(str))
 def test_no_number_of_an_event_breaks_it(served: Served, after: str):
     open_session(served)

@@ -20,8 +20,8 @@ from .target import load_agent
 __all__ = ["main"]
 
 URL = "http://127.0.0.1:8420"
-# Of the time to end in, half goes to safe points; what is left must do for a tool that ignores the stop.
-SHARE = 0.4
+# Of the time to end in, half goes to safe points, so much to a tool that ignores the stop; the rest is for writing.
+SHARE = 0.3
 EXAMPLES = """examples:
   safepoint serve                              the demo agent on http://127.0.0.1:8420
   safepoint serve my_agents:helper --db chat.db
