@@ -367,3 +367,26 @@ async def test_case_215_three_generations_under_one_id() -> None:
         await settle()
     assert last.planned[0] == ["a", "b", "c", "d"]
     assert (await last.exit(loaded=loaded)).handled == 4
+
+
+async def test_a_loop_that_is_told_to_go_while_it_loads_leaves_the_checkpoint_as_it_is() -> None:
+    """It does not know what is in there: to write down only what it was given would lose the rest."""
+
+    class Slow(MemoryCheckpoints):
+        async def load(self, key: str) -> str | None:
+            loading.set()
+            await asyncio.Event().wait()
+            return None
+
+    loading = asyncio.Event()
+    store = Slow()
+    await store.save("k", "what the loop before left")
+    desk = kept(store)
+    desk.push("b")
+    desk.loop.start()
+    await loading.wait()
+    assert desk.loop._task is not None
+    desk.loop._task.cancel()
+    exit = await desk.exit()
+    assert (exit.unhandled, exit.checkpoint.status) == (["b"], "kept")
+    assert await MemoryCheckpoints.load(store, "k") == "what the loop before left"

@@ -25,6 +25,7 @@ from safepoint.turns import PreemptAck, Stopped, Turn, TurnLoop, TurnPlan
 from tests.conftest import TORTURE, counts
 from tests.turns.desk import SAFE, balanced
 
+pytestmark = pytest.mark.timeout(300)  # thousands of steps, on a busy machine too
 POINTS = (StopAt.AFTER_MODEL, StopAt.AFTER_TOOLS, StopAt.SAFE_POINT, StopAt.NOW)
 WITHIN = (None, None, 0.5, 3.0)
 DELAYS = (0.0, 0.0, 1.0, 4.0)
