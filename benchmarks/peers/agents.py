@@ -96,7 +96,8 @@ class Turns:
 
     def langgraph(self) -> Pieces:
         async def turn(name: str) -> AsyncIterator[str]:
-            model = ChatOpenAI(model=name, base_url=self._url, api_key=KEY, max_retries=0)  # type: ignore[arg-type]
+            settings: Any = {"model": name, "base_url": self._url, "api_key": KEY, "max_retries": 0}
+            model = ChatOpenAI(**settings)
 
             async def call(state: MessagesState) -> dict[str, Any]:
                 return {"messages": [await model.ainvoke(state["messages"])]}
@@ -106,9 +107,10 @@ class Turns:
             graph.add_edge(START, "call")
             graph.add_edge("call", END)
             start: Any = {"messages": [("user", PROMPT)]}
-            async for message, _ in graph.compile().astream(start, stream_mode="messages"):
-                if message.content:  # type: ignore[union-attr]
-                    yield str(message.content)  # type: ignore[union-attr]
+            chunks: AsyncIterator[Any] = graph.compile().astream(start, stream_mode="messages")
+            async for message, _ in chunks:
+                if message.content:
+                    yield str(message.content)
 
         return turn
 
