@@ -251,7 +251,7 @@ async def test_08_completion_and_stop_at_the_same_time_are_one_of_them_for_every
     faucet, seen = Faucet(), set()
     async with serving(Agent(faucet)) as served:
         session = await served.session()
-        for number in range(counts(12, 200)):
+        for number in range(counts(12, 40)):
             turn = await served.send(session, turn_id=f"t{number}")
             faucet.say("almost")
             await served.until(session, "text_streamed", run_id=turn)

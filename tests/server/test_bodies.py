@@ -22,7 +22,7 @@ def test_what_is_left_out_has_its_usual_value():
     assert bodies.Stop().at is None
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n\t", "x" * 200_001])
+@pytest.mark.parametrize("text", ["", " ", "\n\t", "\x85", "\xa0", "\x00", "x" * 200_001])
 def test_a_message_says_something_and_not_too_much(text: str):
     with pytest.raises(ValidationError):
         bodies.NewMessage(text=text)

@@ -7,7 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 __all__ = ["Answer", "Edit", "NewMessage", "NewSession", "Stop"]
 
 Id = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:~-]*$")]
-Text = Annotated[str, Field(min_length=1, max_length=200_000, pattern=r"\S")]
+# Something to see. Written out, because what counts as white space differs between Python, JavaScript and Rust.
+Text = Annotated[str, Field(min_length=1, max_length=200_000, pattern=r"[^\x00-\x20\x7f-\xa0]")]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
