@@ -178,7 +178,9 @@ async def serving(
     app = create_app(host, token=token, limits=limits)
     async with listening(app, port) as url:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=SECONDS, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=SECONDS, trust_env=False, verify=False
+        ) as client:
             try:
                 yield Served(app, host, url, client)
             finally:
