@@ -43,7 +43,7 @@ async def main() -> None:
     run = agent.run("What do owls see?")
     async with run:
         async for event in run:
-            if event.kind == "progress_made":
+            if event.kind == "progress_made" and event.message.startswith("page 2"):
                 print(f"{event.path[-1]}: {event.message}. Stop!")
                 print(f"answered at once: {run.stop(reason='the visitor is in a hurry').status}")
     outcome = await run

@@ -155,11 +155,12 @@ async def run_all(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(counts(1, 20)))
 async def test_every_entry_is_true_and_nothing_is_left(seed: int):
     files, threads = len(os.listdir("/proc/self/fd")), set(threading.enumerate())
+    before = children_of(os.getpid())  # such as a server that other tests share
     await run_all(seed)
     new = set(threading.enumerate()) - threads
     assert [thread.name for thread in new if not thread.name.startswith("safepoint-")] == [], "threads were left"
     assert len(os.listdir("/proc/self/fd")) <= files + 2, "files were left open"
-    assert children_of(os.getpid()) == [], "processes were left"
+    assert set(children_of(os.getpid())) <= set(before), "processes were left"
 
 
 def children_of(parent: int) -> list[int]:
