@@ -12,12 +12,13 @@ import pytest
 
 import safepoint.agent
 import safepoint.flow
+import safepoint.session
 import safepoint.turns
 from tests.house import names
 
 DOCS = Path(__file__).parent.parent / "docs"
 # Pages that are one program from top to bottom. The others show fragments.
-PROGRAMS = ["agents.md", "flows.md", "history.md", "tools.md", "turns.md"]
+PROGRAMS = ["agents.md", "flows.md", "history.md", "sessions.md", "stores.md", "tools.md", "turns.md"]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -48,7 +49,10 @@ def test_the_page_runs_and_says_what_it_prints(
         assert text in told
 
 
-@pytest.mark.parametrize("room", [safepoint.agent, safepoint.flow, safepoint.turns], ids=lambda room: room.__name__)
+ROOMS = [safepoint.agent, safepoint.flow, safepoint.session, safepoint.turns]
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.__name__)
 def test_every_name_of_the_room_stands_on_a_page(room: ModuleType) -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
     assert list(names.faulty_face(room, pages)) == []

@@ -41,7 +41,7 @@ PROMISES = {
         "it asked only: herbs",
     ],
     "04_agent.py": [
-        "read: page 1 of 3. Stop!",
+        "read: page 2 of 3. Stop!",
         "answered at once: accepted",
         "Stopped: user: the visitor is in a hurry (",
         "agent/search     await     finished",
@@ -80,6 +80,16 @@ PROMISES = {
         "agent: 'Goodbye.', turn completed",
         "Stopped: 2 handled, preempted: [], interrupted: [], unhandled: []; checkpoint deleted",
     ],
+    "07_session.py": [
+        "running and queued. Stop!",
+        "accepted, then aborted: user: the reader fell asleep",
+        "the one that waited is not touched: completed",
+        "assistant Once upon a time …",
+        "helper says: it",
+        "parent: aborted; turns left at the helper: 0",
+        "6 messages were kept; the next turn: completed",
+        "3 ends: one for each turn",
+    ],
     "08_server.py": [
         "Safepoint is at http://127.0.0.1:",
         "Stop!  The answer comes at once: accepted, stops at NOW",
@@ -90,7 +100,13 @@ PROMISES = {
     ],
 }
 # How long an example may be: one that tells a whole story, longer.
-MOST_LINES = {"03_archivist.py": 125, "04_agent.py": 70, "05_subagents.py": 65, "06_turn_loop.py": 100}
+MOST_LINES = {
+    "03_archivist.py": 125,
+    "04_agent.py": 70,
+    "05_subagents.py": 65,
+    "06_turn_loop.py": 100,
+    "07_session.py": 100,
+}
 # Examples that are told to hurry.
 ARGUMENTS = {"03_archivist.py": ["--scale", "0.2"]}
 # Examples that wait for Ctrl-C, and the line after which it is pressed.

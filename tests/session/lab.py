@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from safepoint.agent import Agent, validate
-from safepoint.models.scripted import ScriptedModel
+from safepoint.agent import Agent, tool, validate
+from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run.events import Event, StopRequested, TextStreamed, TurnEnded
 from safepoint.run.messages import Message
 from safepoint.session import MemoryStore, Recorded, Session, StoreError
@@ -17,6 +17,18 @@ from safepoint.testing import settle
 
 def talker(*answers: Any, name: str = "talker", **options: Any) -> Agent:
     return Agent(ScriptedModel(*answers), name=name, **options)
+
+
+def held(answer: str) -> tuple[Agent, asyncio.Event]:
+    """An agent that answers when it is let go, and not before."""
+    released = asyncio.Event()
+
+    @tool
+    async def hold() -> str:
+        await released.wait()
+        return "go"
+
+    return talker([Call("hold")], answer, tools=[hold]), released
 
 
 def asked(agent: Agent) -> int:

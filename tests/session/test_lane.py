@@ -34,6 +34,7 @@ from tests.session.lab import (
     ends,
     first_text,
     happens,
+    held,
     is_valid,
     read_all,
     said,
@@ -282,10 +283,13 @@ async def test_a_turn_in_a_tool_is_stopped_when_the_store_fails() -> None:
 
 async def test_a_second_writer_is_noticed_and_nothing_is_told_as_done() -> None:
     store = GatedStore()
-    session = await Session.open("s", agent=talker("hello"), store=store)
+    agent, released = held("hello")
+    session = await Session.open("s", agent=agent, store=store)
     turn = session.send("hi", turn_id="t")
-    await first_text(session)
+    await until(session, lambda event: isinstance(event, ToolCalled))
+    await session.saved()
     store.shut()
+    released.set()
     await happens(lambda: turn.outcome is not None)
     stranger = Record(10_000, to_json(await an_end("t")), "t")
     await MemoryStore.append(store, "s", [stranger], durable=True)

@@ -18,7 +18,7 @@ from safepoint.session.log import PAGE, RECENT, Log
 from safepoint.session.store import Record
 from safepoint.testing import settle
 from tests.conftest import counts
-from tests.session.lab import FailingStore, GatedStore, happens
+from tests.session.lab import FailingStore, GatedStore
 
 
 def text(words: str) -> Event:
@@ -39,6 +39,13 @@ async def opened(store: Store) -> AsyncIterator[Log]:
         if log.error is None:
             await log.close()
     await log.release()
+
+
+def end_readers(log: Log) -> None:
+    log._closed = True
+    log._urgent.set()
+    log._work.set()
+    log._announce()
 
 
 async def numbers(log: Log, after: int = 0) -> list[int]:
@@ -73,9 +80,7 @@ async def test_readers_that_come_at_any_time_miss_nothing_and_see_nothing_twice(
                     readers.append((after, group.create_task(numbers(log, after))))
                 if chance.random() < 0.05:
                     await asyncio.sleep(0)
-            log._closed = True  # as close() does, which this scope comes to only when the readers have ended
-            log._work.set()
-            log._announce()
+            end_readers(log)  # which close() would do, but this scope comes to it only when they have ended
         for after, reader in readers:
             assert reader.result() == list(range(after + 1, total + 1)), f"seed {seed}, after {after}"
         await store.close()
@@ -155,6 +160,31 @@ async def test_while_one_batch_is_on_its_way_the_next_one_gathers() -> None:
     assert batches == [(1, False), (101, True)]
 
 
+async def test_words_that_nobody_waits_for_gather_and_are_written_soon_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("safepoint.session.log.LINGER_SECONDS", 0.5)
+    batches: list[int] = []
+
+    class Counting(MemoryStore):
+        async def append(self, session, records, *, durable):
+            batches.append(len(records))
+            return await super().append(session, records, durable=durable)
+
+    async with opened(Counting()) as log:
+        for number in range(30):
+            log.add(text(str(number)))
+            await asyncio.sleep(0)
+        assert batches == []
+        async with asyncio.timeout(5):
+            while log.saved < 30:
+                await asyncio.sleep(0.001)  # real time: they are written when a moment has passed
+        assert batches == [30]
+        log.add(text("more"))
+        await log.flushed(31)
+        assert batches == [30, 1], "whoever waits for it does not wait longer than that"
+
+
 async def test_a_slow_reader_holds_no_memory(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "s.db")
     async with opened(store) as log:
@@ -184,10 +214,8 @@ async def test_a_reader_far_ahead_waits_for_what_is_new_to_it() -> None:
         for number in range(5):
             log.add(text(str(number)))
             await settle()
-        log._closed = True
-        log._announce()
+        end_readers(log)
         assert await reader == [4, 5]
-        log._work.set()
 
 
 async def test_a_store_that_fails_ends_the_log_for_writers_and_readers() -> None:
@@ -247,4 +275,18 @@ async def test_an_event_that_cannot_be_written_changes_nothing() -> None:
         with pytest.raises(TypeError):
             log.add("no event")  # type: ignore[arg-type]
         assert log.add(text("a")) == 1
-        await happens(lambda: log.saved == 1)
+        await log.flushed(1)
+
+
+async def test_a_store_that_has_lost_records_is_an_error_for_the_reader_and_not_a_loop_without_end() -> None:
+    class Lossy(MemoryStore):
+        async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[Record]:
+            return [record for record in await super().read(session, after, limit) if record.seq < 3]
+
+    store = Lossy()
+    async with opened(store) as log:
+        for number in range(RECENT + 10):
+            log.add(text(str(number)))
+        await log.flushed(log.last)
+        with pytest.raises(StoreError, match="has lost what came after 2"):
+            await numbers(log)

@@ -11,12 +11,12 @@ from safepoint import AbortController, Aborted, Completed, StopAt
 from safepoint.agent import Agent, AgentResult, ToolContext, tool, validate
 from safepoint.errors import UsageError
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.events import SessionClosed, StopRequested, TextStreamed, TurnEnded, TurnStarted
+from safepoint.run.events import SessionClosed, StopRequested, TextStreamed, ToolCalled, TurnEnded, TurnStarted
 from safepoint.run.wire import outcome_to_json
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionTurn
 from safepoint.testing import settle
 from tests.conftest import counts
-from tests.session.lab import GatedStore, first_text, happens, read_all, stored, talker
+from tests.session.lab import GatedStore, happens, held, read_all, stored, talker, until
 
 PARTS = 8
 STATUSES = {"completed", "aborted", "timed_out", "failed"}
@@ -194,10 +194,13 @@ async def test_a_completion_that_comes_after_the_abort_does_not_overwrite_it() -
 
 async def test_a_stop_that_comes_after_the_last_chunk_and_before_the_end_is_one_or_the_other_for_everybody() -> None:
     store = GatedStore()
-    async with Session.open("s", agent=talker("whole"), store=store) as session:
+    agent, released = held("whole")
+    async with Session.open("s", agent=agent, store=store) as session:
         turn = session.send("hi", turn_id="t")
-        await first_text(session)
+        await until(session, lambda event: isinstance(event, ToolCalled))
+        await session.saved()
         store.shut()
+        released.set()
         await happens(lambda: turn.outcome is not None)
         assert session.stop("t").status == "already_finished"
         closing = asyncio.create_task(session.close())

@@ -225,12 +225,11 @@ def test_a_loop_that_is_closed_in_the_middle_disturbs_nobody(tmp_path: Path, cap
 
 
 async def test_the_thread_ends_with_the_store(tmp_path: Path) -> None:
-    before = threading.active_count()
     store = SqliteStore(tmp_path / "chat.db")
     await store.sessions()
     thread = store._thread
     assert thread is not None
-    assert threading.active_count() == before + 1
+    assert thread in threading.enumerate()
     await store.close()
     await asyncio.to_thread(thread.join, 20)
     assert not thread.is_alive()

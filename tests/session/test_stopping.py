@@ -14,7 +14,7 @@ from safepoint.run.events import StopRequested, ToolCalled
 from safepoint.session import MemoryStore, Session
 from safepoint.testing import FakeClock, settle
 from tests.conftest import counts
-from tests.session.lab import GatedStore, ends, first_text, happens, stops, stored, talker, until
+from tests.session.lab import GatedStore, ends, first_text, happens, held, stops, stored, talker, until
 
 
 async def test_a_stop_is_in_the_store_before_the_turn_has_ended() -> None:
@@ -216,10 +216,13 @@ async def test_stops_from_many_threads_and_the_loop_end_in_one_truth() -> None:
 async def test_a_stop_while_the_end_is_written_finds_the_end() -> None:
     store = GatedStore()
     controller = AbortController()
-    async with Session.open("s", agent=talker("whole"), store=store) as session:
+    agent, released = held("whole")
+    async with Session.open("s", agent=agent, store=store) as session:
         turn = session.send("hi", turn_id="t", signal=controller.signal)
-        await first_text(session)
+        await until(session, lambda event: isinstance(event, ToolCalled))
+        await session.saved()
         store.shut()
+        released.set()
         await happens(lambda: turn.outcome is not None)
         ack = session.stop("t")
         controller.abort("too late")

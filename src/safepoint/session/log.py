@@ -20,6 +20,8 @@ __all__ = ["Log", "Recorded"]
 # So many of the newest events are kept in memory, for readers that keep up.
 RECENT = 512
 PAGE = 500
+# So long what nobody waits for, such as the words of an answer, may gather before it is written.
+LINGER_SECONDS = 0.01
 Stands: TypeAlias = Callable[[Exception | None], object]
 
 
@@ -46,6 +48,7 @@ class Log:
         self._recent: deque[Recorded] = deque(maxlen=RECENT)
         self._news = asyncio.Event()
         self._work = asyncio.Event()
+        self._urgent = asyncio.Event()
         self._written = asyncio.Event()
         self._durable = 0  # up to here it must survive a power cut
         self._closed = False
@@ -87,6 +90,7 @@ class Log:
         self._recent.append(Recorded(self.last, event))
         if durable or ends is not None:
             self._durable = self.last
+            self._urgent.set()
         self._work.set()
         self._announce()
         return self.last
@@ -105,6 +109,7 @@ class Log:
     async def flushed(self, seq: int) -> None:
         """Wait until everything up to this number is written. Raises: what the store raised."""
         while self.saved < seq and self.error is None:
+            self._urgent.set()
             await self._written.wait()
         if self.saved < seq and self.error is not None:
             raise self.error
@@ -122,8 +127,9 @@ class Log:
             if not self._pending:
                 await self._work.wait()
                 self._work.clear()
-                await asyncio.sleep(0)  # what happens in one moment is written in one batch
                 continue
+            await self._gather()
+            self._urgent.clear()
             batch = list(self._pending)
             try:
                 await self._write(batch)
@@ -134,6 +140,17 @@ class Log:
                 self._pending.popleft()
             self.saved = batch[-1].seq
             self._tell_written()
+
+    async def _gather(self) -> None:
+        """What happens in one moment is written in one batch: a short one, or if nobody waits for it a longer one."""
+        await asyncio.sleep(0)
+        if self._urgent.is_set():
+            return
+        try:
+            async with asyncio.timeout(LINGER_SECONDS):
+                await self._urgent.wait()
+        except TimeoutError:
+            pass
 
     def _fail(self, error: Exception) -> None:
         self.error = error
@@ -159,14 +176,18 @@ class Log:
         """All events after this number, then what comes, until the log is closed. Raises: what the store raised."""
         while True:
             news = self._news
-            for recorded in await self._page(after):
+            page = await self._page(after)
+            for recorded in page:
                 after = recorded.seq
                 yield recorded
-            if after >= self.shown:
-                if self.error is not None:
-                    raise self.error
-                if self._closed and after >= self.last:
-                    return
+            if after < self.shown:
+                if not page:
+                    raise StoreError(f"the log of session {self._session!r} has lost what came after {after}")
+            elif self.error is not None:
+                raise self.error
+            elif self._closed and after >= self.last:
+                return
+            else:
                 await news.wait()
 
     async def _page(self, after: int) -> list[Recorded]:
@@ -183,6 +204,7 @@ class Log:
     async def close(self) -> None:
         """Nothing comes any more: readers end when they have read everything. Raises: what the store raised."""
         self._closed = True
+        self._urgent.set()
         self._work.set()
         self._announce()
         await self.flushed(self.last)

@@ -177,18 +177,17 @@ class SqliteStore:
         return self._db
 
     def _append(self, session: str, records: Sequence[Record], durable: bool) -> frozenset[str]:
-        file, refused = self._file, set()
+        file, refused = self._file, set[str]()
         if self._full != durable:
             file.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._full = durable
         file.execute("BEGIN IMMEDIATE")
         try:
-            for record in records:
-                row = (session, record.seq, _written(record.text), record.ends)
-                written = file.execute("INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?)", row).rowcount
-                if not written and record.ends is not None and not self._is_there(session, record):
-                    refused.add(record.ends)
-            if records:
+            rows = [(session, record.seq, _written(record.text), record.ends) for record in records]
+            written = file.executemany("INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?)", rows).rowcount
+            if written != len(rows):  # some were there already: an end that is not the same was refused
+                refused |= {one.ends for one in records if one.ends is not None and not self._is_there(session, one)}
+            if rows:
                 file.execute(TOUCH, (session,))
             file.execute("COMMIT")
         except BaseException:
@@ -204,7 +203,7 @@ class SqliteStore:
     def _read(self, session: str, after: int, limit: int) -> list[Record]:
         query = "SELECT seq, text, ends FROM events WHERE session = ? AND seq > ? ORDER BY seq LIMIT ?"
         rows = self._file.execute(query, (session, after, limit))
-        return [Record(seq, _read_back(text), ends) for seq, text, ends in rows]
+        return [Record._make(row) if type(row[1]) is str else _read_back(row) for row in rows]
 
     def _last_seq(self, session: str) -> int:
         return int(self._file.execute(LAST, (session,)).fetchone()[0])
@@ -228,8 +227,8 @@ def _written(text: str) -> str | bytes:
     return text
 
 
-def _read_back(text: str | bytes) -> str:
-    return text.decode(*ENCODING) if isinstance(text, bytes) else text
+def _read_back(row: tuple[int, bytes, str | None]) -> Record:
+    return Record(row[0], row[1].decode(*ENCODING), row[2])
 
 
 def _tell(done: "asyncio.Future[Any]", result: Any, failure: BaseException | None) -> None:

@@ -6,7 +6,7 @@ A session's log is append-only text under (session, seq). The end of a turn is w
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..errors import SafepointError
 
@@ -21,8 +21,7 @@ class SessionInUse(StoreError):
     """The session is live elsewhere. One process at a time may have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One line of a session's log. `ends`: it is the end of this turn, of which there can be only one."""
 
     seq: int
