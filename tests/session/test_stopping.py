@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from safepoint import AbortController, Aborted, StopAt, TimedOut
+from safepoint.abort import use_clock
 from safepoint.agent import ToolContext, tool
 from safepoint.errors import UsageError
 from safepoint.models.scripted import Call, Stall
@@ -167,6 +168,21 @@ async def test_a_stop_for_a_turn_that_nobody_has_seen_is_remembered_for_ten_minu
         clock.advance(601)
         assert (await session.send("hi", turn_id="old")).status == "completed"
         assert session.messages[0].text == "hi"  # type: ignore[union-attr]
+
+
+async def test_a_turn_whose_time_is_up_in_the_moment_of_its_acceptance_does_not_stay_in_the_queue() -> None:
+    class Ticking(FakeClock):
+        """Each look at the date takes a second."""
+
+        def time(self) -> float:
+            self.advance(1)
+            return super().time()
+
+    with use_clock(Ticking()):
+        async with Session.open("s", agent=talker()) as session:
+            session.pause()
+            async with asyncio.timeout(5):
+                assert (await session.send("hi", deadline=0.5)).status == "timed_out"
 
 
 async def test_a_stop_from_a_thread_never_misses_a_turn_that_begins_at_that_moment() -> None:

@@ -72,6 +72,8 @@ class Stops:
     def watch(self, turn: SessionTurn) -> None:
         """Hear the turn's signal, whoever aborts it, until the turn has ended."""
         turn.watch = turn.signal.add_listener(lambda: self._home.post(self._signalled, turn))
+        if turn.signal.aborted:  # in the very moment of its acceptance: nobody was there to hear it
+            self._signalled(turn)
 
     def _signalled(self, turn: SessionTurn) -> None:
         if turn.waits:
