@@ -45,7 +45,7 @@ async def test_what_is_offered_can_be_stopped(words: str):
         async for event in run:
             if event.kind == kind and event.path[-1] == who and not run.signal.aborted:
                 if who in ("dig", "grind"):
-                    await asyncio.sleep(0.4)  # real time: a thread has to be in the middle of its work
+                    await asyncio.sleep(1.5)  # real time: a thread has to be in the middle of its work
                 run.abort("enough")
     outcome = await run
     assert isinstance(outcome, Aborted)

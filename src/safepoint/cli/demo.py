@@ -74,9 +74,8 @@ def dig(depth: int) -> str:
 def grind(rounds: int = 6) -> str:
     """Hash a password for some seconds: all of it in C, where no interrupt arrives."""
     began = time.monotonic()
-    while time.monotonic() - began < 0.2:
-        hashlib.pbkdf2_hmac("sha256", b"p", b"s", 200_000)
-    per_second = 200_000 / 0.1
+    hashlib.pbkdf2_hmac("sha256", b"p", b"s", 100_000)
+    per_second = 100_000 / (time.monotonic() - began)
     return hashlib.pbkdf2_hmac("sha256", b"password", b"salt", int(per_second * rounds)).hex()[:16]
 
 

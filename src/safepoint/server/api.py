@@ -49,6 +49,7 @@ class Api:
         """Where each handler is."""
         turn = "/api/sessions/{session}/turns/{turn}"
         table: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+            ("POST", f"{turn}/stop", self.stop),  # the first to be looked at: nothing is as urgent
             ("GET", "/api/agents", self.agents),
             ("GET", "/api/sessions", self.sessions),
             ("POST", "/api/sessions", self.create),
@@ -60,7 +61,6 @@ class Api:
             ("GET", turn, self.turn),
             ("PATCH", turn, self.edit),
             ("DELETE", turn, self.remove),
-            ("POST", f"{turn}/stop", self.stop),
             ("POST", f"{turn}/continue", self.go_on),
             ("POST", f"{turn}/forget", self.forget),
             ("GET", f"{turn}/receipt", self.receipt),
@@ -137,12 +137,12 @@ class Api:
         at = None if body.at is None else StopAt[body.at]
         session, turn = _id(request, "session"), _id(request, "turn")
         ack = await self._host.stop(session, turn, at=at, within=body.within, reason=body.reason)
-        self._metrics.stops.labels(ack.status).inc()
-        self._metrics.ack_seconds.observe(time.perf_counter() - began)
         return JSONResponse(ack_data(ack), 202, background=BackgroundTask(self._settles, ack, began))
 
     async def _settles(self, ack: StopAck, began: float) -> None:
-        """The answer has gone out; this only measures how long the stop takes."""
+        """The answer has gone out; this only measures how long it took, and how long the stop takes."""
+        self._metrics.stops.labels(ack.status).inc()
+        self._metrics.ack_seconds.observe(time.perf_counter() - began)
         if ack.status == "accepted":
             await ack.settled()
             self._metrics.settle_seconds.observe(time.perf_counter() - began)
