@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from ..agent.target import load_agent
 from ..errors import SafepointError, UsageError
 from .client import Client, ServerRefused, ServerUnreachable
 from .completion import SHELLS, script
 from .demo import TRY, demo_agent
-from .target import load_agent
 
 __all__ = ["main"]
 

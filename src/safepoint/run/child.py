@@ -99,9 +99,9 @@ def main() -> None:
         return
     call: Call = pickle.loads(received)
     sys.argv = call.argv
-    controller = AbortController(None if call.limit is None else deadline_from(call.limit))
-    threading.Thread(target=follow, args=(line, controller), name="safepoint-parent", daemon=True).start()
-    answer = answer_to(call, controller.signal)
+    parent = Parent(line, AbortController(None if call.limit is None else deadline_from(call.limit)))
+    threading.Thread(target=parent.follow, name="safepoint-parent", daemon=True).start()
+    answer = answer_to(call, parent)
     try:
         line.sendall(frame(answer))
     except OSError:  # nobody is there to hear it, and nobody else would end what the function has started
@@ -116,14 +116,14 @@ def _prepare_process() -> None:
         sys.stdout.reconfigure(line_buffering=True)  # what a function has printed is seen, also if it is killed
 
 
-def answer_to(call: Call, signal: AbortSignal) -> Answer:
-    """Run the function under the signal. Only `sys.exit()` passes: that is an end without an answer."""
+def answer_to(call: Call, parent: "Parent") -> Answer:
+    """Run the function under the parent's signal. Only `sys.exit()` passes: that is an end without an answer."""
     try:
-        with Ambient(signal):
+        with Ambient(parent.signal):
             find_main = functools.partial(load_main, call.main)
             fn = find(call.target, call.steps, find_main)
             args, kwargs = loads(call.arguments, find_main)
-            signal.raise_if_aborted()
+            parent.raise_if_aborted()
             value = fn(*args, **kwargs)
             if inspect.iscoroutine(value):
                 value = asyncio.run(value)
@@ -236,27 +236,50 @@ def loads(data: bytes, find_main: Callable[[], None] = lambda: None) -> Any:
     return _Unpickler(data, find_main).load()
 
 
-def follow(line: socket.socket, controller: AbortController) -> None:
-    """Abort when the parent says so, or is gone; then this process and its group end, soon after."""
-    parent, gone = os.getppid(), False
-    while not gone:
-        received = _heard(line, parent)
-        gone = received is None
-        reason = GONE if received is None else AbortReason.from_dict(pickle.loads(received))
-        # In a thread of its own: a listener of the function's that hangs must not keep us from ending.
-        threading.Thread(target=controller.abort, args=(reason,), daemon=True).start()
-    time.sleep(ORPHAN_SECONDS)
-    end_group()
+class Parent:
+    """What the parent says. A thread listens all the time, and the main thread once more before the function begins."""
 
+    def __init__(self, line: socket.socket, controller: AbortController) -> None:
+        self.signal = controller.signal
+        self._line = line
+        self._controller = controller
+        self._pid = os.getppid()
+        self._listening = threading.Lock()
+        self._said: list[AbortReason] = []
 
-def _heard(line: socket.socket, parent: int) -> bytearray | None:
-    """The next that the parent says; None when it is gone."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(line, selectors.EVENT_READ)
-        while not selector.select(LOOK_SECONDS):
-            if os.getppid() != parent:
-                return None
-        return receive(line)
+    def follow(self) -> None:
+        """Abort when the parent says so, or is gone; then this process and its group end, soon after."""
+        while GONE not in self._said:
+            if self._hear(LOOK_SECONDS):
+                # In a thread of its own: a listener of the function's that hangs must not keep us from ending.
+                threading.Thread(target=self._obey, daemon=True).start()
+        time.sleep(ORPHAN_SECONDS)
+        end_group()
+
+    def raise_if_aborted(self) -> None:
+        """Raise if the parent has said so by now, also if the thread that follows it has not come to that yet."""
+        self._hear(0)
+        self._obey()
+        self.signal.raise_if_aborted()
+
+    def _hear(self, seconds: float) -> bool:
+        """Wait at most so long for the next that the parent says; or for its end, which is said for it."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._line, selectors.EVENT_READ)
+            selector.select(seconds)
+            with self._listening:  # whoever comes second finds that it has been taken, and what it was
+                if selector.select(0):
+                    received = receive(self._line)
+                    self._said.append(GONE if received is None else AbortReason.from_dict(pickle.loads(received)))
+                    return True
+                if os.getppid() != self._pid:
+                    self._said.append(GONE)
+                    return True
+        return False
+
+    def _obey(self) -> None:
+        for reason in self._said:
+            self._controller.abort(reason)
 
 
 def end_group() -> None:

@@ -61,7 +61,7 @@ class Lane:
         self._minding: asyncio.Task[None] | None = None
         self.closed = False
 
-    async def open(self, resume: bool) -> None:
+    async def open(self, resume: bool, paused: bool = False) -> None:
         """Take the session, with all that has happened in it. Raises: SessionInUse; StoreError."""
         await self.log.open()
         try:
@@ -72,21 +72,22 @@ class Lane:
         self.home.spawn(self._keep_writing(), f"session {self.id}")
         self.add(SessionOpened(**self.stamp(), agent=self.agent.name))
         self._recover(resume)
+        if paused:
+            self.loop.pause()
         self.loop.start()
         self._minding = self.home.spawn(self._mind_the_loop(), f"session {self.id}")
 
     def _recover(self, resume: bool) -> None:
         """Turns that a crash left open: what had not begun waits again, what had begun or was stopped is sealed."""
-        interrupted, waiting = None, []
+        waiting = []
         for past in self.past.open_turns:
             if past.started or past.stop is not None or past.messages is None:
-                interrupted = past.id if past.started and past.stop is None else interrupted
                 outcome = sealed(self.past, past, self.clock.time())
                 ended = TurnEnded(**self.stamp(past.id), turn_id=past.id, outcome=outcome)
                 self.add(ended, ends=(past.id, lambda error: None))
             else:
                 waiting.append(SessionTurn(past.id, past.messages, self.stops.stop, continues=past.continues))
-        if resume and interrupted is not None:
+        if resume and (interrupted := self.past.interrupted) is not None:
             self.admit(SessionTurn(None, (), self.stops.stop, continues=interrupted))
         for turn in sorted(waiting, key=lambda turn: turn.continues is None):  # what goes on comes first
             self._enqueue(turn, None)

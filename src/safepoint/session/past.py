@@ -31,7 +31,7 @@ from ..run.events import (
     TurnStarted,
 )
 from ..run.messages import AssistantMessage, Message, ToolCall, ToolResult
-from ..run.outcome import Completed, Outcome
+from ..run.outcome import Aborted, Completed, Outcome
 
 __all__ = ["OWN", "Past", "PastTurn"]
 
@@ -150,6 +150,14 @@ class Past:
     def last_ended(self) -> PastTurn | None:
         """The newest turn that had begun, has ended, and counts."""
         return self._ended[-1] if self._ended else None
+
+    @property
+    def interrupted(self) -> str | None:
+        """The last turn, if it lost its owner, nobody had stopped it, and nothing has gone on with it."""
+        last = self.last_ended
+        if last is None or not isinstance(last.outcome, Aborted) or last.outcome.reason.kind != "lease_lost":
+            return None
+        return None if any(turn.continues == last.id for turn in self.turns.values()) else last.id
 
     @property
     def open_turns(self) -> list[PastTurn]:

@@ -180,7 +180,8 @@ class Play:
                 self.rig.cast.drive = drive
                 await host.send("parent", "go", turn_id="above")
             case source:
-                await host.send(self.id, text, **about, deadline=DEADLINE if source == "deadline" else None)  # type: ignore[arg-type]
+                seconds = DEADLINE * self.rig.pace if source == "deadline" else None
+                await host.send(self.id, text, **about, deadline=seconds)  # type: ignore[arg-type]
 
     def _cut(self, reason: str) -> None:
         self.controller.abort(reason)
@@ -197,11 +198,11 @@ class Play:
             case "parent tool":
                 await host.stop("parent", "above", reason="enough")
             case "deadline":
-                await self.rig.elapse(DEADLINE)
+                await self.rig.elapse(DEADLINE * self.rig.pace)
             case "disconnect policy":
                 assert self.reader is not None
                 await self.reader.aclose()
-                await self.rig.elapse(GRACE)
+                await self.rig.elapse(GRACE * self.rig.pace)
             case "host shutdown":
                 group = self.group
                 await self._begun(group.create_task(host.close(reason="enough")))

@@ -60,6 +60,7 @@ class Rig:
     elapse   lets so many seconds pass, for the host too
     again    another host over the same store, when this one was shut down; the rig closes it
     session  the session itself; None: a host far away has none to show, and some sources cannot be tried
+    pace     by so much deadlines and disconnects are shortened, where time is real
     hold     (shut, reached, open) of a gate before the store; None: there is none, and two phases cannot be tried
     """
 
@@ -70,6 +71,7 @@ class Rig:
     session: Callable[[str], Awaitable[Session]] | None = None
     hold: tuple[Callable[[], object], Callable[[], Awaitable[object]], Callable[[], object]] | None = None
     seconds: float = 20.0
+    pace: float = 1.0
 
 
 # Given the agents and `on_disconnect` (None: it means nothing), a rig with a host of its own, over a new store.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from safepoint.agent import Agent
-from safepoint.cli.target import load_agent
+from safepoint.agent.target import load_agent
 from safepoint.errors import UsageError
 
 MODULE = """

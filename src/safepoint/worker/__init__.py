@@ -1,0 +1,13 @@
+"""Workers on other machines: sessions that live in a broker, servers that host them, workers that run them.
+
+Owns orders, leases, and stops that travel. Knows nothing of HTTP and of the command line.
+"""
+
+from .broker import Broker, BrokerError
+from .memory import MemoryBroker
+from .nats import NatsBroker
+from .orders import WorkerInfo
+from .remote import RemoteHost
+from .worker import Worker
+
+__all__ = ["Broker", "BrokerError", "MemoryBroker", "NatsBroker", "RemoteHost", "Worker", "WorkerInfo"]

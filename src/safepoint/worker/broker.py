@@ -1,0 +1,189 @@
+"""Owns what servers and workers need of a broker: kept messages, a leased queue of orders, and words that fly by.
+
+A `Broker` says where; a `Link` is one connection to it, in one event loop. Knows nothing of sessions and turns.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from ..errors import SafepointError
+
+__all__ = [
+    "KEPT",
+    "Answers",
+    "Broker",
+    "BrokerError",
+    "Entry",
+    "Fenced",
+    "Key",
+    "Link",
+    "Nobody",
+    "Order",
+    "Queue",
+    "Shelf",
+    "TooLate",
+]
+
+Key: TypeAlias = tuple[str, ...]
+# Whose order it is: any worker with this agent takes it, or the one worker of this name.
+Queue: TypeAlias = tuple[Literal["any", "at"], str]
+Answers: TypeAlias = Callable[[bytes], Awaitable[bytes]]
+
+
+class BrokerError(SafepointError):
+    """The broker could not be reached, or refused: the message says which, what happened, and what to do."""
+
+
+class TooLate(BrokerError, TimeoutError):
+    """No answer came in time. What was asked may have happened all the same."""
+
+
+class Nobody(BrokerError):
+    """Nobody listens there. Said by the broker at once, not after a timeout."""
+
+
+class Fenced(BrokerError):
+    """Somebody else has written here since: this writer is not the owner any more."""
+
+
+Shelf: TypeAlias = Literal["log", "inbox", "stops", "sessions", "workers", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How a shelf keeps: all messages of a key or only the newest, and for how long. None: for ever."""
+
+    newest_only: bool = False
+    seconds: float | None = None
+
+
+DAY = 86_400.0
+KEPT: dict[Shelf, Keeping] = {
+    "log": Keeping(),  # what has happened in a session; written by its owner alone
+    "inbox": Keeping(),  # what was asked of a session and is not in its log yet
+    "stops": Keeping(newest_only=True, seconds=7 * DAY),  # who was told to stop, by session and turn
+    "sessions": Keeping(newest_only=True),  # which agent a session has, and where it must run
+    "workers": Keeping(newest_only=True, seconds=15.0),  # who is there; each says so again and again
+    "dead": Keeping(seconds=30 * DAY),  # orders that were given up, with the reason
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A kept message. `position` grows along the whole shelf."""
+
+    position: int
+    key: Key
+    data: bytes
+
+
+class Order(Protocol):
+    """An order that is held: nobody else gets it while it is renewed."""
+
+    @property
+    def session(self) -> str:
+        """The session that has work."""
+        ...
+
+    @property
+    def data(self) -> bytes:
+        """What the order says."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first who takes it, then 2, …"""
+        ...
+
+    async def renew(self) -> None:
+        """Hold it for one more lease. Raises: BrokerError."""
+        ...
+
+    async def done(self) -> None:
+        """There is nothing left to do: it is gone when this returns. Raises: BrokerError."""
+        ...
+
+    async def give_back(self, seconds: float = 0.0) -> None:
+        """Somebody else may take it, at once or after so many seconds. Raises: BrokerError."""
+        ...
+
+
+class Link(Protocol):
+    """One connection. Its methods belong to the event loop in which it was made. Raises: BrokerError."""
+
+    @property
+    def lease(self) -> float:
+        """How long an order is held without being renewed, in seconds."""
+        ...
+
+    async def append(self, shelf: Shelf, key: Key, data: bytes, *, after: int | None = None) -> int:
+        """Keep a message; its position. `after`: only if that is the newest position of this key, 0 for none.
+
+        Raises: Fenced.
+        """
+        ...
+
+    async def read(self, shelf: Shelf, key: Key, after: int = 0, limit: int = 1000) -> list[Entry]:
+        """The messages of this key after this position, in order."""
+        ...
+
+    async def last(self, shelf: Shelf, key: Key) -> Entry | None:
+        """The newest message of this key."""
+        ...
+
+    async def lasts(self, shelf: Shelf, under: Key = ()) -> list[Entry]:
+        """The message of each key that begins so and is one longer, in order; of a shelf that keeps the newest."""
+        ...
+
+    async def trim(self, shelf: Shelf, key: Key, upto: int) -> None:
+        """Forget the messages of this key up to this position."""
+        ...
+
+    async def keys(self, shelf: Shelf) -> list[Key]:
+        """The keys of which there are messages."""
+        ...
+
+    async def order(self, queue: Queue, session: str, data: bytes) -> bool:
+        """Put an order up. False: there is one for this session already, waiting or held."""
+        ...
+
+    async def take(self, queues: Sequence[Queue], limit: int, wait: float) -> list[Order]:
+        """Hold some orders, each for a lease; waits at most so long for the first, or for a word to ("orders", …)."""
+        ...
+
+    async def ordered(self) -> set[str]:
+        """The sessions for which there is an order, waiting or held."""
+        ...
+
+    async def request(self, subject: Key, data: bytes, timeout: float) -> bytes:
+        """Ask whoever serves there. Raises: Nobody; TooLate."""
+        ...
+
+    async def serve(self, subject: Key, answer: Answers) -> Callable[[], Awaitable[None]]:
+        """Answer what is asked there. Returns how to end that."""
+        ...
+
+    async def publish(self, subject: Key, data: bytes) -> None:
+        """Say something to whoever listens now."""
+        ...
+
+    async def listen(self, subject: Key, hear: Callable[[bytes], object]) -> Callable[[], Awaitable[None]]:
+        """Hear what is said there. Returns how to end that. Something may be missed: look at what is kept."""
+        ...
+
+    def on_return(self, call: Callable[[], object]) -> Callable[[], None]:
+        """Be told when the connection was lost and is there again: what was said in between was missed."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        ...
+
+
+class Broker(Protocol):
+    """Where servers and workers meet. Can be sent to another process, unless it lives in this one."""
+
+    async def connect(self, name: str) -> Link:
+        """A connection, for the event loop that runs. `name`: who we are. Raises: BrokerError."""
+        ...

@@ -1,0 +1,113 @@
+"""Owns the process in which one order is worked on: a thread hears the supervisor, the main thread does the work.
+
+The thread answers stops while the event loop is blocked. When the supervisor is gone nothing is written any more.
+"""
+
+import asyncio
+import base64
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from concurrent.futures import Future
+from dataclasses import asdict
+from typing import Any
+
+from ..agent.target import load_agent
+from .broker import Broker
+from .orders import Assignment, Call, Ending, Reply, from_json
+from .runner import Runner
+from .workshop import Workshop
+
+__all__ = ["main"]
+
+log = logging.getLogger("safepoint")
+# When the supervisor has died: how long what runs may take to end by itself.
+ORPHAN_SECONDS = 3.0
+
+
+class Child:
+    """The other end of a `ProcessSeat`."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._lines = line.makefile("rb")
+        self._lock = threading.Lock()
+        self._runner: Runner | None = None
+        self._over = threading.Event()
+
+    def say(self, **said: Any) -> None:
+        """Tell the supervisor. Any thread."""
+        try:
+            with self._lock:
+                self._line.sendall(json.dumps(said).encode() + b"\n")
+        except OSError:
+            pass  # it has gone: the thread that hears it knows
+
+    def setup(self) -> tuple[Broker, list[str], str]:
+        """What the supervisor says first."""
+        first: dict[str, str] = json.loads(self._lines.readline())
+        given: tuple[Broker, list[str], str] = pickle.loads(base64.b64decode(first["setup"]))
+        return given
+
+    def listen(self, workshop: Workshop) -> None:
+        """Hear the supervisor until it is gone. A thread of its own."""
+        for line in self._lines:
+            self._hear(workshop, json.loads(line))
+        runner = self._runner
+        if runner is not None:
+            workshop.post(runner.cut, "its supervisor has died")
+            self._over.wait(ORPHAN_SECONDS)
+        os.killpg(0, signal.SIGKILL)
+
+    def _hear(self, workshop: Workshop, said: dict[str, Any]) -> None:
+        match said:
+            case {"begin": about}:
+                self._begin(workshop, from_json(Assignment, json.dumps(about).encode()))
+            case {"n": number, "ask": call} if self._runner is not None:
+                read: Call = from_json(Call, json.dumps(call).encode())
+                answer, busy = workshop.ask(self._runner, read), workshop.busy
+                answer.add_done_callback(lambda done: self._answer(number, done, busy))
+            case {"leave": within} if self._runner is not None:
+                workshop.post(self._runner.leave, within)
+            case _:
+                pass
+
+    def _answer(self, number: int, done: "Future[Reply]", busy: float) -> None:
+        reply = asdict(done.result())
+        if busy:
+            reply |= {"busy": busy, "message": f"{reply['message']} (its event loop has not moved for {busy:.1f} s)"}
+        self.say(n=number, reply=reply)
+
+    def _begin(self, workshop: Workshop, assignment: Assignment) -> None:
+        self._over.clear()
+        runner = self._runner = workshop.begin(assignment, lambda turn_id: self.say(runs=turn_id))
+        workshop.run(runner).add_done_callback(lambda done: self._ended(runner, done))
+
+    def _ended(self, runner: Runner, done: "Future[Ending]") -> None:
+        self._over.set()
+        if self._runner is runner:
+            self._runner = None
+        error = done.exception()
+        if error is not None:
+            log.error("the work failed", exc_info=error)
+        self.say(over="failed" if error is not None else done.result())
+
+
+def main() -> None:
+    """Work until the supervisor has no more orders."""
+    child = Child(socket.socket(fileno=int(sys.argv[1])))
+    broker, targets, name = child.setup()
+    agents = {agent.name: agent for agent in map(load_agent, targets)}
+
+    async def work() -> None:
+        workshop = Workshop(broker, agents, name)
+        await workshop.open()
+        threading.Thread(target=child.listen, args=[workshop], daemon=True).start()
+        await asyncio.Event().wait()
+
+    asyncio.run(work())

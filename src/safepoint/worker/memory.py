@@ -1,0 +1,307 @@
+"""Owns the broker that lives in this process: for tests, and for one machine. Any thread, any event loop.
+
+The same face as the one over the network, without durability: what it keeps ends with the process.
+"""
+
+import asyncio
+import concurrent.futures
+import itertools
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ..abort.clock import check_seconds
+from .broker import KEPT, Answers, BrokerError, Entry, Fenced, Key, Nobody, Order, Queue, Shelf, TooLate
+
+__all__ = ["MemoryBroker", "MemoryLink"]
+
+X = TypeVar("X")
+
+
+@dataclass
+class _Placed:
+    """An order on the board."""
+
+    queue: Queue
+    session: str
+    data: bytes
+    attempt: int = 0
+    free_at: float = 0.0
+
+
+@dataclass(eq=False)
+class _Listener:
+    """Somebody who listens: what to call, and in which event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    call: Callable[[bytes], object]
+
+
+@dataclass
+class _Hub:
+    """What all links share, under one lock."""
+
+    lease: float
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    positions: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    shelves: dict[Shelf, dict[Key, list[tuple[Entry, float]]]] = field(default_factory=lambda: {s: {} for s in KEPT})
+    orders: dict[str, _Placed] = field(default_factory=dict)
+    waiting: set[_Listener] = field(default_factory=set)
+    listening: dict[Key, list[_Listener]] = field(default_factory=dict)
+    serving: dict[Key, list[tuple[asyncio.AbstractEventLoop, Answers]]] = field(default_factory=dict)
+
+
+class MemoryBroker:
+    """A broker for this process. `lease`: how long an order is held without being renewed, in seconds."""
+
+    def __init__(self, lease: float = 10.0) -> None:
+        self._hub = _Hub(check_seconds("lease", lease))
+
+    async def connect(self, name: str) -> "MemoryLink":
+        """A connection."""
+        return MemoryLink(self._hub)
+
+
+class MemoryLink:
+    """One user of the broker, in one event loop."""
+
+    def __init__(self, hub: _Hub) -> None:
+        self._hub = hub
+        self._loop = asyncio.get_running_loop()
+        self._ending: list[Callable[[], None]] = []
+        self._closed = False
+        self.lease = hub.lease
+
+    def _check(self) -> None:
+        if self._closed:
+            raise BrokerError("this link is closed")
+
+    async def append(self, shelf: Shelf, key: Key, data: bytes, *, after: int | None = None) -> int:
+        """Keep a message."""
+        self._check()
+        with self._hub.lock:
+            kept = self._kept(shelf).setdefault(key, [])
+            newest = kept[-1][0].position if kept else 0
+            if after is not None and after != newest:
+                raise Fenced(f"{shelf} {'/'.join(key)}: the newest message is {newest}, not {after}")
+            if KEPT[shelf].newest_only:
+                kept.clear()
+            entry = Entry(next(self._hub.positions), key, data)
+            kept.append((entry, time.monotonic()))
+            return entry.position
+
+    def _kept(self, shelf: Shelf) -> dict[Key, list[tuple[Entry, float]]]:
+        keys, seconds = self._hub.shelves[shelf], KEPT[shelf].seconds
+        if seconds is not None:
+            old = time.monotonic() - seconds
+            for key in [key for key, kept in keys.items() if all(at < old for _, at in kept)]:
+                del keys[key]
+        return keys
+
+    async def read(self, shelf: Shelf, key: Key, after: int = 0, limit: int = 1000) -> list[Entry]:
+        """The messages of this key."""
+        self._check()
+        with self._hub.lock:
+            kept = self._kept(shelf).get(key, [])
+            return [entry for entry, _ in kept if entry.position > after][:limit]
+
+    async def last(self, shelf: Shelf, key: Key) -> Entry | None:
+        """The newest message of this key."""
+        self._check()
+        with self._hub.lock:
+            kept = self._kept(shelf).get(key)
+            return kept[-1][0] if kept else None
+
+    async def lasts(self, shelf: Shelf, under: Key = ()) -> list[Entry]:
+        """The newest message of each key below."""
+        self._check()
+        with self._hub.lock:
+            below = [kept for key, kept in self._kept(shelf).items() if key[:-1] == under and kept]
+            return sorted((kept[-1][0] for kept in below), key=lambda entry: entry.position)
+
+    async def trim(self, shelf: Shelf, key: Key, upto: int) -> None:
+        """Forget the messages up to this position."""
+        self._check()
+        with self._hub.lock:
+            kept = [one for one in self._kept(shelf).pop(key, []) if one[0].position > upto]
+            if kept:
+                self._kept(shelf)[key] = kept
+
+    async def keys(self, shelf: Shelf) -> list[Key]:
+        """The keys of which there are messages."""
+        self._check()
+        with self._hub.lock:
+            return [key for key, kept in self._kept(shelf).items() if kept]
+
+    async def order(self, queue: Queue, session: str, data: bytes) -> bool:
+        """Put an order up."""
+        self._check()
+        with self._hub.lock:
+            if session in self._hub.orders:
+                return False
+            self._hub.orders[session] = _Placed(queue, session, data)
+        self._tell_waiting()
+        return True
+
+    def _tell_waiting(self) -> None:
+        with self._hub.lock:
+            waiting = list(self._hub.waiting)
+        for one in waiting:
+            _post(one, b"")
+
+    async def take(self, queues: Sequence[Queue], limit: int, wait: float) -> list[Order]:
+        """Hold some orders."""
+        until, news, hinted = time.monotonic() + wait, asyncio.Event(), False
+        waiter = _Listener(self._loop, lambda data: news.set())
+        self._hub.waiting.add(waiter)
+        try:
+            while True:
+                self._check()
+                news.clear()
+                found, next_free = self._free(queues, limit)
+                left = until - time.monotonic()
+                if found or left <= 0 or hinted:
+                    return found
+                try:
+                    async with asyncio.timeout(min(left, max(next_free - time.monotonic(), 0.0))):
+                        hinted = await news.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            self._hub.waiting.discard(waiter)
+
+    def _free(self, queues: Sequence[Queue], limit: int) -> tuple[list[Order], float]:
+        """The orders that nobody holds, taken; and when the next one will be free."""
+        now, found, next_free = time.monotonic(), list[Order](), float("inf")
+        with self._hub.lock:
+            for placed in self._hub.orders.values():
+                if placed.queue not in queues:
+                    continue
+                if placed.free_at <= now and len(found) < limit:
+                    placed.attempt += 1
+                    placed.free_at = now + self.lease
+                    found.append(_Held(self, placed, placed.attempt))
+                else:
+                    next_free = min(next_free, placed.free_at)
+        return found, next_free
+
+    async def ordered(self) -> set[str]:
+        """The sessions for which there is an order."""
+        self._check()
+        with self._hub.lock:
+            return set(self._hub.orders)
+
+    async def request(self, subject: Key, data: bytes, timeout: float) -> bytes:
+        """Ask whoever serves there."""
+        self._check()
+        with self._hub.lock:
+            serving = list(self._hub.serving.get(subject, ()))
+        if not serving:
+            raise Nobody(f"nobody serves {'/'.join(subject)}")
+        loop, answer = serving[0]
+        try:
+            future = asyncio.run_coroutine_threadsafe(_answered(answer, data), loop)
+            async with asyncio.timeout(timeout):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise TooLate(f"{'/'.join(subject)} did not answer within {timeout:g} s") from None
+        except concurrent.futures.CancelledError as error:
+            raise Nobody(f"{'/'.join(subject)} went away") from error
+
+    async def serve(self, subject: Key, answer: Answers) -> Callable[[], Awaitable[None]]:
+        """Answer what is asked there."""
+        self._check()
+        return self._until_ended(self._hub.serving, subject, (self._loop, answer))
+
+    async def publish(self, subject: Key, data: bytes) -> None:
+        """Say something."""
+        self._check()
+        if subject[0] == "orders":
+            self._tell_waiting()
+        with self._hub.lock:
+            listeners = list(self._hub.listening.get(subject, ()))
+        for listener in listeners:
+            _post(listener, data)
+
+    async def listen(self, subject: Key, hear: Callable[[bytes], object]) -> Callable[[], Awaitable[None]]:
+        """Hear what is said there."""
+        self._check()
+        return self._until_ended(self._hub.listening, subject, _Listener(self._loop, hear))
+
+    def _until_ended(self, table: dict[Key, list[X]], subject: Key, entry: X) -> Callable[[], Awaitable[None]]:
+        with self._hub.lock:
+            table.setdefault(subject, []).append(entry)
+
+        def end() -> None:
+            with self._hub.lock:
+                entries = table.get(subject, [])
+                if entry in entries:
+                    entries.remove(entry)
+                if not entries:
+                    table.pop(subject, None)
+
+        async def ended() -> None:
+            end()
+
+        self._ending.append(end)
+        return ended
+
+    def on_return(self, call: Callable[[], object]) -> Callable[[], None]:
+        """This connection is never lost."""
+        return lambda: None
+
+    async def close(self) -> None:
+        """Serve and hear nothing any more."""
+        self._closed = True
+        for end in self._ending:
+            end()
+
+
+class _Held:
+    """An order in somebody's hands."""
+
+    def __init__(self, link: MemoryLink, placed: _Placed, attempt: int) -> None:
+        self._link = link
+        self._placed = placed
+        self.session = placed.session
+        self.data = placed.data
+        self.attempt = attempt
+
+    def _hold_until(self, when: float) -> None:
+        self._link._check()
+        with self._link._hub.lock:
+            if self._is_mine:
+                self._placed.free_at = when
+
+    @property
+    def _is_mine(self) -> bool:
+        return self._link._hub.orders.get(self.session) is self._placed and self._placed.attempt == self.attempt
+
+    async def renew(self) -> None:
+        """Hold it for one more lease."""
+        self._hold_until(time.monotonic() + self._link.lease)
+
+    async def done(self) -> None:
+        """There is nothing left to do."""
+        self._link._check()
+        with self._link._hub.lock:
+            if self._is_mine:
+                del self._link._hub.orders[self.session]
+
+    async def give_back(self, seconds: float = 0.0) -> None:
+        """Somebody else may take it."""
+        self._hold_until(time.monotonic() + seconds)
+        self._link._tell_waiting()
+
+
+async def _answered(answer: Answers, data: bytes) -> bytes:
+    return await answer(data)
+
+
+def _post(listener: _Listener, data: bytes) -> None:
+    try:
+        listener.loop.call_soon_threadsafe(listener.call, data)
+    except RuntimeError:
+        pass  # its loop is closed: nobody is there any more

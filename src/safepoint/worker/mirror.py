@@ -1,0 +1,157 @@
+"""Owns a session as it is seen from afar: its log, read and followed by number. Knows nothing of who asks for it.
+
+What its owner says of each new message saves a question; whatever was missed is read. So nothing depends on hearing.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from ..agent.talk import AgentResult
+from ..run.outcome import Outcome
+from ..session.home import Home
+from ..session.log import RECENT, Recorded, read
+from ..session.past import Past, PastTurn
+from ..session.store import Record
+from ..session.turn import TurnStatus
+from .broker import BrokerError, Link
+from .pages import LogPages
+from .store import News
+
+__all__ = ["Mirror", "status_of"]
+
+# Whoever writes says so; who missed it looks this often.
+LOOK_SECONDS = 2.0
+
+
+def status_of(turn: PastTurn) -> TurnStatus:
+    """Where a turn is on its way."""
+    if turn.outcome is not None:
+        return turn.outcome.status
+    if turn.stop is not None:
+        return "stopping"
+    return "running" if turn.started else "queued"
+
+
+class Mirror:
+    """The log of one session, and what it says. `past` is as new as the last `catch_up()`."""
+
+    def __init__(self, link: Link, session: str, home: Home) -> None:
+        self._link = link
+        self._session = session
+        self._home = home
+        self._pages = LogPages(link, session)
+        self._recent: deque[Recorded] = deque(maxlen=RECENT)
+        self._news = asyncio.Event()
+        self._look = asyncio.Event()
+        self._reading = asyncio.Lock()
+        self._unlisten: Callable[[], Awaitable[None]] | None = None
+        self._starting = asyncio.Lock()
+        self._closed = False
+        self.followers = 0
+        self.past = Past()
+        self.seq = 0
+
+    async def catch_up(self) -> None:
+        """Read what is new. Raises: BrokerError."""
+        async with self._reading:
+            while records := await self._pages.after(self.seq):
+                for record in records:
+                    self._apply(record)
+
+    def _apply(self, record: Record) -> None:
+        recorded = read(record)
+        self.past.apply(recorded.event)
+        self.seq = record.seq
+        self._recent.append(recorded)
+        self._announce()
+
+    def _announce(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _heard(self, said: bytes) -> None:
+        before, entry = News.read(said)
+        if entry.position <= self._pages.position:
+            return
+        if before == self._pages.position and not self._reading.locked():
+            for record in self._pages.feed(entry):
+                self._apply(record)
+        else:
+            self._look.set()
+
+    async def _keep_up(self) -> None:
+        """While somebody follows: read what was missed."""
+        while self.followers and not self._closed:
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._look.wait()
+            except TimeoutError:
+                pass
+            self._look.clear()
+            try:
+                await self.catch_up()
+            except BrokerError:
+                pass  # it is asked again soon
+
+    async def follow(self, after: int = 0) -> AsyncGenerator[Recorded, None]:
+        """Everything after this number, then what comes, until this host is closed. Raises: BrokerError."""
+        await self._begin()
+        pages: LogPages | None = None
+        try:
+            await self.catch_up()
+            while not self._closed:
+                news = self._news
+                missing = self.seq - after
+                if missing <= 0:
+                    await news.wait()
+                    continue
+                if missing <= len(self._recent):
+                    page = [self._recent[place] for place in range(-missing, 0)]
+                else:
+                    pages = pages or LogPages(self._link, self._session)
+                    page = [read(record) for record in await pages.after(after) if record.seq <= self.seq]
+                    if not page:  # a server of a cluster that lags behind
+                        await asyncio.sleep(0.05)  # real time: it will have caught up
+                for recorded in page:
+                    after = recorded.seq
+                    yield recorded
+        finally:
+            await self._end()
+
+    async def _begin(self) -> None:
+        self.followers += 1
+        async with self._starting:
+            if self._unlisten is None:
+                self._unlisten = await self._link.listen(("news", self._session), self._heard)
+                self._forget = self._link.on_return(self._look.set)
+                self._home.spawn(self._keep_up(), f"mirror of {self._session}")
+
+    async def _end(self) -> None:
+        self.followers -= 1
+        async with self._starting:
+            if not self.followers and self._unlisten is not None:
+                unlisten, self._unlisten = self._unlisten, None
+                self._forget()
+                self._look.set()
+                await unlisten()
+
+    async def outcome_of(self, turn_id: str) -> Outcome[AgentResult] | None:
+        """How a turn ended, as soon as it has. None: this host was closed before."""
+        events = self.follow(self.seq)
+        try:
+            await self.catch_up()
+            while True:
+                turn = self.past.turns.get(turn_id)
+                if turn is not None and turn.outcome is not None:
+                    return turn.outcome
+                if await anext(events, None) is None:
+                    return None
+        finally:
+            await events.aclose()
+
+    def close(self) -> None:
+        """Whoever follows comes to an end."""
+        self._closed = True
+        self._look.set()
+        self._announce()

@@ -1,0 +1,109 @@
+"""Owns the names and settings of everything Safepoint keeps in JetStream. Knows nothing of what is kept."""
+
+import base64
+import re
+from typing import Any
+
+from nats.aio.client import Client
+from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StreamConfig
+from nats.js.errors import APIError, NotFoundError
+
+from .broker import KEPT, BrokerError, Key, Queue
+
+__all__ = ["ORDERS", "consumer_config", "consumer_of", "ensure", "key_of", "stream_name", "subject", "token"]
+
+ORDERS = "orders"
+PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+EXISTS = 10058  # the server's number for "stream name already in use"
+
+
+def token(text: str) -> str:
+    """One word of a subject: as it is if it can be, else encoded. Two texts never become one word."""
+    return text if PLAIN.fullmatch(text) else "=" + base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def text_of(word: str) -> str:
+    """`token()` backwards."""
+    if not word.startswith("="):
+        return word
+    coded = word[1:]
+    return base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode()
+
+
+def subject(namespace: str, room: str, key: Key) -> str:
+    """The subject of a key: `safepoint.log.SESSION`."""
+    return ".".join([namespace, room, *map(token, key)])
+
+
+def key_of(subject: str) -> Key:
+    """`subject()` backwards."""
+    return tuple(map(text_of, subject.split(".")[2:]))
+
+
+def stream_name(namespace: str, room: str) -> str:
+    """The stream of a shelf, or of the orders."""
+    return f"{namespace}-{room}"
+
+
+def consumer_of(queue: Queue) -> str:
+    """The name of the consumer that all workers of a queue share."""
+    return f"{queue[0]}-{token(queue[1]).replace('=', '+')}"
+
+
+def consumer_config(namespace: str, queue: Queue, lease: float) -> ConsumerConfig:
+    """Each order to one worker, again when its lease is over, as often as it takes: workers count the attempts."""
+    return ConsumerConfig(
+        durable_name=consumer_of(queue),
+        filter_subject=f"{subject(namespace, ORDERS, queue)}.*",
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=lease,
+        max_deliver=-1,
+        max_ack_pending=-1,
+    )
+
+
+def configs(namespace: str, replicas: int) -> list[StreamConfig]:
+    """All streams."""
+    made = [
+        StreamConfig(
+            name=stream_name(namespace, shelf),
+            subjects=[f"{namespace}.{shelf}.>"],
+            max_msgs_per_subject=1 if keeping.newest_only else -1,
+            max_age=keeping.seconds or 0,
+            num_replicas=replicas,
+            allow_direct=True,
+        )
+        for shelf, keeping in KEPT.items()
+    ]
+    orders = StreamConfig(
+        name=stream_name(namespace, ORDERS),
+        subjects=[f"{namespace}.{ORDERS}.>"],
+        retention=RetentionPolicy.WORK_QUEUE,
+        # One order per session: whoever wants to put up a second one is told that there is one.
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.NEW,
+        discard_new_per_subject=True,
+        num_replicas=replicas,
+    )
+    return [*made, orders]
+
+
+async def ensure(connection: Client, namespace: str, lease: float, replicas: int) -> None:
+    """Make the streams that are missing; those that are there stay as they are. Raises: BrokerError."""
+    jetstream: Any = connection.jetstream(timeout=10)
+    for config in configs(namespace, replicas):
+        try:
+            await jetstream.stream_info(config.name)
+            continue
+        except NotFoundError:
+            pass
+        except Exception as error:
+            await connection.close()
+            told = f"JetStream does not answer ({type(error).__name__}): is it switched on (-js)?"
+            raise BrokerError(told) from error
+        try:
+            await jetstream.add_stream(config)
+        except APIError as error:
+            if error.err_code != EXISTS:  # else somebody was quicker
+                await connection.close()
+                raise BrokerError(f"cannot make the stream {config.name}: {error.description}") from error

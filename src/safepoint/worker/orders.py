@@ -1,0 +1,234 @@
+"""Owns what servers and workers say to each other, as JSON: what is asked of a session, and what is answered.
+
+Knows nothing of how it travels. Deadlines travel as the seconds that are left: no two clocks agree.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from ..abort import AbortReason
+from ..errors import UsageError
+from ..run.stop import AckStatus, StopAt
+from ..session.lane import SessionBusy, SessionEnded, WhenBusy
+from .broker import BrokerError, Queue
+
+__all__ = [
+    "Answer",
+    "Assignment",
+    "Call",
+    "Close",
+    "Continue",
+    "Edit",
+    "Ending",
+    "Forget",
+    "Place",
+    "Remove",
+    "Reply",
+    "Send",
+    "StopCall",
+    "Unreadable",
+    "WorkerInfo",
+    "from_json",
+    "queue_of",
+    "to_json",
+]
+
+T = TypeVar("T")
+# How the work on an order ended: nothing left to do; as told, with turns left; another owner came; it could not be
+# done; its process died.
+Ending: TypeAlias = Literal["idle", "left", "fenced", "failed", "died"]
+
+
+class Unreadable(BrokerError):
+    """A message that cannot be understood: from a newer version, or from somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is known of a session before it is opened: its agent, and the one worker it must run on, if any."""
+
+    agent: str
+    worker: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message for a session, in its inbox. `seconds`: what is left of its deadline."""
+
+    turn_id: str
+    text: str
+    seconds: float | None = None
+    when_busy: WhenBusy = "queue"
+
+
+@dataclass(frozen=True, slots=True)
+class StopCall:
+    """Stop a turn; also the durable record of it."""
+
+    turn_id: str
+    at: str | None = None
+    within: float | None = None
+    reason: dict[str, Any] = field(default_factory=dict)
+    kind: Literal["stop"] = "stop"
+
+    @property
+    def point(self) -> StopAt | None:
+        """When."""
+        return None if self.at is None else StopAt[self.at]
+
+    @property
+    def why(self) -> AbortReason:
+        """Why."""
+        return AbortReason.from_dict(self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer a question."""
+
+    question_id: str
+    text: str
+    kind: Literal["answer"] = "answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace the message of a turn that waits."""
+
+    turn_id: str
+    text: str
+    kind: Literal["edit"] = "edit"
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Take a turn that waits out of the queue."""
+
+    turn_id: str
+    kind: Literal["remove"] = "remove"
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Take the conversation back to before its last turn."""
+
+    turn_id: str
+    kind: Literal["forget"] = "forget"
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Go on with a turn that was stopped."""
+
+    turn_id: str | None
+    kind: Literal["continue"] = "continue"
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Stop what runs in the session, and let it go."""
+
+    reason: str
+    kind: Literal["close"] = "close"
+
+
+# What the owner of a session is asked while it is live.
+Call: TypeAlias = StopCall | Answer | Edit | Remove | Forget | Continue | Close
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the owner says. `error`: the kind of error it is, in which case `message` tells. `busy`: see there."""
+
+    ok: bool = True
+    message: str = ""
+    status: AckStatus = "accepted"
+    turn_id: str = ""
+    error: Literal["", "usage", "busy", "ended", "broken"] = ""
+    busy: float = 0.0  # for so many seconds its event loop has not moved
+
+    def raise_error(self) -> "Reply":
+        """Raises: what the session raised there."""
+        match self.error:
+            case "":
+                return self
+            case "usage":
+                raise UsageError(self.message)
+            case "busy":
+                raise SessionBusy(self.message)
+            case "ended":
+                raise SessionEnded(self.message)
+            case "broken":
+                raise BrokerError(self.message)
+
+    @staticmethod
+    def of(error: Exception) -> "Reply":
+        """An error as an answer."""
+        match error:
+            case SessionBusy():
+                return Reply(False, str(error), error="busy")
+            case SessionEnded():
+                return Reply(False, str(error), error="ended")
+            case UsageError():
+                return Reply(False, str(error), error="usage")
+            case _:
+                return Reply(False, f"{type(error).__name__}: {error}", error="broken")
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """An order as the process gets it that works on it. `resume`: go on with what a crash has interrupted."""
+
+    session: str
+    agent: str
+    worker: str
+    attempt: int = 1
+    resume: bool = True
+    idle_for: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker says of itself."""
+
+    name: str
+    agents: tuple[str, ...]
+    live: int
+    concurrency: int
+    isolation: str
+    version: str
+    pid: int
+    machine: str
+    since: float
+    draining: bool = False
+    taken: int = 0
+    redelivered: int = 0
+    fenced: int = 0
+    killed: int = 0
+    dead: int = 0
+
+
+def queue_of(place: Place) -> Queue:
+    """Whose orders a session has."""
+    return ("any", place.agent) if place.worker is None else ("at", place.worker)
+
+
+ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+
+
+def to_json(said: Any) -> bytes:
+    """As it travels."""
+    return json.dumps(asdict(said), ensure_ascii=False).encode()
+
+
+def from_json(kind: "type[T] | Any", data: bytes) -> T:
+    """`to_json()` backwards; unknown fields are ignored. Raises: Unreadable."""
+    adapter = ADAPTERS.get(kind) or ADAPTERS.setdefault(kind, TypeAdapter(kind))
+    try:
+        read: T = adapter.validate_json(data)
+    except ValidationError as error:
+        raise Unreadable(f"a message cannot be understood: {error.errors()[0]['msg']}: {data[:200]!r}") from None
+    return read

@@ -1,0 +1,405 @@
+"""Owns sessions that run on workers, with the face of every `Host`. Several of them may serve the same sessions.
+
+What is asked of a session is kept in its inbox, what has happened is read from its log; whoever owns it at the moment
+is asked by name of the session. Knows nothing of how workers do their work.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Literal
+
+from ..abort import AbortReason, current_clock
+from ..abort.clock import check_seconds
+from ..abort.reason import caller, reason_from
+from ..agent.talk import AgentResult
+from ..errors import UsageError
+from ..run.outcome import Aborted, Outcome, TimedOut
+from ..run.receipt import Entry as ReceiptEntry
+from ..run.receipt import Receipt
+from ..run.stop import NO_STOP, AckLevel, AckStatus, StopAck, StopAt, stop_request
+from ..session.admission import as_messages
+from ..session.ending import receipt_of
+from ..session.home import Home
+from ..session.host import NotFound, SessionView, TurnView
+from ..session.lane import SessionBusy, SessionEnded, WhenBusy
+from ..session.log import Recorded
+from ..session.presence import Presence
+from ..session.turn import check_id
+from .broker import Broker, BrokerError, Link, Nobody
+from .mirror import Mirror, status_of
+from .orders import (
+    Answer,
+    Call,
+    Close,
+    Continue,
+    Edit,
+    Forget,
+    Place,
+    Remove,
+    Reply,
+    Send,
+    StopCall,
+    WorkerInfo,
+    from_json,
+    queue_of,
+    to_json,
+)
+from .pages import last_seq
+from .stopping import Bell
+
+__all__ = ["RemoteHost"]
+
+CALL_SECONDS = 5.0
+# How long a session may take to find a worker, where somebody waits for it.
+WAKE_SECONDS = 10.0
+WAKE_TRY_SECONDS = 0.05
+BUSY = ("queue", "steer", "interrupt", "reject")
+
+
+class RemoteHost:
+    """The sessions of a broker. Closing it ends no turn: those run elsewhere.
+
+    on_disconnect  "continue", or the seconds after the last reader, on any server, has gone before a turn is stopped
+    """
+
+    def __init__(self, broker: Broker, *, on_disconnect: Literal["continue"] | float = "continue") -> None:
+        self._broker = broker
+        self._grace = None if on_disconnect == "continue" else check_seconds("on_disconnect", on_disconnect)
+        self._places: dict[str, Place] = {}
+        self._mirrors: dict[str, Mirror] = {}
+        self._present: dict[str, Presence] = {}
+        self._connecting = asyncio.Lock()
+        self._connected: Link | None = None
+        self._home: Home
+        self._bell: Bell
+        self._closed = False
+
+    async def _link(self) -> Link:
+        async with self._connecting:
+            if self._closed:
+                raise SessionEnded("the host is closed: it takes no more turns")
+            if self._connected is None:
+                self._connected = await self._broker.connect("server")
+                self._home = Home()
+                self._bell = Bell(self._connected, self._home)
+            return self._connected
+
+    # What there is
+
+    async def workers(self) -> list[WorkerInfo]:
+        """The workers that are there."""
+        link = await self._link()
+        return [from_json(WorkerInfo, entry.data) for entry in await link.lasts("workers")]
+
+    async def agents(self) -> list[str]:
+        """The agents that workers offer, the first one's first."""
+        found = dict.fromkeys(agent for worker in await self.workers() for agent in worker.agents)
+        return list(found)
+
+    async def create(
+        self, session_id: str | None = None, agent: str | None = None, *, worker: str | None = None
+    ) -> SessionView:
+        """Open a session. `worker`: it runs there and nowhere else."""
+        session_id = check_id("session", session_id or uuid.uuid4().hex)
+        link = await self._link()
+        if await link.last("sessions", (session_id,)) is None:
+            offered = await self.agents()
+            if not offered:
+                raise NotFound("there is no worker: start one with `safepoint worker module:agent --nats URL`")
+            if agent is not None and agent not in offered:
+                raise NotFound(f"there is no agent {agent!r}: the workers offer {', '.join(offered)}")
+            place = Place(agent or offered[0], worker)
+            try:
+                await link.append("sessions", (session_id,), to_json(place), after=0)
+            except BrokerError:
+                pass  # somebody else has made it in this very moment
+        return await self.session(session_id)
+
+    async def _place(self, session_id: str) -> Place:
+        if session_id not in self._places:
+            entry = await (await self._link()).last("sessions", (session_id,))
+            if entry is None:
+                raise NotFound(f"there is no session {session_id!r}: create it first")
+            self._places[session_id] = from_json(Place, entry.data)
+        return self._places[session_id]
+
+    async def sessions(self) -> list[SessionView]:
+        """All sessions, the newest last."""
+        link = await self._link()
+        entries, live = await link.lasts("sessions"), await link.ordered()
+        async with asyncio.TaskGroup() as group:
+            lasts = [group.create_task(link.last("log", entry.key)) for entry in entries]
+        newest = {entry.key[0]: task.result() for entry, task in zip(entries, lasts, strict=True)}
+        views = []
+        for entry in sorted(entries, key=lambda one: getattr(newest[one.key[0]], "position", 0)):
+            name, last = entry.key[0], newest[entry.key[0]]
+            place: Place = from_json(Place, entry.data)
+            seq = 0 if last is None else last_seq(last.data)
+            views.append(await self.session(name) if name in live else SessionView(name, place.agent, seq, False))
+        return views
+
+    async def _mirror(self, session_id: str) -> Mirror:
+        """The session as far as it is known, which is up to now."""
+        await self._place(session_id)
+        link = await self._link()
+        mirror = self._mirrors.setdefault(session_id, Mirror(link, session_id, self._home))
+        await mirror.catch_up()
+        return mirror
+
+    async def session(self, session_id: str) -> SessionView:
+        """One session, with the turns that have not ended: those that no worker has seen yet included."""
+        place, mirror = await self._place(session_id), await self._mirror(session_id)
+        turns = [TurnView(turn.id, status_of(turn)) for turn in mirror.past.open_turns]
+        turns += [TurnView(sent, "queued") for sent in await self._unseen(session_id, mirror)]
+        return SessionView(session_id, place.agent, mirror.seq, True, tuple(turns))
+
+    async def _unseen(self, session_id: str, mirror: Mirror) -> list[str]:
+        """The turns in the inbox that are not in the log."""
+        entries = await (await self._link()).read("inbox", (session_id,))
+        if not entries:
+            return []
+        await mirror.catch_up()  # what has left the inbox since is there
+        sent: list[Send] = [from_json(Send, entry.data) for entry in entries]
+        return [one.turn_id for one in sent if one.turn_id not in mirror.past.turns]
+
+    async def turn(self, session_id: str, turn_id: str) -> TurnView:
+        """One turn."""
+        mirror = await self._mirror(session_id)
+        turn = mirror.past.turns.get(turn_id)
+        if turn is not None:
+            return TurnView(turn_id, status_of(turn), turn.outcome)
+        if turn_id in await self._unseen(session_id, mirror):
+            return TurnView(turn_id, "queued")
+        turn = mirror.past.turns.get(turn_id)
+        if turn is None:
+            raise NotFound(f"there is no turn {turn_id!r} in session {session_id!r}")
+        return TurnView(turn_id, status_of(turn), turn.outcome)
+
+    # What is asked
+
+    async def send(
+        self,
+        session_id: str,
+        text: str,
+        *,
+        turn_id: str | None = None,
+        deadline: float | None = None,
+        when_busy: WhenBusy = "queue",
+    ) -> TurnView:
+        """Say something. When it returns, the broker keeps the message: it will be worked on, or stopped."""
+        as_messages(text)
+        if when_busy not in BUSY:
+            raise UsageError(f"when_busy must be one of {', '.join(BUSY)}, not {when_busy!r}")
+        seconds = None if deadline is None else check_seconds("deadline", deadline)
+        place, link = await self._place(session_id), await self._link()
+        given = turn_id is not None
+        turn_id = uuid.uuid4().hex if turn_id is None else check_id("turn", turn_id)
+        if given or when_busy == "reject":
+            mirror = await self._mirror(session_id)
+            if turn_id in mirror.past.turns:
+                raise UsageError(f"there was a turn {turn_id!r} already in session {session_id!r}: an id is for life")
+            if when_busy == "reject" and (mirror.past.open_turns or await self._unseen(session_id, mirror)):
+                raise SessionBusy(f"session {session_id!r} is busy")
+        record = await link.last("stops", (session_id, turn_id)) if given else None
+        if record is not None:
+            return _never(turn_id, from_json(StopCall, record.data).why)
+        if seconds is not None and seconds <= 0:
+            return _never(turn_id, AbortReason("deadline", "its time was up before it began", caller(1)))
+        await link.append("inbox", (session_id,), to_json(Send(turn_id, text, seconds, when_busy)))
+        await link.order(queue_of(place), session_id, to_json(place))
+        await link.publish(("poke", session_id), b"")
+        if seconds is not None:
+            self._home.spawn(self._mind_the_deadline(session_id, turn_id, seconds), f"deadline of {turn_id}")
+        return TurnView(turn_id, "queued")
+
+    async def _mind_the_deadline(self, session_id: str, turn_id: str, seconds: float) -> None:
+        """The time goes on while no worker has the turn; the worker counts too, for when this host has died."""
+        mirror = await self._mirror(session_id)
+        try:
+            async with asyncio.timeout(seconds):
+                await mirror.outcome_of(turn_id)
+        except TimeoutError:
+            await self.stop(session_id, turn_id, reason=AbortReason("deadline", f"after {seconds:g} s"))
+        except BrokerError:
+            pass
+
+    async def stop(
+        self,
+        session_id: str,
+        turn_id: str,
+        *,
+        at: StopAt | None = None,
+        within: float | None = None,
+        reason: AbortReason | str | None = None,
+    ) -> StopAck:
+        """Stop this turn and no other, wherever it runs. `level` says how far the stop has come."""
+        origin = caller(1)
+        stop_request(at, scope="tree", within=within, reason=reason, before=NO_STOP, now=0.0, origin=origin)
+        await self._place(session_id)
+        if at is None and within is not None:
+            at = StopAt.SAFE_POINT
+        why = reason_from(reason, origin).to_dict()
+        call = StopCall(turn_id, (at or StopAt.NOW).name, within, why)
+        reply, recorded = await self._bell.stop(session_id, call)
+        status, level, told = await self._verdict(session_id, turn_id, reply, recorded)
+
+        async def settled(timeout: float | None) -> Receipt:
+            mirror = await self._mirror(session_id)
+            async with asyncio.timeout(timeout):
+                outcome = await mirror.outcome_of(turn_id)
+            if outcome is None:
+                raise SessionEnded("the host was closed before the turn had ended")
+            return receipt_of(outcome)
+
+        return StopAck(status, level, told, turn_id, None if status == "unknown" else settled)
+
+    async def _verdict(
+        self, session_id: str, turn_id: str, reply: Reply | None, recorded: bool
+    ) -> tuple[AckStatus, AckLevel, str]:
+        """What can be said in truth: by the worker, or where it does not know the turn, by what is kept."""
+        if reply is not None and reply.status in ("accepted", "already_stopping"):
+            return reply.status, "delivered", reply.message + ("" if recorded else " (not recorded yet)")
+        if reply is None and not recorded:
+            told = "neither the worker nor the broker has answered: the stop is on its way"
+            return "accepted", "accepted", told
+        mirror = await self._mirror(session_id)
+        turn = mirror.past.turns.get(turn_id)
+        unseen = turn is None and turn_id in await self._unseen(session_id, mirror)
+        turn = mirror.past.turns.get(turn_id)
+        if turn is not None and turn.outcome is not None:
+            return "already_finished", "settled", f"turn {turn_id} has ended"
+        if turn is None and not unseen:
+            return "unknown", "recorded", f"no turn {turn_id} so far: if it comes, it will not begin"
+        status: AckStatus = "accepted" if turn is None or turn.stop is None else "already_stopping"
+        if reply is not None:
+            return status, "delivered", reply.message or "the worker was told"
+        begun = turn is not None and turn.started
+        rest = (
+            "no worker answers for it: it ends as soon as one does" if begun else "no worker has it: it will not begin"
+        )
+        return status, "recorded", rest
+
+    async def _ask(self, session_id: str, call: Call, *, wake: bool = False) -> Reply:
+        """Ask the owner of a session. `wake`: if there is none, wait until there is. Raises: Nobody; what it raised."""
+        place, link = await self._place(session_id), await self._link()
+        clock = current_clock()
+        until = clock.monotonic() + WAKE_SECONDS
+        while True:
+            try:
+                reply: Reply = from_json(Reply, await link.request(("ctl", session_id), to_json(call), CALL_SECONDS))
+                opening = reply.error == "busy" and not isinstance(call, Continue)
+                if not opening or clock.monotonic() > until:
+                    return reply.raise_error()
+            except Nobody:
+                if not wake or clock.monotonic() > until:
+                    raise
+                await link.order(queue_of(place), session_id, to_json(place))
+            await asyncio.sleep(WAKE_TRY_SECONDS)  # real time: a worker takes it, and opens it
+
+    async def _told(self, session_id: str, call: Call) -> bool:
+        try:
+            return (await self._ask(session_id, call)).ok
+        except Nobody:
+            return False
+
+    async def answer(self, session_id: str, question_id: str, text: str) -> bool:
+        """Answer a question."""
+        return await self._told(session_id, Answer(question_id, text))
+
+    async def edit(self, session_id: str, turn_id: str, text: str) -> bool:
+        """Replace the message of a turn that waits. False also while no worker has it."""
+        as_messages(text)
+        return await self._told(session_id, Edit(turn_id, text))
+
+    async def remove(self, session_id: str, turn_id: str) -> bool:
+        """Take a turn that waits out of the queue; one that no worker has seen yet is stopped."""
+        if await self._told(session_id, Remove(turn_id)):
+            return True
+        if turn_id not in await self._unseen(session_id, await self._mirror(session_id)):
+            return False
+        return (await self.stop(session_id, turn_id, reason="removed from the queue")).status == "accepted"
+
+    async def forget(self, session_id: str, turn_id: str) -> None:
+        """Take the conversation back."""
+        await self._ask(session_id, Forget(turn_id), wake=True)
+
+    async def continue_turn(self, session_id: str, turn_id: str | None = None) -> TurnView:
+        """Go on with a stopped turn."""
+        reply = await self._ask(session_id, Continue(turn_id), wake=True)
+        return TurnView(reply.turn_id, "queued")
+
+    async def close_session(self, session_id: str, reason: str = "closed") -> None:
+        """Stop what runs there, and let it go."""
+        try:
+            await self._ask(session_id, Close(reason))
+        except Nobody:
+            pass  # nobody has it
+        if mirror := self._mirrors.pop(session_id, None):
+            mirror.close()
+
+    # What happens
+
+    async def events(self, session_id: str, after: int = 0) -> AsyncGenerator[Recorded, None]:
+        """Everything after this number, then what comes."""
+        mirror, link = await self._mirror(session_id), await self._link()
+        leave = await self._come(session_id, link)
+        try:
+            async with aclosing(mirror.follow(after)) as events:
+                async for recorded in events:
+                    yield recorded
+        finally:
+            await leave()
+
+    async def _come(self, session_id: str, link: Link) -> Callable[[], Awaitable[None]]:
+        """One more reader is there, for all servers to know."""
+
+        async def here(data: bytes) -> bytes:
+            return b""
+
+        def gone() -> None:
+            self._home.post(lambda: self._home.spawn(self._nobody_is_there(session_id), "disconnect"))
+
+        presence = self._present.setdefault(session_id, Presence(current_clock(), self._grace, gone))
+        presence.came()
+        unserve = await link.serve(("readers", session_id), here)
+
+        async def leave() -> None:
+            presence.left()
+            if not self._closed:
+                await unserve()
+
+        return leave
+
+    async def _nobody_is_there(self, session_id: str) -> None:
+        if self._closed or self._present[session_id].readers:
+            return
+        try:
+            await (await self._link()).request(("readers", session_id), b"", CALL_SECONDS)
+        except Nobody:
+            for turn in reversed((await self.session(session_id)).turns):  # none begins because another one ends
+                await self.stop(session_id, turn.id, reason=AbortReason("disconnected", "nobody was there"))
+
+    async def close(self, within: float = 0.0, reason: str = "shutdown") -> None:
+        """Let go of everything. What runs on workers goes on."""
+        async with self._connecting:
+            if self._closed:
+                return
+            self._closed = True
+        for presence in self._present.values():
+            presence.end()
+        for mirror in self._mirrors.values():
+            mirror.close()
+        if self._connected is not None:
+            await self._home.empty()
+            await self._connected.close()
+
+
+def _never(turn_id: str, reason: AbortReason) -> TurnView:
+    """A turn that was stopped before it came: nothing of it is kept."""
+    now = current_clock().time()
+    receipt = Receipt(reason, now, now, (ReceiptEntry("turn", "child", "not_started"),))
+    ended = TimedOut if reason.timed_out else Aborted
+    outcome: Outcome[AgentResult] = ended(reason, receipt, AgentResult(""), finished_at=now)
+    return TurnView(turn_id, outcome.status, outcome)

@@ -1,0 +1,312 @@
+"""Owns the work on one order: the session is opened, its inbox is read, its turns run until there is nothing left.
+
+Stops may come from any thread and at any moment, also before the session is open: they are kept until it is.
+Knows nothing of leases and of how an order was taken.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from ..abort import AbortReason
+from ..agent.agent import Agent
+from ..errors import UsageError
+from ..run.events import StopRequested, TurnEnded, TurnStarted
+from ..run.stop import StopAt
+from ..run.wire import to_json as event_to_json
+from ..session.lane import SessionBusy, SessionEnded
+from ..session.log import read
+from ..session.past import Past
+from ..session.session import Session
+from ..session.store import Record, SessionInUse, StoreError
+from ..session.turn import SessionTurn
+from .broker import BrokerError, Entry, Link
+from .orders import (
+    Answer,
+    Assignment,
+    Call,
+    Close,
+    Continue,
+    Edit,
+    Ending,
+    Forget,
+    Remove,
+    Reply,
+    Send,
+    StopCall,
+    Unreadable,
+    from_json,
+)
+from .store import BrokerStore
+
+__all__ = ["GIVEN_BACK", "Runner"]
+
+log = logging.getLogger("safepoint")
+GIVEN_BACK = AbortReason("lease_lost", "the worker gives it back: another one goes on")
+OPENINGS = 5
+# Whoever puts something in the inbox says so; who missed it looks this often.
+LOOK_SECONDS = 1.0
+
+
+class Runner:
+    """One order being worked on. `heard` is told which turn runs, and None when it has ended."""
+
+    def __init__(
+        self, link: Link, agents: Mapping[str, Agent], assignment: Assignment, heard: Callable[[str | None], object]
+    ) -> None:
+        self._link = link
+        self._agents = agents
+        self._assignment = assignment
+        self._heard = heard
+        self._store = BrokerStore(link, f"{assignment.worker}/{assignment.attempt}")
+        self._wake = asyncio.Event()
+        self._early: dict[str, StopCall] = {}  # stops of turns that are not here (yet)
+        self._read = 0  # up to here the inbox is done
+        self._leaving: float | None = None
+        self._closing: str | None = None
+        self.session: Session | None = None
+
+    @property
+    def fenced(self) -> bool:
+        """True: another owner has come."""
+        return self._store.fenced
+
+    async def run(self) -> Ending:
+        """Until there is nothing left to do, or it has to go."""
+        about, failure = self._assignment, None
+        unlisten = await self._link.listen(("poke", about.session), lambda data: self._wake.set())
+        forget = self._link.on_return(self._wake.set)
+        try:
+            failure = await self._worked()
+        except (StoreError, BrokerError, UsageError) as error:
+            failure = error
+        finally:
+            forget()
+            await unlisten()
+        if self.fenced:
+            return "fenced"
+        if self._leaving is not None:
+            return "left"
+        if failure is not None:
+            log.warning("session %s: the work on it failed: %s: %s", about.session, type(failure).__name__, failure)
+            return "failed"
+        return "idle"
+
+    async def _worked(self) -> Exception | None:
+        """The whole work. Returns what went wrong: everything that ran has ended then."""
+        failure: Exception | None = None
+        session = await self._open()
+        async with asyncio.TaskGroup() as group:
+            try:
+                await self._work(session, group)
+            except (StoreError, BrokerError, SessionEnded) as error:
+                failure = error
+            try:
+                await session.close(self._closing or "nothing left to do")
+            except StoreError as error:
+                failure = failure or error
+        return failure
+
+    async def _open(self) -> Session:
+        about, store = self._assignment, self._store
+        agent = self._agents.get(about.agent)
+        if agent is None:
+            raise UsageError(f"worker {about.worker!r} has no agent {about.agent!r}: it has {', '.join(self._agents)}")
+        for _ in range(OPENINGS):
+            try:
+                resume = await self._write_stops() and about.resume
+                session = await Session.open(about.session, agent=agent, store=store, resume=resume, paused=True)
+                break
+            except SessionInUse:  # the one before us has written once more: from our first record on it cannot
+                self._store = store = BrokerStore(self._link, store.by)
+        else:
+            raise SessionInUse(f"session {about.session!r} is written by somebody else all the time")
+        self.session = session
+        for turn_id, call in list(self._early.items()):
+            self._strike(session, turn_id, call)
+        return session
+
+    async def _write_stops(self) -> bool:
+        """What was stopped while nobody had the session is written in its log, so that it is sealed, not run again.
+
+        False: the turn that would be resumed was stopped.
+        """
+        session, past, last = self._assignment.session, Past(), 0
+        kept = await self._link.lasts("stops", (session,))
+        stopped: dict[str, StopCall] = {entry.key[-1]: from_json(StopCall, entry.data) for entry in kept}
+        if not stopped:
+            return True
+        end = await self._store.acquire(session)
+        while last < end and (page := await self._store.read(session, last)):
+            for record in page:
+                past.apply(read(record).event)
+            last = page[-1].seq
+        records = [
+            Record(last + number, event_to_json(_stop_event(session, stopped[turn.id])))
+            for number, turn in enumerate((t for t in past.open_turns if t.id in stopped and t.stop is None), 1)
+        ]
+        await self._store.append(session, records, durable=True)
+        ended = past.last_ended
+        return ended is None or ended.id not in stopped
+
+    async def _work(self, session: Session, group: asyncio.TaskGroup) -> None:
+        group.create_task(self._tell(session))
+        for turn in session.turns.values():
+            group.create_task(self._until_its_end(turn))
+        session.resume()
+        while self._leaving is None and self._closing is None:
+            self._wake.clear()
+            for turn in await self._new_turns(session):
+                group.create_task(self._until_its_end(turn))
+            if not session.turns and not await self._woken(self._assignment.idle_for):
+                break
+            await self._woken(LOOK_SECONDS)
+        if self._leaving is not None:
+            await self._make_way(session, self._leaving)
+            await session.saved()
+            self._store.shut("it was left to another worker")
+
+    async def _woken(self, seconds: float) -> bool:
+        """True: something has happened within so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _until_its_end(self, turn: SessionTurn) -> None:
+        await turn.wait()
+        self._wake.set()
+
+    async def _tell(self, session: Session) -> None:
+        """Whoever supervises the work must know which turn runs: that one, and no other, may be ended by force."""
+        try:
+            async for recorded in session.events(session.last_seq):
+                match recorded.event:
+                    case TurnStarted(turn_id=turn_id) if turn_id in session.turns:
+                        self._heard(turn_id)
+                    case TurnEnded(turn_id=turn_id):
+                        self._heard(None)
+                    case _:
+                        pass
+        except StoreError:
+            pass  # the log has failed: that is told elsewhere
+
+    async def _new_turns(self, session: Session) -> list[SessionTurn]:
+        """What the inbox has: it becomes part of the log, then it leaves the inbox."""
+        key = (session.id,)
+        entries = await self._link.read("inbox", key, self._read)
+        turns = [turn for entry in entries if (turn := await self._admitted(session, entry)) is not None]
+        if entries:
+            await session.saved()
+            self._read = entries[-1].position
+            await self._link.trim("inbox", key, self._read)
+        return turns
+
+    async def _admitted(self, session: Session, entry: Entry) -> SessionTurn | None:
+        try:
+            sent: Send = from_json(Send, entry.data)
+            if sent.turn_id in session.turns or session.outcome_of(sent.turn_id) is not None:
+                return None  # it came twice, or its first owner died before it was taken out of the inbox
+            record = await self._link.last("stops", (session.id, sent.turn_id))
+            if record is not None:
+                self._early.setdefault(sent.turn_id, from_json(StopCall, record.data))
+            return self._send(session, sent)
+        except (Unreadable, UsageError) as error:
+            log.warning("session %s: a message cannot be taken and is put aside: %s", session.id, error)
+            await self._link.append("dead", (session.id,), entry.data)
+            return None
+
+    def _send(self, session: Session, sent: Send) -> SessionTurn:
+        """Admit a turn; one that was stopped before does not begin. No other code runs in between."""
+        about = {"turn_id": sent.turn_id, "deadline": sent.seconds}
+        try:
+            turn = session.send(sent.text, **about, when_busy=sent.when_busy)  # type: ignore[arg-type]
+        except SessionBusy as busy:
+            turn = session.send(sent.text, **about)  # type: ignore[arg-type]
+            turn.stop(StopAt.NOW, reason=AbortReason("error", f"rejected: {busy}"))
+        call = self._early.get(sent.turn_id)
+        if call is not None:
+            self._strike(session, sent.turn_id, call)
+        return turn
+
+    def _strike(self, session: Session, turn_id: str, call: StopCall) -> Reply | None:
+        """Stop a turn that is here, or the one that goes on with it. None: it is not here."""
+        going_on = [turn.id for turn in session.turns.values() if turn.continues == turn_id]
+        if turn_id not in session.turns and going_on:
+            turn_id = going_on[0]
+        if turn_id not in session.turns and session.outcome_of(turn_id) is None:
+            return None
+        self._early.pop(call.turn_id, None)
+        ack = session.stop(turn_id, call.point, within=call.within, reason=call.why)
+        return Reply(message=ack.message, status=ack.status, turn_id=turn_id)
+
+    def stop(self, call: StopCall) -> Reply:
+        """Stop a turn. Answered at once, also while the event loop is blocked. Any thread."""
+        # It is noted before the turns are looked at, and admission does the reverse: one sees the other.
+        self._early[call.turn_id] = call
+        session = self.session
+        reply = None if session is None else self._strike(session, call.turn_id, call)
+        if reply is None:
+            return Reply(status="unknown", message=f"turn {call.turn_id} is not here yet", turn_id=call.turn_id)
+        return reply
+
+    async def handle(self, call: Call) -> Reply:
+        """Whatever else is asked of the session, in its own event loop."""
+        session = self.session
+        if session is None:
+            return Reply(False, "the session is being opened", error="busy")
+        try:
+            return await self._handled(session, call)
+        except Exception as error:
+            return Reply.of(error)
+
+    async def _handled(self, session: Session, call: Call) -> Reply:
+        match call:
+            case StopCall():
+                return self.stop(call)
+            case Answer(question_id, text):
+                return Reply(session.answer(question_id, text))
+            case Edit(turn_id, text):
+                return Reply(session.edit(turn_id, text))
+            case Remove(turn_id):
+                return Reply(session.remove(turn_id))
+            case Forget(turn_id):
+                session.forget(turn_id)
+            case Continue(turn_id):
+                turn = session.begin_again(turn_id)
+                self._wake.set()
+                await session.saved()
+                return Reply(turn_id=turn.id)
+            case Close(reason):
+                self._closing = reason
+                self._wake.set()
+                return Reply()
+        await session.saved()
+        return Reply()
+
+    def leave(self, within: float) -> None:
+        """Stop the running turn at a safe point, or at once after so many seconds; what waits is for the next owner."""
+        self._leaving = within
+        self._wake.set()
+
+    def cut(self, why: str) -> None:
+        """It is not ours any more: write nothing, and end everything at once."""
+        self._leaving = 0.0
+        self._store.shut(why)
+        self._wake.set()
+
+    async def _make_way(self, session: Session, within: float) -> None:
+        session.pause()
+        running = [turn for turn in session.turns.values() if not turn.waits]
+        for turn in running:
+            at = StopAt.SAFE_POINT if within > 0 else StopAt.NOW
+            turn.stop(at, within=within or None, reason=GIVEN_BACK)
+        for turn in running:
+            await turn.wait()
+
+
+def _stop_event(session: str, call: StopCall) -> StopRequested:
+    about = {"run_id": call.turn_id, "path": (session,), "at": 0.0, "turn_id": call.turn_id}
+    return StopRequested(**about, at_point=call.at or "NOW", reason=call.why.message, reason_kind=call.why.kind)  # type: ignore[arg-type]

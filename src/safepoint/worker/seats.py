@@ -1,0 +1,245 @@
+"""Owns where one order is worked on, as its supervisor sees it: in this process, or in a child that can be killed.
+
+All of it runs in the supervisor's event loop, which never runs anybody's work. Knows nothing of leases.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from ..abort import processgroup
+from ..abort.processgroup import collect
+from .broker import Broker
+from .orders import Assignment, Call, Ending, Reply, from_json
+from .runner import Runner
+from .workshop import Workshop
+
+__all__ = ["ProcessSeat", "Seat", "TaskSeat"]
+
+# So long a process may take to answer; then its supervisor answers for it.
+ANSWER_SECONDS = 0.1
+
+
+class Seat(Protocol):
+    """Where an order is worked on."""
+
+    def begin(self, assignment: Assignment, heard: Callable[[str | None], object]) -> None:
+        """Take an order. From now on it can be asked and stopped."""
+        ...
+
+    async def run(self) -> Ending:
+        """Until the work has ended. Raises: what went wrong."""
+        ...
+
+    async def ask(self, call: Call) -> Reply | None:
+        """Ask something of the session. None: there is no answer."""
+        ...
+
+    def leave(self, within: float) -> None:
+        """Make way for another worker."""
+        ...
+
+    def cut(self, why: str) -> None:
+        """Write nothing any more, and end."""
+        ...
+
+    def kill(self) -> bool:
+        """End it by force. False: here that is not possible."""
+        ...
+
+
+class TaskSeat:
+    """A seat in this process. What ignores every stop cannot be ended here."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+        self._runner: Runner | None = None
+
+    def begin(self, assignment: Assignment, heard: Callable[[str | None], object]) -> None:
+        """Take an order."""
+        home = asyncio.get_running_loop()
+
+        def tell(turn_id: str | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the supervisor has gone
+                home.call_soon_threadsafe(heard, turn_id)
+
+        self._runner = self._workshop.begin(assignment, tell)
+
+    @property
+    def _begun(self) -> Runner:
+        assert self._runner is not None  # for the type checker: begin() comes first
+        return self._runner
+
+    async def run(self) -> Ending:
+        """Until the work has ended."""
+        return await asyncio.wrap_future(self._workshop.run(self._begun))
+
+    async def ask(self, call: Call) -> Reply | None:
+        """Ask something of the session."""
+        answer = self._workshop.ask(self._begun, call)
+        busy = self._workshop.busy
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS if busy else None):
+                reply = await asyncio.wrap_future(answer)
+        except TimeoutError:
+            return None
+        return _with_busy(reply, busy)
+
+    def leave(self, within: float) -> None:
+        """Make way."""
+        self._workshop.post(self._begun.leave, within)
+
+    def cut(self, why: str) -> None:
+        """Write nothing any more."""
+        self._workshop.post(self._begun.cut, why)
+
+    def kill(self) -> bool:
+        """Not possible here."""
+        return False
+
+
+def _with_busy(reply: Reply, busy: float) -> Reply:
+    if not busy:
+        return reply
+    told = f"{reply.message} (its event loop has not moved for {busy:.1f} s)".strip()
+    return Reply(reply.ok, told, reply.status, reply.turn_id, reply.error, busy)
+
+
+class ProcessSeat:
+    """A child process, for one order after the other. Its process group can be killed at any moment."""
+
+    def __init__(self, broker: Broker, targets: Sequence[str], name: str) -> None:
+        self._mark = uuid.uuid4().hex
+        self._asked = 0
+        self._replies: dict[int, asyncio.Future[Reply]] = {}
+        self._over: asyncio.Future[Ending] | None = None
+        self._heard: Callable[[str | None], object] = lambda turn_id: None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = self._start(theirs.fileno())
+        self._ours = ours
+        self._writer: asyncio.StreamWriter | None = None
+        setup = pickle.dumps((broker, list(targets), name))
+        self._unsent = [{"setup": base64.b64encode(setup).decode()}]
+        self.alive = True
+
+    def _start(self, line: int) -> "subprocess.Popen[bytes]":
+        path = [str(entry) for entry in sys.path]
+        start = f"import sys; sys.path[:] = {path!r}; from safepoint.worker.child import main; main()"
+        return subprocess.Popen(
+            [sys.executable, "-c", start, str(line)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[line],
+            env=processgroup.with_mark(os.environ, self._mark),
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """The child's number."""
+        return self._process.pid
+
+    def begin(self, assignment: Assignment, heard: Callable[[str | None], object]) -> None:
+        """Take an order."""
+        self._heard = heard
+        self._over = asyncio.get_running_loop().create_future()
+        self._say({"begin": asdict(assignment)})
+
+    def _say(self, said: dict[str, Any]) -> None:
+        if self._writer is None:
+            self._unsent.append(said)
+        elif self.alive:
+            self._writer.write(json.dumps(said).encode() + b"\n")
+
+    async def talk(self) -> None:
+        """Hear the child, for its whole life."""
+        reader, self._writer = await asyncio.open_connection(sock=self._ours, limit=2**24)
+        for said in self._unsent:
+            self._say(said)
+        try:
+            while line := await reader.readline():
+                self._hear(json.loads(line))
+        except OSError:
+            pass  # it was killed
+        finally:
+            self.alive = False
+            self._writer.close()
+            self._clean_up()
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        match said:
+            case {"n": number, "reply": reply}:
+                waiting = self._replies.get(number)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(from_json(Reply, json.dumps(reply).encode()))
+            case {"runs": turn_id}:
+                self._heard(turn_id)
+            case {"over": ending} if self._over is not None and not self._over.done():
+                self._over.set_result(ending)
+            case _:
+                pass
+
+    def _clean_up(self) -> None:
+        """Nothing that it has started outlives it."""
+        processgroup.send(self.pid, signal.SIGKILL)
+        for pid in processgroup.marked(self._mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        collect(self._process)
+        if self._over is not None and not self._over.done():
+            self._over.set_result("died")
+        for waiting in self._replies.values():
+            if not waiting.done():
+                waiting.set_result(Reply(False, "its process has died", error="broken"))
+
+    async def run(self) -> Ending:
+        """Until the work has ended."""
+        assert self._over is not None  # for the type checker: begin() comes first
+        if not self.alive:
+            return "died"
+        return await self._over
+
+    async def ask(self, call: Call) -> Reply | None:
+        """Ask something of the session."""
+        self._asked += 1
+        number = self._asked
+        waiting: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._replies[number] = waiting
+        self._say({"n": number, "ask": asdict(call)})
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await waiting
+        except TimeoutError:
+            return None
+        finally:
+            self._replies.pop(number, None)
+
+    def leave(self, within: float) -> None:
+        """Make way."""
+        self._say({"leave": within})
+
+    def cut(self, why: str) -> None:
+        """Write nothing any more. A child that may be stuck is not asked."""
+        self.kill()
+
+    def kill(self) -> bool:
+        """End it by force."""
+        processgroup.send(self.pid, signal.SIGKILL)
+        return True
+
+    def dismiss(self) -> None:
+        """It is not needed any more: end it, if it has no order."""
+        if self._writer is not None:
+            self._writer.close()
+        self.kill()

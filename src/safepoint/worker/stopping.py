@@ -1,0 +1,65 @@
+"""Owns how a stop gets to a turn on another machine: the worker is rung and the record is kept, side by side.
+
+Neither waits for the other. Whoever asks is answered at once with how far it has come; it goes on by itself.
+"""
+
+import asyncio
+import logging
+
+from ..session.home import Home
+from .broker import BrokerError, Link, Nobody, TooLate
+from .orders import Reply, StopCall, from_json, to_json
+
+__all__ = ["Bell"]
+
+log = logging.getLogger("safepoint")
+# So long is waited for an answer of either; for the record, once the worker has answered; for one ring.
+ANSWER_SECONDS = 0.5
+RECORD_SECONDS = 0.05
+RING_SECONDS = 0.3
+RINGS = 5
+
+
+class Bell:
+    """Rings workers, and keeps the record of what it rang for."""
+
+    def __init__(self, link: Link, home: Home) -> None:
+        self._link = link
+        self._home = home
+
+    async def stop(self, session: str, call: StopCall) -> tuple[Reply | None, bool]:
+        """What the worker says, None if nobody was there in time; and whether the stop is kept for good."""
+        record = self._home.spawn(self._record(session, call), f"the record of the stop of {call.turn_id}")
+        ring = self._home.spawn(self._ring(session, call, record), f"the stop of {call.turn_id}")
+        await asyncio.wait([record, ring], timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if ring.done() and ring.result() is not None:
+            await asyncio.wait([record], timeout=RECORD_SECONDS)
+        else:
+            await asyncio.wait([record, ring], timeout=ANSWER_SECONDS)
+        return (ring.result() if ring.done() else None), record.done() and record.result()
+
+    async def _record(self, session: str, call: StopCall) -> bool:
+        try:
+            await self._link.append("stops", (session, call.turn_id), to_json(call))
+        except BrokerError as error:
+            log.error("the stop of turn %s could not be recorded: %s", call.turn_id, error)
+            return False
+        return True
+
+    async def _ring(self, session: str, call: StopCall, record: "asyncio.Task[bool]") -> Reply | None:
+        for _ in range(RINGS):
+            was_kept = record.done()
+            try:
+                answer = await self._link.request(("ctl", session), to_json(call), RING_SECONDS)
+                return from_json(Reply, answer)
+            except Nobody:
+                # Whoever takes the order after the record was kept reads it first; who took it before is rung again.
+                if was_kept:
+                    return None
+                await asyncio.wait([record])
+            except TooLate:
+                continue
+            except BrokerError as error:
+                log.warning("the stop of turn %s was answered with nonsense: %s", call.turn_id, error)
+                return None
+        return None

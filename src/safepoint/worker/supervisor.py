@@ -1,0 +1,245 @@
+"""Owns a worker's control plane: it takes orders, holds them, tells that it is there, and makes way when told.
+
+It has an event loop and a connection of its own, in which nobody's work runs: a blocked worker still acknowledges.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import platform
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+
+from .broker import Broker, BrokerError, Link, Order, Queue
+from .hold import Hold
+from .orders import Assignment, Close, Place, WorkerInfo, from_json, queue_of, to_json
+from .seats import ProcessSeat, Seat, TaskSeat
+from .stats import Stats
+from .workshop import Workshop
+
+__all__ = ["Settings", "Supervisor"]
+
+log = logging.getLogger("safepoint")
+TAKE_SECONDS = 1.0
+BEAT_SECONDS = 3.0
+LOOK_SECONDS = 0.1
+# After so many attempts more than allowed an order is dropped: not even its end could be written.
+HOPELESS = 5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a worker works."""
+
+    broker: Broker
+    name: str
+    agents: tuple[str, ...]
+    targets: tuple[str, ...] = ()
+    concurrency: int = 8
+    grace: float = 5.0
+    attempts: int = 10
+    idle_for: float = 1.0
+    since: float = field(default_factory=time.time)
+
+
+class Supervisor:
+    """The control plane of one worker. `workshop`: where the work runs; None: each order has a process."""
+
+    def __init__(self, settings: Settings, workshop: Workshop | None, stats: Stats) -> None:
+        self._settings = settings
+        self._workshop = workshop
+        self._stats = stats
+        self._holds: dict[str, Hold] = {}
+        self._seats: list[ProcessSeat] = []  # processes without an order
+        self._free = asyncio.Event()
+        self._going = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._how: tuple[float, bool, str] = (0.0, True, "")
+        self._link: Link
+
+    async def run(self, started: Callable[[], object]) -> None:
+        """Until it is told to go. Raises: BrokerError if there is no broker."""
+        settings = self._settings
+        self._link = await settings.broker.connect(f"{settings.name} (control)")
+        try:
+            await self._announce()
+            async with asyncio.TaskGroup() as group:
+                started()
+                group.create_task(self._be_there())
+                group.create_task(self._look_for_the_forgotten())
+                group.create_task(self._take_no_more())
+                await self._take(group)
+                await self._make_way(group)
+                self._gone.set()
+                for seat in self._seats:
+                    seat.dismiss()
+            with suppress(BrokerError):
+                await self._link.trim("workers", (settings.name,), 2**62)
+        finally:
+            await self._link.close()
+
+    def go(self, within: float, give_back: bool, reason: str) -> None:
+        """Take nothing any more, and end. What is not done is given back, or ended for good."""
+        self._how = (within, give_back, reason)
+        self._going.set()
+        self._free.set()
+
+    @property
+    def _queues(self) -> list[Queue]:
+        return [("at", self._settings.name), *(("any", agent) for agent in self._settings.agents)]
+
+    async def _take(self, group: asyncio.TaskGroup) -> None:
+        while not self._going.is_set():
+            room = self._settings.concurrency - len(self._holds)
+            if room <= 0:
+                self._free.clear()
+                await self._free.wait()
+                continue
+            try:
+                orders = await self._link.take(self._queues, room, TAKE_SECONDS)
+            except BrokerError as error:
+                log.warning("worker %s: no orders: %s", self._settings.name, error)
+                continue
+            for order in orders:
+                await self._begin(order, group)
+
+    async def _take_no_more(self) -> None:
+        await self._going.wait()
+        await self._link.publish(("orders", "at", self._settings.name), b"")  # do not wait for another one
+
+    async def _begin(self, order: Order, group: asyncio.TaskGroup) -> None:
+        stats, attempts = self._stats, self._settings.attempts
+        stats.taken += 1
+        stats.redelivered += order.attempt > 1
+        try:
+            place: Place = from_json(Place, order.data)
+            if order.session in self._holds or self._going.is_set():
+                await order.give_back(0.1)  # the one before it has not quite ended here
+                return
+            if order.attempt > attempts:
+                why = f"{order.attempt - 1} attempts have not brought it to an end"
+                await self._give_up(order, why)
+                if order.attempt > attempts + HOPELESS:
+                    await order.done()
+                    return
+        except BrokerError as error:
+            log.warning("session %s: its order cannot be taken: %s", order.session, error)
+            return
+        group.create_task(self._hold(order, place, group))
+
+    async def _give_up(self, order: Order, why: str) -> None:
+        if order.attempt == self._settings.attempts + 1:
+            self._stats.dead += 1
+            log.error("session %s: %s: what runs there is ended and not run again", order.session, why)
+            told = {"session": order.session, "attempts": order.attempt - 1, "why": why}
+            await self._link.append("dead", (order.session,), json.dumps(told).encode())
+
+    async def _hold(self, order: Order, place: Place, group: asyncio.TaskGroup) -> None:
+        settings, session = self._settings, order.session
+        resume = order.attempt <= settings.attempts
+        about = Assignment(session, place.agent, settings.name, order.attempt, resume, settings.idle_for)
+        seat = self._seat(group)
+        hold = Hold(self._link, order, queue_of(place), about, seat, settings.grace, self._stats)
+        self._holds[session] = hold
+        try:
+            await hold.run()
+        except BrokerError as error:
+            log.warning("session %s: the work on it broke off: %s", session, error)
+        finally:
+            del self._holds[session]
+            if isinstance(seat, ProcessSeat) and seat.alive:
+                self._seats.append(seat)
+            self._free.set()
+
+    def _seat(self, group: asyncio.TaskGroup) -> Seat:
+        if self._workshop is not None:
+            return TaskSeat(self._workshop)
+        while self._seats:
+            seat = self._seats.pop()
+            if seat.alive:
+                return seat
+        seat = ProcessSeat(self._settings.broker, self._settings.targets, self._settings.name)
+        group.create_task(seat.talk())
+        return seat
+
+    async def _make_way(self, group: asyncio.TaskGroup) -> None:
+        """Let every order go, in time; what does not let go is ended by force where that is possible."""
+        within, give_back, reason = self._how
+        limit, told = time.monotonic() + within + self._settings.grace, set[Hold]()
+        while self._holds:
+            self._free.clear()
+            for hold in self._holds.values():
+                if time.monotonic() > limit:
+                    hold.seat.kill()
+                elif hold in told:
+                    continue
+                elif give_back:
+                    hold.seat.leave(within)
+                    told.add(hold)
+                else:
+                    group.create_task(self._end(hold, reason))
+                    told.add(hold)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._free.wait()
+
+    async def _end(self, hold: Hold, reason: str) -> None:
+        """Close its session for good, as soon as it is open."""
+        while hold in self._holds.values():
+            reply = await hold.seat.ask(Close(reason))
+            if reply is not None and reply.ok:
+                return
+            await asyncio.sleep(LOOK_SECONDS)  # real time: the session is being opened
+
+    # Being there
+
+    @property
+    def info(self) -> WorkerInfo:
+        """What this worker says of itself."""
+        settings = self._settings
+        return WorkerInfo(
+            name=settings.name,
+            agents=settings.agents,
+            live=len(self._holds),
+            concurrency=settings.concurrency,
+            isolation="process" if self._workshop is None else "task",
+            version=version("safepoint"),
+            pid=os.getpid(),
+            machine=platform.node(),
+            since=settings.since,
+            draining=self._going.is_set(),
+            **asdict(self._stats),
+        )
+
+    async def _announce(self) -> None:
+        await self._link.append("workers", (self._settings.name,), to_json(self.info))
+
+    async def _be_there(self) -> None:
+        """Say again and again that this worker is there."""
+        while not await self._gone_within(BEAT_SECONDS):
+            with suppress(BrokerError):
+                await self._announce()
+
+    async def _look_for_the_forgotten(self) -> None:
+        """Sessions with something in their inbox and no order: whoever should have put one up has died."""
+        while not await self._gone_within(self._link.lease * random.uniform(0.5, 1.5)):
+            with suppress(BrokerError):
+                waiting = {key[0] for key in await self._link.keys("inbox")}
+                for session in waiting - await self._link.ordered() if waiting else ():
+                    entry = await self._link.last("sessions", (session,))
+                    if entry is not None:
+                        place: Place = from_json(Place, entry.data)
+                        await self._link.order(queue_of(place), session, entry.data)
+
+    async def _gone_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._gone.wait()
+        except TimeoutError:
+            return False
+        return True

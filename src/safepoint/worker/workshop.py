@@ -1,0 +1,77 @@
+"""Owns where orders are worked on: one event loop, one link, some runners. Any thread may ask and tell.
+
+Whether its event loop still moves can be seen from outside: what blocks it does not block a stop.
+"""
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Mapping
+
+from ..agent.agent import Agent
+from .broker import Broker, Link
+from .orders import Assignment, Call, Ending, Reply, StopCall
+from .runner import Runner
+
+__all__ = ["Workshop"]
+
+BEAT_SECONDS = 0.1
+
+
+class Workshop:
+    """The work of one process. Belongs to the event loop that runs when it is made."""
+
+    def __init__(self, broker: Broker, agents: Mapping[str, Agent], name: str) -> None:
+        self._broker = broker
+        self._agents = agents
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._link: Link | None = None
+        self._beat = time.monotonic()
+        self._closed = False
+
+    async def open(self) -> None:
+        """Connect. Raises: BrokerError."""
+        self._link = await self._broker.connect(f"{self._name} (work)")
+        self._beats()
+
+    def _beats(self) -> None:
+        self._beat = time.monotonic()
+        if not self._closed:
+            self._loop.call_later(BEAT_SECONDS, self._beats)
+
+    @property
+    def busy(self) -> float:
+        """For so many seconds the event loop has not moved; 0.0 while it does."""
+        late = time.monotonic() - self._beat - BEAT_SECONDS
+        return late if late > 2 * BEAT_SECONDS else 0.0
+
+    def begin(self, assignment: Assignment, heard: Callable[[str | None], object]) -> Runner:
+        """A runner, which can be stopped from now on."""
+        assert self._link is not None  # for the type checker: it was opened
+        return Runner(self._link, self._agents, assignment, heard)
+
+    def run(self, runner: Runner) -> "concurrent.futures.Future[Ending]":
+        """Let it work. Any thread."""
+        return asyncio.run_coroutine_threadsafe(runner.run(), self._loop)
+
+    def ask(self, runner: Runner, call: Call) -> "concurrent.futures.Future[Reply]":
+        """Ask something of its session; a stop is answered at once. Any thread."""
+        if isinstance(call, StopCall):
+            answered: concurrent.futures.Future[Reply] = concurrent.futures.Future()
+            answered.set_result(runner.stop(call))
+            return answered
+        return asyncio.run_coroutine_threadsafe(runner.handle(call), self._loop)
+
+    def post(self, call: Callable[..., object], *args: object) -> None:
+        """Call something in the event loop of the work. Any thread."""
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            pass  # it is closed: nothing is left that could hear it
+
+    async def close(self) -> None:
+        """Let go of the link."""
+        self._closed = True
+        if self._link is not None:
+            await self._link.close()
