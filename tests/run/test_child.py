@@ -17,7 +17,7 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal
 from safepoint.run import child
-from safepoint.run.child import HEADER, Call, Line, Raised, Returned
+from safepoint.run.child import HEADER, Call, Line, Parent, Raised, Returned
 from safepoint.run.isolate import run_isolated
 from tests.abort.programs import alive, wait_until
 from tests.run import isolated_functions as functions
@@ -354,27 +354,55 @@ def call_of(name, *args, steps=0):
     return Call(f"{HERE}:{name}", steps, pickle.dumps((args, {})), None, [], None)
 
 
-def test_an_answer_is_a_value_or_an_error_with_its_traceback():
-    assert child.answer_to(call_of("add", 1, 2), NEVER) == Returned(pickle.dumps(3, pickle.HIGHEST_PROTOCOL))
-    assert child.answer_to(call_of("double", 2), NEVER) == Returned(pickle.dumps(4, pickle.HIGHEST_PROTOCOL))
-    answer = child.answer_to(call_of("missing"), NEVER)
+def test_an_answer_is_a_value_or_an_error_with_its_traceback(line):
+    parent = Parent(line[1], AbortController())
+    assert child.answer_to(call_of("add", 1, 2), parent) == Returned(pickle.dumps(3, pickle.HIGHEST_PROTOCOL))
+    assert child.answer_to(call_of("double", 2), parent) == Returned(pickle.dumps(4, pickle.HIGHEST_PROTOCOL))
+    answer = child.answer_to(call_of("missing"), parent)
     assert isinstance(answer, Raised)
     assert (answer.type_name, answer.message) == ("AttributeError", f"module {HERE!r} has no attribute 'missing'")
     assert "Traceback" in answer.traceback
     assert isinstance(child.revived(answer), AttributeError)
 
 
-def test_a_function_under_an_aborted_signal_does_not_begin():
-    answer = child.answer_to(call_of("leave", "sys.exit"), AbortSignal.already("before"))
+def refused(answer):
+    """The reason for which a function did not begin."""
     assert isinstance(answer, Raised)
     error = child.revived(answer)
     assert isinstance(error, AbortError)
-    assert error.reason == AbortReason("user", "before")
+    return error.reason
 
 
-def test_an_exit_is_no_answer():
+def test_a_function_under_an_aborted_signal_does_not_begin(line):
+    parent = Parent(line[1], AbortController(AbortSignal.already("before")))
+    assert refused(child.answer_to(call_of("leave", "sys.exit"), parent)) == AbortReason("user", "before")
+
+
+def test_a_function_does_not_begin_after_an_abort_that_has_come_and_that_no_thread_has_heard_yet(line):
+    outside, end, _ = line
+    outside.send(AbortReason("user", "early").to_dict())
+    parent = Parent(end, AbortController())
+    assert refused(child.answer_to(call_of("leave", "sys.exit"), parent)) == AbortReason("user", "early")
+
+
+def test_a_function_does_not_begin_after_an_abort_that_its_thread_has_heard_and_not_obeyed_yet(line):
+    outside, end, _ = line
+    parent = Parent(end, AbortController())
+    outside.send(AbortReason("user", "early").to_dict())
+    assert parent._hear(10)
+    assert not parent.signal.aborted
+    assert refused(child.answer_to(call_of("leave", "sys.exit"), parent)) == AbortReason("user", "early")
+
+
+def test_a_function_does_not_begin_when_its_parent_is_gone(line):
+    outside, end, _ = line
+    outside._end.close()
+    assert refused(child.answer_to(call_of("leave", "sys.exit"), Parent(end, AbortController()))) == child.GONE
+
+
+def test_an_exit_is_no_answer(line):
     with pytest.raises(SystemExit):
-        child.answer_to(call_of("leave", "sys.exit"), NEVER)
+        child.answer_to(call_of("leave", "sys.exit"), Parent(line[1], AbortController()))
 
 
 def test_the_function_is_taken_out_of_as_many_wrappers_as_one_says():
