@@ -1,27 +1,28 @@
 """Owns the `safepoint` command: serve, and look at and stop what a server runs. Knows nothing of HTTP.
 
-Exit codes: 0 done; 1 the server refused; 2 a wrong call; 3 no server answers; 130 interrupted by Ctrl-C.
+Exit codes: 0 done; 1 the server refused; 2 a wrong call; 3 no server or broker answers; 130 interrupted by Ctrl-C.
 """
 
 import argparse
-import asyncio
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from ..agent.target import load_agent
 from ..errors import SafepointError, UsageError
+from ..worker.broker import BrokerError
+from .broker import URL as NATS_URL
+from .broker import broker_options
 from .client import Client, ServerRefused, ServerUnreachable
 from .completion import SHELLS, script
-from .demo import TRY, demo_agent
+from .serve import serve
+from .style import table
+from .work import list_workers, work
 
 __all__ = ["main"]
 
 URL = "http://127.0.0.1:8420"
-# Of the time to end in, half goes to safe points, so much to a tool that ignores the stop; the rest is for writing.
-SHARE = 0.3
 EXAMPLES = """examples:
   safepoint serve                              the demo agent on http://127.0.0.1:8420
   safepoint serve my_agents:helper --db chat.db
@@ -30,9 +31,12 @@ EXAMPLES = """examples:
   safepoint stop SESSION                       stop what runs there, now
   safepoint stop SESSION TURN --at AFTER_TOOLS --within 30
   safepoint receipt SESSION TURN
+  safepoint worker my_agents:helper --nats nats://10.0.0.1:4222
+  safepoint serve --nats nats://10.0.0.1:4222  sessions on those workers
+  safepoint workers
 
 exit codes: 0 done, 1 refused by the server, 2 wrong call, 3 no server answers, 130 interrupted
-environment: SAFEPOINT_URL, SAFEPOINT_TOKEN, NO_COLOR
+environment: SAFEPOINT_URL, SAFEPOINT_TOKEN, NATS_URL, NO_COLOR
 """
 
 
@@ -67,6 +71,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="'continue', or seconds until an unwatched turn stops",
     )
+    broker_options(serve, by_default=None)
+    _work_commands(commands)
     _remote(_command(commands, "sessions", "list the sessions", "sessions --url http://127.0.0.1:9000"), session=False)
     _remote(
         _command(commands, "turns", "list the turns of a session that have not ended", "turns SESSION"), session=True
@@ -85,6 +91,32 @@ def parser() -> argparse.ArgumentParser:
     completion = _command(commands, "completion", "a completion script for your shell", "completion bash")
     completion.add_argument("shell", choices=SHELLS)
     return top
+
+
+def _work_commands(commands: Any) -> None:
+    worker = _command(
+        commands, "worker", "run the turns of sessions that servers host", "worker my_agents:helper --concurrency 16"
+    )
+    worker.add_argument("agents", nargs="+", metavar="module:agent", help="what it offers")
+    worker.add_argument("--name", help="sessions can be pinned to it; by default machine and process")
+    worker.add_argument("--concurrency", type=int, default=8, metavar="N", help="sessions at once; default 8")
+    worker.add_argument(
+        "--isolation",
+        choices=["process", "task"],
+        default="process",
+        help="process: each session in a process that can be ended by force (default); task: all in this one",
+    )
+    worker.add_argument(
+        "--grace", type=_seconds, default=5.0, metavar="S", help="then a turn's process is ended by force"
+    )
+    worker.add_argument("--within", type=_seconds, default=20.0, metavar="S", help="seconds for safe points on SIGTERM")
+    worker.add_argument("--attempts", type=int, default=10, metavar="N", help="then an order is given up; default 10")
+    worker.add_argument("--metrics", type=int, metavar="PORT", help="serve counters for Prometheus on 127.0.0.1")
+    broker_options(worker, by_default=NATS_URL)
+    workers = _command(
+        commands, "workers", "list the workers: load, agents, version", "workers --nats nats://10.0.0.1:4222"
+    )
+    broker_options(workers, by_default=NATS_URL)
 
 
 def _command(commands: Any, name: str, told: str, example: str) -> argparse.ArgumentParser:
@@ -115,6 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(1, f"the server refused: {error}")
     except ServerUnreachable as error:
         return _fail(3, str(error))
+    except BrokerError as error:
+        return _fail(3, str(error))
     except (UsageError, SafepointError) as error:
         return _fail(2, str(error))
     except KeyboardInterrupt:
@@ -124,59 +158,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def serve(options: argparse.Namespace) -> int:
-    """Serve until a signal comes."""
-    try:
-        from ..server import Server, leaving_behind
-        from ..session.host import LocalHost
-        from ..session.sqlite import SqliteStore
-        from ..session.store import MemoryStore, Store
-    except ImportError as error:
-        raise UsageError(f'serving needs more packages ({error.name}): pip install "safepoint[server]"') from error
-    agent = demo_agent() if options.agent is None else load_agent(options.agent)
-    agent = leaving_behind(agent, min(options.abandon_after, options.within * SHARE))
-
-    async def run() -> None:
-        store: Store = SqliteStore(options.db) if options.db else MemoryStore()
-        await store.sessions()  # a file that cannot be used is said now, not to the first visitor
-        host = LocalHost(agent, store, resume=options.resume, on_disconnect=options.on_disconnect)
-        server = Server(
-            host,
-            address=options.host,
-            port=options.port,
-            token=options.token,
-            within=options.within,
-            started=lambda url: _greet(url, options),
-        )
-        await server.run()
-
-    asyncio.run(run())
-    print("stopped: everything is written", flush=True)
-    return 0
-
-
-def _greet(url: str, options: argparse.Namespace) -> None:
-    address = f"{url}/#token={quote(options.token)}" if options.token else url
-    print(f"{_bold('Safepoint')} is at {address}")
-    if options.agent is None:
-        print("\nThings to say, and then to stop (Stop, or Esc Esc):")
-        for words, what in TRY.items():
-            print(f"  {_bold(f'{words:<18}')} {what}")
-    print(f"\nSessions are kept in {options.db or 'memory'}. Ctrl-C ends it in order.", flush=True)
-
-
 def sessions(options: argparse.Namespace) -> int:
     """List the sessions."""
     found = _client(options).call("GET", "/api/sessions")
     rows = [[one["id"], one["agent"], one["last_seq"], len(one["turns"])] for one in found]
-    _table(["session", "agent", "events", "open turns"], rows)
+    table(["session", "agent", "events", "open turns"], rows)
     return 0
 
 
 def turns(options: argparse.Namespace) -> int:
     """List the turns that have not ended."""
     found = _client(options).call("GET", _path(options.session))
-    _table(["turn", "status"], [[turn["id"], turn["status"]] for turn in found["turns"]])
+    table(["turn", "status"], [[turn["id"], turn["status"]] for turn in found["turns"]])
     return 0
 
 
@@ -222,6 +215,8 @@ COMMANDS = {
     "stop": stop,
     "receipt": receipt,
     "completion": completion,
+    "worker": work,
+    "workers": list_workers,
 }
 
 
@@ -234,23 +229,11 @@ def _path(session: str, turn: str | None = None) -> str:
     return path if turn is None else f"{path}/turns/{quote(turn, safe='')}"
 
 
-def _table(head: list[str], rows: list[list[Any]]) -> None:
-    cells = [head, *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    for number, row in enumerate(cells):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        print(_bold(line) if number == 0 else line)
-
-
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not 0 < seconds < float("inf"):
         raise ValueError(text)
     return seconds
-
-
-def _bold(text: str) -> str:
-    return text if os.environ.get("NO_COLOR") or not sys.stdout.isatty() else f"\033[1m{text}\033[0m"
 
 
 def _fail(code: int, message: str) -> int:

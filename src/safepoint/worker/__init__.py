@@ -8,6 +8,7 @@ from .memory import MemoryBroker
 from .nats import NatsBroker
 from .orders import WorkerInfo
 from .remote import RemoteHost
+from .tool import remote_tool
 from .worker import Worker
 
-__all__ = ["Broker", "BrokerError", "MemoryBroker", "NatsBroker", "RemoteHost", "Worker", "WorkerInfo"]
+__all__ = ["Broker", "BrokerError", "MemoryBroker", "NatsBroker", "RemoteHost", "Worker", "WorkerInfo", "remote_tool"]

@@ -1,0 +1,117 @@
+"""Owns `safepoint worker` and `safepoint workers`: run the turns of sessions, and see who does. Knows no broker."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import threading
+import time
+
+from ..worker import RemoteHost, Worker, WorkerInfo
+from .broker import broker_of
+from .style import bold, table
+
+__all__ = ["list_workers", "work"]
+
+log = logging.getLogger("safepoint")
+
+
+def work(options: argparse.Namespace) -> int:
+    """Work until a signal comes; then make way for the others."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+
+    async def run() -> None:
+        worker = Worker(
+            options.agents,
+            broker_of(options),
+            name=options.name,
+            concurrency=options.concurrency,
+            isolation=options.isolation,
+            grace=options.grace,
+            attempts=options.attempts,
+        )
+        going, gone = asyncio.Event(), threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, going.set)
+        await worker.start()
+        if options.metrics is not None:
+            _serve_metrics(worker, options.metrics)
+        print(f"{bold('Safepoint')} worker {worker.name} takes orders at {options.nats}. Ctrl-C makes way.", flush=True)
+        await going.wait()
+        limit = options.within + options.grace + LAST_SECONDS
+        threading.Thread(target=_last_resort, args=[gone, limit], daemon=True).start()
+        await worker.close(options.within)
+        gone.set()
+
+    asyncio.run(run())
+    print("stopped: what was not done goes on elsewhere", flush=True)
+    return 0
+
+
+LAST_SECONDS = 5.0
+
+
+def _last_resort(gone: threading.Event, seconds: float) -> None:
+    """A thread of its own: it also ends a process whose event loop is blocked."""
+    if not gone.wait(seconds):
+        log.error("the worker did not end within %g s: what still runs is cut off", seconds)
+        os._exit(1)
+
+
+def _serve_metrics(worker: Worker, port: int) -> None:
+    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client.core import CounterMetricFamily
+
+    class Counters:
+        def collect(self) -> list[CounterMetricFamily]:
+            stats = vars(worker.stats)
+            return [CounterMetricFamily(f"safepoint_worker_{name}", TOLD[name], value) for name, value in stats.items()]
+
+    registry = CollectorRegistry()
+    registry.register(Counters())
+    start_http_server(port, "127.0.0.1", registry)
+
+
+TOLD = {
+    "taken": "Orders taken",
+    "redelivered": "Orders that another worker had held before",
+    "fenced": "Sessions lost to another owner",
+    "killed": "Processes ended because a turn did not stop",
+    "dead": "Orders given up",
+}
+
+
+def list_workers(options: argparse.Namespace) -> int:
+    """Who is there."""
+
+    async def found() -> list[WorkerInfo]:
+        host = RemoteHost(broker_of(options))
+        try:
+            return await host.workers()
+        finally:
+            await host.close()
+
+    workers = asyncio.run(found())
+    head = [
+        "worker",
+        "agents",
+        "load",
+        "version",
+        "isolation",
+        "machine",
+        "up",
+        "redelivered",
+        "fenced",
+        "killed",
+        "dead",
+    ]
+    table(head, [_row(one) for one in workers])
+    return 0
+
+
+def _row(one: WorkerInfo) -> list[object]:
+    load = f"{one.live}/{one.concurrency}" + (" (leaving)" if one.draining else "")
+    up = f"{max(time.time() - one.since, 0) / 60:.0f} min"
+    counts = [one.redelivered, one.fenced, one.killed, one.dead]
+    return [one.name, ", ".join(one.agents), load, one.version, one.isolation, f"{one.machine}/{one.pid}", up, *counts]

@@ -1,0 +1,132 @@
+"""Owns what a server knows of sessions that run elsewhere: which there are, who works, and how each one stands.
+
+All of it is read from the broker whenever it is asked for. Knows nothing of how something is asked of a session.
+"""
+
+import asyncio
+import uuid
+
+from ..session.home import Home
+from ..session.host import NotFound, SessionView, TurnView
+from ..session.lane import SessionEnded
+from ..session.turn import check_id
+from .broker import Broker, BrokerError, Link
+from .mirror import Mirror, status_of
+from .orders import Place, Send, WorkerInfo, from_json, to_json
+from .pages import last_seq
+from .stopping import Bell
+
+__all__ = ["Directory"]
+
+
+class Directory:
+    """The sessions of a broker, to look at."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._places: dict[str, Place] = {}
+        self._mirrors: dict[str, Mirror] = {}
+        self._connecting = asyncio.Lock()
+        self._connected: Link | None = None
+        self._home: Home
+        self._bell: Bell
+        self._closed = False
+
+    async def _link(self) -> Link:
+        async with self._connecting:
+            if self._closed:
+                raise SessionEnded("the host is closed: it takes no more turns")
+            if self._connected is None:
+                self._connected = await self._broker.connect("server")
+                self._home = Home()
+                self._bell = Bell(self._connected, self._home)
+            return self._connected
+
+    async def workers(self) -> list[WorkerInfo]:
+        """The workers that are there."""
+        link = await self._link()
+        return [from_json(WorkerInfo, entry.data) for entry in await link.lasts("workers")]
+
+    async def agents(self) -> list[str]:
+        """The agents that workers offer, the first one's first."""
+        found = dict.fromkeys(agent for worker in await self.workers() for agent in worker.agents)
+        return list(found)
+
+    async def create(
+        self, session_id: str | None = None, agent: str | None = None, *, worker: str | None = None
+    ) -> SessionView:
+        """Open a session. `worker`: it runs there and nowhere else."""
+        session_id = check_id("session", session_id or uuid.uuid4().hex)
+        link = await self._link()
+        if await link.last("sessions", (session_id,)) is None:
+            offered = await self.agents()
+            if not offered:
+                raise NotFound("there is no worker: start one with `safepoint worker module:agent --nats URL`")
+            if agent is not None and agent not in offered:
+                raise NotFound(f"there is no agent {agent!r}: the workers offer {', '.join(offered)}")
+            place = Place(agent or offered[0], worker)
+            try:
+                await link.append("sessions", (session_id,), to_json(place), after=0)
+            except BrokerError:
+                pass  # somebody else has made it in this very moment
+        return await self.session(session_id)
+
+    async def _place(self, session_id: str) -> Place:
+        if session_id not in self._places:
+            entry = await (await self._link()).last("sessions", (session_id,))
+            if entry is None:
+                raise NotFound(f"there is no session {session_id!r}: create it first")
+            self._places[session_id] = from_json(Place, entry.data)
+        return self._places[session_id]
+
+    async def sessions(self) -> list[SessionView]:
+        """All sessions, the newest last."""
+        link = await self._link()
+        entries, live = await link.lasts("sessions"), await link.ordered()
+        async with asyncio.TaskGroup() as group:
+            lasts = [group.create_task(link.last("log", entry.key)) for entry in entries]
+        newest = {entry.key[0]: task.result() for entry, task in zip(entries, lasts, strict=True)}
+        views = []
+        for entry in sorted(entries, key=lambda one: getattr(newest[one.key[0]], "position", 0)):
+            name, last = entry.key[0], newest[entry.key[0]]
+            place: Place = from_json(Place, entry.data)
+            seq = 0 if last is None else last_seq(last.data)
+            views.append(await self.session(name) if name in live else SessionView(name, place.agent, seq, False))
+        return views
+
+    async def _mirror(self, session_id: str) -> Mirror:
+        """The session as far as it is known, which is up to now."""
+        await self._place(session_id)
+        link = await self._link()
+        mirror = self._mirrors.setdefault(session_id, Mirror(link, session_id, self._home))
+        await mirror.catch_up()
+        return mirror
+
+    async def session(self, session_id: str) -> SessionView:
+        """One session, with the turns that have not ended: those that no worker has seen yet included."""
+        place, mirror = await self._place(session_id), await self._mirror(session_id)
+        turns = [TurnView(turn.id, status_of(turn)) for turn in mirror.past.open_turns]
+        turns += [TurnView(sent, "queued") for sent in await self._unseen(session_id, mirror)]
+        return SessionView(session_id, place.agent, mirror.seq, True, tuple(turns))
+
+    async def _unseen(self, session_id: str, mirror: Mirror) -> list[str]:
+        """The turns in the inbox that are not in the log."""
+        entries = await (await self._link()).read("inbox", (session_id,))
+        if not entries:
+            return []
+        await mirror.catch_up()  # what has left the inbox since is there
+        sent: list[Send] = [from_json(Send, entry.data) for entry in entries]
+        return [one.turn_id for one in sent if one.turn_id not in mirror.past.turns]
+
+    async def turn(self, session_id: str, turn_id: str) -> TurnView:
+        """One turn."""
+        mirror = await self._mirror(session_id)
+        turn = mirror.past.turns.get(turn_id)
+        if turn is not None:
+            return TurnView(turn_id, status_of(turn), turn.outcome)
+        if turn_id in await self._unseen(session_id, mirror):
+            return TurnView(turn_id, "queued")
+        turn = mirror.past.turns.get(turn_id)
+        if turn is None:
+            raise NotFound(f"there is no turn {turn_id!r} in session {session_id!r}")
+        return TurnView(turn_id, status_of(turn), turn.outcome)

@@ -1,0 +1,127 @@
+"""Owns a sub-agent on another machine: a tool that has a turn of another session done, and whose abort follows it.
+
+The turn's id comes from the call: a parent that runs again finds its child instead of starting a second one.
+"""
+
+import hashlib
+from contextlib import aclosing
+from dataclasses import replace
+
+from ..abort import AbortReason
+from ..abort.ambient import shield
+from ..abort.reason import AbortError, error_from
+from ..agent.talk import AgentResult
+from ..agent.tool import Tool, ToolContext, tool
+from ..run.child import limit_of
+from ..run.events import Event, TurnEnded
+from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
+from ..session.host import Host, NotFound
+from ..session.past import OWN
+
+__all__ = ["remote_tool"]
+
+# How long the end of the child is waited for when the parent was stopped.
+SETTLE_SECONDS = 10.0
+
+
+def remote_tool(host: Host, agent: str, *, name: str | None = None, description: str | None = None) -> Tool:
+    """`agent`, wherever `host` runs it, as a tool: its events are forwarded, and a stop of the parent stops it too.
+
+    A deadline of the parent travels as the time that is left. Raises: NotFound at the call if nobody offers the agent.
+    """
+
+    async def call(prompt: str, ctx: ToolContext) -> str:
+        child = _Child(host, agent, ctx)
+        try:
+            outcome = await child.outcome(prompt)
+        except AbortError as error:
+            raise await child.stopped(error) from error
+        return child.text_of(outcome)
+
+    told = description or f"Have the agent {agent} do something, on another machine."
+    return tool(call, name=name or agent, description=told)
+
+
+class _Child:
+    """One call: a session of its own, and one turn in it."""
+
+    def __init__(self, host: Host, agent: str, ctx: ToolContext) -> None:
+        self._host = host
+        self._agent = agent
+        self._ctx = ctx
+        digest = hashlib.sha256(ctx.idempotency_key.encode()).hexdigest()[:24]
+        self._session = f"{agent}-{digest}"
+        self._turn = digest
+        self._last: Outcome[AgentResult] | None = None
+
+    async def outcome(self, prompt: str) -> Outcome[AgentResult]:
+        """Have it done, or find that it is being done or was done already."""
+        host, session = self._host, self._session
+        await host.create(session, self._agent)
+        try:
+            view = await host.turn(session, self._turn)
+        except NotFound:
+            limit = limit_of(self._ctx.signal)
+            seconds = None if limit is None else max(limit.remaining, 0.0)
+            view = await host.send(session, prompt, turn_id=self._turn, deadline=seconds)
+        if view.outcome is not None and not isinstance(view.outcome, Completed) and self._ctx.kept is not None:
+            self._turn = (await host.continue_turn(session, view.id)).id
+        elif view.outcome is not None:
+            return view.outcome
+        return await self._followed()
+
+    async def _followed(self) -> Outcome[AgentResult]:
+        """Its end. A turn that lost its worker is followed to the one that goes on with it."""
+        async with aclosing(self._host.events(self._session)) as events:
+            async for recorded in events:
+                event = recorded.event
+                match event:
+                    case TurnEnded(turn_id=turn_id, outcome=outcome) if turn_id == self._turn:
+                        if isinstance(outcome, Aborted) and outcome.reason.kind == "lease_lost":
+                            continue
+                        return outcome
+                    case _ if getattr(event, "continues", None) == self._turn:
+                        self._turn = event.run_id
+                    case _:
+                        self._forward(event)
+        raise NotFound(f"the host of {self._agent} was closed before the turn had ended")
+
+    def _forward(self, event: Event) -> None:
+        if not isinstance(event, OWN) and self._ctx.listened:
+            self._ctx.emit(replace(event, path=(*self._ctx.path, *event.path[1:])))
+
+    async def stopped(self, error: AbortError) -> AbortError:
+        """The parent was stopped: so is the child, and its end is waited for."""
+        reason = self._ctx.signal.reason or error.reason
+        partial: AgentResult | None = None
+        with shield(2 * SETTLE_SECONDS):
+            ack = await self._host.stop(self._session, self._turn, reason=AbortReason("parent", reason.message))
+            if ack.status != "unknown":
+                try:
+                    await ack.settled(SETTLE_SECONDS)
+                except TimeoutError:
+                    where = f"{self._agent} on another machine has not ended within {SETTLE_SECONDS:g} s: {ack.message}"
+                    self._ctx.ledger.warnings.append(where)
+                else:
+                    outcome = (await self._host.turn(self._session, self._turn)).outcome
+                    partial = None if outcome is None else _result_of(outcome)
+        if partial is not None:
+            self._ctx.spent += partial.usage
+        return error_from(reason, partial)
+
+    def text_of(self, outcome: Outcome[AgentResult]) -> str:
+        """What the model is told. Raises: what the child failed with."""
+        result = _result_of(outcome)
+        if result is not None:
+            self._ctx.spent += result.usage
+        match outcome:
+            case Completed(value):
+                return value.text
+            case Aborted(reason, _, _) | TimedOut(reason, _, _):
+                raise RuntimeError(f"{self._agent} was stopped: {reason.kind}: {reason.message}")
+            case Failed(error, _, _):
+                raise error
+
+
+def _result_of(outcome: Outcome[AgentResult]) -> AgentResult | None:
+    return outcome.value if isinstance(outcome, Completed) else outcome.partial
