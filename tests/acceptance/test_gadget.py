@@ -19,14 +19,16 @@ from safepoint.models.scripted import Stall as StallingModel
 from safepoint.run.events import LeafStarted, TextStreamed
 from safepoint.run.messages import UserMessage
 from safepoint.session import MemoryStore
-from tests.acceptance.lines import not_built, open_line
+from safepoint.worker import NatsBroker, RemoteHost
 from tests.conftest import counts
+from tests.rigs.nats import new_namespace, shared_url
 from tests.rigs.ollama import Ollama
 from tests.rigs.provider import Provider
 from tests.rigs.script import Stall
 from tests.server.background import in_background
 from tests.server.browser import Lab, chromium, is_idle, is_running, lab, listeners, say, stop_button  # noqa: F401
-from tests.server.lab import Faucet, serving
+from tests.server.lab import Faucet, serving, serving_host
+from tests.worker.processes import worker_process
 
 ASKED = ModelRequest(messages=(UserMessage(text="count"),))
 
@@ -355,12 +357,64 @@ async def test_11_escape_twice_within_three_seconds_stops_and_expiry_clears_toas
     assert await listeners(page) == 0
 
 
-@open_line
-def test_12_a_stop_at_any_odd_moment_is_answered_truthfully() -> None:
+async def test_12_a_stop_at_any_odd_moment_is_answered_truthfully() -> None:
     """Stop before the worker has started the order, while it is queued, twice, after completion, with the worker
     gone, with the worker's loop blocked, with the page reconnecting: each answered truthfully.
     """
-    not_built()
+    url, namespace = shared_url(), new_namespace()
+    broker = NatsBroker(url, namespace, lease=1.0)
+    options = ("--lease", "1", "--grace", "0.5")
+    async with serving_host(RemoteHost(broker)) as served:
+
+        async def stop(turn: str) -> tuple[str, str, str]:
+            began = time.monotonic()
+            ack = await served.stop("s", turn, reason="enough")
+            assert time.monotonic() - began < 2, "answered at once"
+            return ack["status"], ack["level"], ack["message"]
+
+        async def ends(turn: str) -> tuple[str, bool]:
+            """How it ended, and whether it had begun."""
+            ended = await served.until("s", "turn_ended", turn_id=turn)
+            begun = [e for _, e in await served.all_events("s") if (e["kind"], e["run_id"]) == ("turn_started", turn)]
+            return ended["outcome"]["status"], bool(begun)
+
+        async with worker_process(url, namespace, *options) as worker:
+            await served.session("s")
+            first = await served.send("s", "talk")
+            await served.until("s", "text_streamed", run_id=first)
+            waiting = await served.send("s", "quick")
+            await served.until("s", "turn_queued", turn_id=waiting)
+            assert (await stop(waiting))[:2] == ("accepted", "delivered")  # while it is queued
+            assert await ends(waiting) == ("aborted", False)
+            assert (await served.turn("s", first))["status"] == "running", "no other turn was hit"
+            async with served.reading("s") as page:
+                await page.until("text_streamed", run_id=first)
+                assert (await stop(first))[:2] == ("accepted", "delivered")
+            # The page has gone and comes back: it reads on from where it was.
+            assert await ends(first) == ("aborted", True)
+            assert (await stop(first))[0] == "already_finished"  # twice, and after its end
+            done = await served.send("s", "quick")
+            assert await ends(done) == ("completed", True)
+            assert (await stop(done))[:2] == ("already_finished", "settled")  # after completion
+            hogging = await served.send("s", "hog")
+            await served.until("s", "tool_called", run_id=hogging)
+            await asyncio.sleep(0.6)  # real time: its event loop is to be seen as blocked
+            status, level, told = await stop(hogging)  # with the loop blocked
+            assert (status, level) == ("accepted", "delivered")
+            assert "has not moved" in told
+            assert await ends(hogging) == ("aborted", True)
+            lost = await served.send("s", "talk")
+            await served.until("s", "text_streamed", run_id=lost)
+            await worker.kill()
+        status, level, told = await stop(lost)  # with the worker gone
+        assert (status, level) == ("accepted", "recorded")
+        assert "no worker" in told
+        early = await served.send("s", "quick")
+        assert (await stop(early))[:2] == ("accepted", "recorded")  # before a worker has the order
+        async with worker_process(url, namespace, *options):
+            assert await ends(lost) == ("aborted", True)
+            assert await ends(early) == ("aborted", False)
+            assert (await stop("never-sent"))[0] == "unknown"
 
 
 @in_background
@@ -382,7 +436,23 @@ async def test_13_a_page_reloaded_while_stopping_shows_stopping_and_then_aborted
     await is_idle(page)
 
 
-@open_line
-def test_14_a_worker_crash_after_a_stop_does_not_bring_the_turn_back() -> None:
+async def test_14_a_worker_crash_after_a_stop_does_not_bring_the_turn_back() -> None:
     """A worker crash after a stop does not bring the turn back."""
-    not_built()
+    url, namespace = shared_url(), new_namespace()
+    options = ("--lease", "1", "--grace", "30")
+    async with serving_host(RemoteHost(NatsBroker(url, namespace, lease=1.0))) as served:
+        async with worker_process(url, namespace, *options) as worker:
+            await served.session("s")
+            turn = await served.send("s", "hog")
+            await served.until("s", "tool_called", run_id=turn)
+            ack = await served.stop("s", turn, reason="enough")
+            assert (ack["status"], ack["level"]) == ("accepted", "delivered")
+            await worker.kill()
+        async with worker_process(url, namespace, *options):
+            ended = await served.until("s", "turn_ended", turn_id=turn)
+            assert (ended["outcome"]["status"], ended["outcome"]["reason"]["message"]) == ("aborted", "enough")
+            after = await served.send("s", "quick")
+            assert (await served.until("s", "turn_ended", turn_id=after))["outcome"]["status"] == "completed"
+        events = [event for _, event in await served.all_events("s")]
+        assert [e["run_id"] for e in events if e["kind"] == "tool_called"] == [turn], "it ran once"
+        assert [e["turn_id"] for e in events if e["kind"] == "turn_started"] == [turn, after]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,11 @@ def server_binary() -> str:
     """The server that came with the tools, or the one of the system."""
     beside = Path(sys.executable).with_name("nats-server")
     return str(beside) if beside.exists() else "nats-server"
+
+
+def new_namespace() -> str:
+    """Where no other test is."""
+    return f"t{uuid.uuid4().hex[:12]}"
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ from safepoint import AbortSignal
 from safepoint.agent import Agent
 from safepoint.agent.model import AnswerEnded, CallDelta, Chunk, ModelError, ModelRequest, TextDelta
 from safepoint.server import App, Limits, create_app
-from safepoint.session import LocalHost, Store
+from safepoint.session import Host, LocalHost, Store
 
 SECONDS = 20.0
 
@@ -68,7 +68,7 @@ class Served:
     """A server that runs, and somebody who talks to it."""
 
     app: App
-    host: LocalHost
+    host: Host
     url: str
     client: httpx.AsyncClient
 
@@ -175,6 +175,15 @@ async def serving(
 ) -> AsyncIterator[Served]:
     """A server over this agent, until the block ends."""
     host = LocalHost(agent, store, on_disconnect=on_disconnect)
+    async with serving_host(host, token=token, limits=limits, port=port) as served:
+        yield served
+
+
+@asynccontextmanager
+async def serving_host(
+    host: Host, *, token: str | None = None, limits: Limits | None = None, port: int = 0
+) -> AsyncIterator[Served]:
+    """A server over this host, which is closed with it."""
     app = create_app(host, token=token, limits=limits)
     async with listening(app, port) as url:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}

@@ -19,6 +19,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import APIError, NotFoundError
 
+from ..session.home import Home
 from .broker import Answers, BrokerError, Entry, Fenced, Key, Nobody, Order, Queue, Shelf, TooLate
 from .nats_streams import ORDERS, consumer_config, consumer_of, key_of, stream_name, subject
 
@@ -42,6 +43,7 @@ class NatsLink:
         self._consumers: set[Queue] = set()
         self._hints: dict[Queue, Callable[[], Awaitable[None]]] = {}
         self._hinted = asyncio.Event()
+        self._home = Home()
         self._nc: Any = None
         self._js: Any = None
 
@@ -267,7 +269,10 @@ class NatsLink:
             with contextlib.suppress(errors.Error, OSError):
                 await message.respond(told)
 
-        return await self._subscribe(subject(self._namespace, "call", subject_), respond)
+        async def heard(message: Msg) -> None:  # no question waits for the answer to another one
+            self._home.spawn(respond(message), f"answer to {message.subject}")
+
+        return await self._subscribe(subject(self._namespace, "call", subject_), heard)
 
     async def publish(self, subject_: Key, data: bytes) -> None:
         """Say something to whoever listens now. What cannot be said is not missed: everything that matters is kept."""
@@ -285,23 +290,32 @@ class NatsLink:
     async def _subscribe(self, name: str, call: Callable[[Msg], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         try:
             subscription = await self._nc.subscribe(name, cb=call)
-            if self._nc.is_connected:
-                await self._nc.flush()  # from here on whoever asks is heard
+            await self._reach_the_server()  # from here on whoever asks is heard
         except (errors.Error, OSError) as error:
             raise BrokerError(f"cannot listen to {name}: {type(error).__name__}: {error}") from error
 
         async def end() -> None:
             with contextlib.suppress(errors.Error, OSError):
                 await subscription.unsubscribe()
-                if self._nc.is_connected:
-                    await self._nc.flush()  # from here on whoever asks is told that nobody is there
+                await self._reach_the_server()  # from here on whoever asks is told that nobody is there
 
         return end
+
+    async def _reach_the_server(self) -> None:
+        """Wait until the server has read what was sent.
+
+        It asks where nobody is: one `flush()` of the library that is cut short ends the whole connection.
+
+        """
+        if self._nc.is_connected:
+            with contextlib.suppress(errors.Error, OSError):
+                await self._nc.request(f"{self._namespace}.nobody", b"", timeout=ASK_SECONDS)
 
     async def close(self) -> None:
         """Let go of the connection."""
         with contextlib.suppress(errors.Error, OSError):
             await self._nc.close()
+        await self._home.empty()
 
 
 class _Held:

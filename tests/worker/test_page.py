@@ -1,0 +1,43 @@
+"""The page over several servers and workers: whoever presses Stop, wherever, ends that turn, and everybody sees it."""
+
+from contextlib import AsyncExitStack
+
+from playwright.async_api import expect
+
+from safepoint.worker import NatsBroker, RemoteHost, Worker
+from tests.rigs.nats import new_namespace, shared_url
+from tests.server.background import in_background
+from tests.server.browser import Lab, chromium, is_idle, is_running, lab, picture, say, stop_button  # noqa: F401
+from tests.server.lab import serving_host
+from tests.worker.agents import helper
+
+WORKERS = 3
+
+
+@in_background
+async def test_stop_on_one_server_ends_the_turn_that_was_started_on_another(lab: Lab) -> None:  # noqa: F811
+    broker = NatsBroker(shared_url(), new_namespace(), lease=2.0)
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(Worker(helper, broker, name=f"w{n}")) for n in range(WORKERS)]
+        there = await stack.enter_async_context(serving_host(RemoteHost(broker)))
+        here = await stack.enter_async_context(serving_host(RemoteHost(broker)))
+        theirs = await lab.page(there.url)
+        await say(theirs, "talk")
+        await is_running(theirs)
+        await expect(theirs.locator("main")).to_contain_text("half an answer")
+        ours = await lab.page(here.url)
+        await expect(ours.locator("main")).to_contain_text("half an answer")
+        await is_running(ours)
+        await stop_button(ours).click()
+        for page in (ours, theirs):
+            await expect(page.locator(".end.aborted > p")).to_have_text("You stopped this turn.")
+            await expect(page.locator("main")).to_contain_text("half an answer")
+            await is_idle(page)
+        await theirs.reload()
+        await expect(theirs.locator(".end.aborted > p")).to_have_text("You stopped this turn.")
+        await picture(theirs, "stopped-on-another-server")
+        await say(theirs, "and now?")
+        await expect(ours.locator("main")).to_contain_text("done")
+        assert sum(worker.stats.taken for worker in workers) >= 1
+        assert sum(worker.stats.fenced for worker in workers) == 0
+        await lab.end()  # the pages go before their servers do
