@@ -49,6 +49,29 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _serve_command(commands)
+    _work_commands(commands)
+    _remote(_command(commands, "sessions", "list the sessions", "sessions --url http://127.0.0.1:9000"), session=False)
+    _remote(
+        _command(commands, "turns", "list the turns of a session that have not ended", "turns SESSION"), session=True
+    )
+    stop = _command(
+        commands, "stop", "stop a turn: the running one, or TURN", "stop SESSION --at AFTER_TOOLS --within 30"
+    )
+    _remote(stop, session=True)
+    stop.add_argument("turn", nargs="?", help="by default the one that runs")
+    stop.add_argument("--at", choices=["NOW", "SAFE_POINT", "AFTER_MODEL", "AFTER_TOOLS"], default="NOW")
+    stop.add_argument("--within", type=_seconds, metavar="S", help="seconds; then it is stopped at once")
+    stop.add_argument("--reason", help="why; it is in the receipt")
+    receipt = _remote(_command(commands, "receipt", "what a stop did", "receipt SESSION TURN --json"), session=True)
+    receipt.add_argument("turn")
+    receipt.add_argument("--json", action="store_true", help="as JSON")
+    completion = _command(commands, "completion", "a completion script for your shell", "completion bash")
+    completion.add_argument("shell", choices=SHELLS)
+    return top
+
+
+def _serve_command(commands: Any) -> None:
     serve = _command(commands, "serve", "serve an agent, with the page", "serve my_agents:helper --db chat.db")
     serve.add_argument("agent", nargs="?", metavar="module:agent", help="what to serve; by default a demo")
     serve.add_argument("--db", metavar="FILE", help="keep sessions in this SQLite file; by default in memory")
@@ -72,25 +95,6 @@ def parser() -> argparse.ArgumentParser:
         help="'continue', or seconds until an unwatched turn stops",
     )
     broker_options(serve, by_default=None)
-    _work_commands(commands)
-    _remote(_command(commands, "sessions", "list the sessions", "sessions --url http://127.0.0.1:9000"), session=False)
-    _remote(
-        _command(commands, "turns", "list the turns of a session that have not ended", "turns SESSION"), session=True
-    )
-    stop = _command(
-        commands, "stop", "stop a turn: the running one, or TURN", "stop SESSION --at AFTER_TOOLS --within 30"
-    )
-    _remote(stop, session=True)
-    stop.add_argument("turn", nargs="?", help="by default the one that runs")
-    stop.add_argument("--at", choices=["NOW", "SAFE_POINT", "AFTER_MODEL", "AFTER_TOOLS"], default="NOW")
-    stop.add_argument("--within", type=_seconds, metavar="S", help="seconds; then it is stopped at once")
-    stop.add_argument("--reason", help="why; it is in the receipt")
-    receipt = _remote(_command(commands, "receipt", "what a stop did", "receipt SESSION TURN --json"), session=True)
-    receipt.add_argument("turn")
-    receipt.add_argument("--json", action="store_true", help="as JSON")
-    completion = _command(commands, "completion", "a completion script for your shell", "completion bash")
-    completion.add_argument("shell", choices=SHELLS)
-    return top
 
 
 def _work_commands(commands: Any) -> None:

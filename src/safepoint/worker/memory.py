@@ -4,7 +4,6 @@ The same face as the one over the network, without durability: what it keeps end
 """
 
 import asyncio
-import concurrent.futures
 import itertools
 import threading
 import time
@@ -201,14 +200,23 @@ class MemoryLink:
         if not serving:
             raise Nobody(f"nobody serves {'/'.join(subject)}")
         loop, answer = serving[0]
+        answering = _answered(answer, data)
         try:
-            future = asyncio.run_coroutine_threadsafe(_answered(answer, data), loop)
+            answered = asyncio.run_coroutine_threadsafe(answering, loop)
+        except RuntimeError as error:  # its loop is closed
+            answering.close()
+            raise Nobody(f"{'/'.join(subject)} went away") from error
+        news = asyncio.Event()
+        asker = _Listener(self._loop, lambda data: news.set())
+        answered.add_done_callback(lambda done: _post(asker, b""))
+        try:
             async with asyncio.timeout(timeout):
-                return await asyncio.wrap_future(future)
+                await news.wait()
         except TimeoutError:
             raise TooLate(f"{'/'.join(subject)} did not answer within {timeout:g} s") from None
-        except concurrent.futures.CancelledError as error:
-            raise Nobody(f"{'/'.join(subject)} went away") from error
+        if answered.cancelled():
+            raise Nobody(f"{'/'.join(subject)} went away")
+        return answered.result()
 
     async def serve(self, subject: Key, answer: Answers) -> Callable[[], Awaitable[None]]:
         """Answer what is asked there."""

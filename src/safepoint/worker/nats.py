@@ -15,6 +15,7 @@ from .broker import BrokerError, Link
 __all__ = ["NatsBroker"]
 
 CONNECT_SECONDS = 5.0
+FIRST_TRIES = 1  # more than one: whoever starts is told soon that there is no server
 RECONNECT_SECONDS = 0.2
 PING_SECONDS = 3
 
@@ -68,7 +69,7 @@ class NatsBroker:
                 name=name,
                 connect_timeout=CONNECT_SECONDS,
                 allow_reconnect=True,
-                max_reconnect_attempts=-1,
+                max_reconnect_attempts=FIRST_TRIES,
                 reconnect_time_wait=RECONNECT_SECONDS,
                 ping_interval=PING_SECONDS,
                 max_outstanding_pings=2,
@@ -77,11 +78,12 @@ class NatsBroker:
                 **self._way_in(),
             )
         except Exception as error:
+            error = link.troubled or error
             told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise BrokerError(f"cannot connect to NATS at {', '.join(servers)} ({told}): does it run there?") from error
+        connection.options["max_reconnect_attempts"] = -1  # once there, it is waited for as long as it takes
         link.begin(connection)
-        if self.create:
-            await ensure(connection, self.namespace, self.lease, self.replicas)
+        await ensure(connection, self.namespace, self.replicas, create=self.create)
         return link
 
     def _way_in(self) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class NatsLink:
         self._hints: dict[Queue, Callable[[], Awaitable[None]]] = {}
         self._hinted = asyncio.Event()
         self._home = Home()
+        self.troubled: Exception | None = None  # the last trouble
         self._nc: Any = None
         self._js: Any = None
 
@@ -61,6 +62,7 @@ class NatsLink:
 
     async def trouble(self, error: Exception) -> None:
         """Whatever the library tells of its connection."""
+        self.troubled = error
         log.debug("NATS: %s: %s", type(error).__name__, error)
 
     def on_return(self, call: Callable[[], object]) -> Callable[[], None]:
@@ -86,6 +88,8 @@ class NatsLink:
                 if error.code != 503:
                     raise BrokerError(f"NATS refused to keep it in {shelf}: {error.description}") from error
                 failure: Exception = error
+            except errors.MaxPayloadError as error:
+                raise BrokerError(f"{len(data)} bytes are more than NATS takes for {shelf} (max_payload)") from error
             except (errors.Error, OSError) as error:  # no answer, or nobody who could give one
                 failure, unsure = error, True
             if time.monotonic() > until or self._nc.is_closed:
@@ -159,7 +163,7 @@ class NatsLink:
             except NotFoundError:
                 raise
             except (errors.Error, APIError, OSError) as error:
-                refused = isinstance(error, APIError) and error.code not in (503, None)
+                refused = isinstance(error, errors.MaxPayloadError) or getattr(error, "code", None) not in (503, None)
                 if refused or time.monotonic() > until or self._nc.is_closed:
                     raise BrokerError(f"NATS does not answer: {type(error).__name__}: {error}") from error
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # real time: a server comes back, or a new leader

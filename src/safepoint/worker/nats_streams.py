@@ -8,12 +8,15 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
+from ..errors import UsageError
 from .broker import KEPT, BrokerError, Key, Queue
 
-__all__ = ["ORDERS", "consumer_config", "consumer_of", "ensure", "key_of", "stream_name", "subject", "token"]
+__all__ = ["ORDERS", "consumer_config", "consumer_of", "ensure", "key_of", "stream_name", "subject"]
 
 ORDERS = "orders"
 PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+# A server closes the connection on a line of 4096 bytes, for good.
+LONGEST = 2000
 EXISTS = 10058  # the server's number for "stream name already in use"
 
 
@@ -31,8 +34,11 @@ def text_of(word: str) -> str:
 
 
 def subject(namespace: str, room: str, key: Key) -> str:
-    """The subject of a key: `safepoint.log.SESSION`."""
-    return ".".join([namespace, room, *map(token, key)])
+    """The subject of a key: `safepoint.log.SESSION`. Raises: UsageError if it is too long for NATS."""
+    made = ".".join([namespace, room, *map(token, key)])
+    if len(made) > LONGEST:
+        raise UsageError(f"the id {max(key, key=len)[:40]!r}… is too long for NATS")
+    return made
 
 
 def key_of(subject: str) -> Key:
@@ -88,7 +94,7 @@ def configs(namespace: str, replicas: int) -> list[StreamConfig]:
     return [*made, orders]
 
 
-async def ensure(connection: Client, namespace: str, lease: float, replicas: int) -> None:
+async def ensure(connection: Client, namespace: str, replicas: int, *, create: bool = True) -> None:
     """Make the streams that are missing; those that are there stay as they are. Raises: BrokerError."""
     jetstream: Any = connection.jetstream(timeout=10)
     for config in configs(namespace, replicas):
@@ -96,7 +102,9 @@ async def ensure(connection: Client, namespace: str, lease: float, replicas: int
             await jetstream.stream_info(config.name)
             continue
         except NotFoundError:
-            pass
+            if not create:
+                await connection.close()
+                raise BrokerError(f"there is no stream {config.name}: an operator has to make it") from None
         except Exception as error:
             await connection.close()
             told = f"JetStream does not answer ({type(error).__name__}): is it switched on (-js)?"
