@@ -76,6 +76,11 @@ class PastTurn:
         result = self.outcome.value if isinstance(self.outcome, Completed) else self.outcome.partial
         return () if result is None else result.messages
 
+    @property
+    def lost(self) -> bool:
+        """True: it has lost its owner, and somebody else may go on with it."""
+        return isinstance(self.outcome, Aborted) and self.outcome.reason.kind == "lease_lost"
+
     def end(self, outcome: Outcome[AgentResult]) -> None:
         """It has ended: what was streamed is part of the outcome."""
         self.outcome = outcome
@@ -155,9 +160,18 @@ class Past:
     def interrupted(self) -> str | None:
         """The last turn, if it lost its owner, nobody had stopped it, and nothing has gone on with it."""
         last = self.last_ended
-        if last is None or not isinstance(last.outcome, Aborted) or last.outcome.reason.kind != "lease_lost":
+        if last is None or not last.lost:
             return None
         return None if any(turn.continues == last.id for turn in self.turns.values()) else last.id
+
+    def heir(self, turn_id: str) -> str:
+        """The turn that goes on with this one, if it has lost its owner, and so on; else itself. Any thread."""
+        while (turn := self.turns.get(turn_id)) is not None and turn.lost:
+            heirs = [other.id for other in list(self.turns.values()) if other.continues == turn_id]
+            if not heirs:
+                break
+            turn_id = heirs[-1]
+        return turn_id
 
     @property
     def open_turns(self) -> list[PastTurn]:

@@ -89,6 +89,10 @@ class Session:
         turn = self._lane.past.turns.get(turn_id)
         return None if turn is None or turn_id in self._lane.turns else turn.outcome
 
+    def heir_of(self, turn_id: str) -> str:
+        """The turn that goes on with this one, if it has lost its owner; else itself. Any thread."""
+        return self._lane.past.heir(turn_id)
+
     @property
     def turns(self) -> dict[str, SessionTurn]:
         """The turns that have not ended, in the order of their acceptance."""

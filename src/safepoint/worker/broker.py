@@ -132,8 +132,8 @@ class Link(Protocol):
         """The newest message of this key."""
         ...
 
-    async def lasts(self, shelf: Shelf, under: Key = ()) -> list[Entry]:
-        """The message of each key that begins so and is one longer, in order; of a shelf that keeps the newest."""
+    async def lasts(self, shelf: Shelf, under: Key = (), after: int = 0) -> list[Entry]:
+        """The messages after this position, of each key that begins so and is one longer; where the newest is kept."""
         ...
 
     async def trim(self, shelf: Shelf, key: Key, upto: int) -> None:

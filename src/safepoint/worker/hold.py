@@ -12,11 +12,22 @@ from .broker import BrokerError, Link, Order, Queue
 from .orders import Assignment, Call, Ending, Reply, StopCall, from_json, to_json
 from .seats import Seat
 from .stats import Stats
+from .stopping import recorded_stops
 
 __all__ = ["Hold"]
 
 log = logging.getLogger("safepoint")
 ACK_TRIES = 5
+RENEWALS, RETRIES = 3, 10  # in the time of a lease
+
+
+async def _within(seconds: float, event: asyncio.Event) -> None:
+    """Wait so long, or until something has happened."""
+    try:
+        async with asyncio.timeout(max(seconds, 0.001)):
+            await event.wait()
+    except TimeoutError:
+        pass
 
 
 class Hold:
@@ -34,8 +45,10 @@ class Hold:
         self._session = assignment.session
         self._running: str | None = None
         self._due: dict[str, float] = {}  # turns that have to end, and until when
-        self._seen: dict[str, int] = {}  # which records of stops were passed on
+        self._passed_on = 0  # up to here the record of stops was passed on
+        self._renewed = time.monotonic()
         self._look = asyncio.Event()
+        self._read = asyncio.Event()
         self._over = False
         self._gave_up = False
         self._killed = False
@@ -44,19 +57,24 @@ class Hold:
     async def run(self) -> Ending:
         """Hold it until the work has ended, and settle it."""
         self.seat.begin(self._assignment, self._heard)
-        forget = self._link.on_return(self._look.set)
+        forget = self._link.on_return(self._returned)
         end = await self._link.serve(("ctl", self._session), self._answer)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep())
-                ending = await self.seat.run()
+                group.create_task(self._pass_on_stops())
+                ending = await self.seat.run()  # only now: whoever stops a turn and finds nobody is read of before
                 self._over = True
-                self._look.set()
+                self._returned()
         finally:
             forget()
             await end()
         await self._settle(ending)
         return ending
+
+    def _returned(self) -> None:
+        self._look.set()
+        self._read.set()
 
     def _heard(self, turn_id: str | None) -> None:
         if turn_id is None and self._running is not None:
@@ -72,58 +90,76 @@ class Hold:
             return to_json(Reply.of(error))
         reply = await self.seat.ask(call)
         if isinstance(call, StopCall):
-            self._must_end(call)
+            self._must_end(call, reply)
             reply = reply or Reply(
                 status="unknown", busy=1.0, turn_id=call.turn_id, message="the process that runs it does not answer"
             )
         return to_json(reply or Reply(False, "the process that runs it does not answer", error="broken"))
 
-    def _must_end(self, call: StopCall) -> None:
-        """Somebody stopped a turn: if it does not end in time, its process will."""
+    def _must_end(self, call: StopCall, reply: Reply | None) -> None:
+        """Somebody stopped a turn: if it, or the one that goes on with it, does not end in time, its process will."""
+        if reply is not None and reply.status == "already_finished":
+            return
         if call.at in (None, "NOW") or call.within is not None:
+            turn_id = reply.turn_id if reply is not None and reply.turn_id else call.turn_id
             limit = time.monotonic() + (call.within or 0.0) + self._grace
-            self._due[call.turn_id] = min(limit, self._due.get(call.turn_id, limit))
+            self._due[turn_id] = min(limit, self._due.get(turn_id, limit))
             self._look.set()
 
     # The lease
 
-    async def _keep(self) -> None:
-        """Renew the lease, read the record of stops, and end what does not end, until the work is over."""
-        lease = self._link.lease
-        renewed, next_renewal = time.monotonic(), 0.0
-        while not self._over:
-            now = time.monotonic()
-            if now >= next_renewal or self._look.is_set():
-                self._look.clear()
-                try:
-                    await self._order.renew()
-                    renewed = time.monotonic()
-                    await self._read_stops()
-                except BrokerError as error:
-                    log.debug("session %s: the lease cannot be renewed: %s", self._session, error)
-                next_renewal = time.monotonic() + lease / 3
-                if time.monotonic() - renewed > lease and not self._gave_up:
-                    self._gave_up = True
-                    log.warning("session %s: its lease is lost: the work on it ends", self._session)
-                    self.seat.cut("the lease is lost")
-            self._end_what_is_due()
-            await self._until(min([next_renewal, *self._due.values()]))
+    @property
+    def _lost(self) -> bool:
+        """True: the lease is over. Somebody else may have the order: nothing may be said of it any more."""
+        return time.monotonic() - self._renewed > self._link.lease
 
-    async def _until(self, when: float) -> None:
-        try:
-            async with asyncio.timeout(max(when - time.monotonic(), 0.001)):
-                await self._look.wait()
-        except TimeoutError:
-            pass
+    async def _keep(self) -> None:
+        """Renew the lease, and end what does not end, until the work is over."""
+        next_renewal = 0.0
+        while not self._over:
+            if time.monotonic() >= next_renewal or self._look.is_set():
+                self._look.clear()
+                share = RENEWALS if await self._renew() else RETRIES
+                next_renewal = time.monotonic() + self._link.lease / share
+            self._end_what_is_due()
+            await _within(min([next_renewal, *self._due.values()]) - time.monotonic(), self._look)
+
+    async def _renew(self) -> bool:
+        """Who comes too late has lost it, also if the broker takes the word of the one before."""
+        asked, renewed = time.monotonic(), False
+        if not self._lost:
+            try:
+                await self._order.renew()
+                renewed = True
+            except BrokerError as error:
+                log.debug("session %s: the lease cannot be renewed: %s", self._session, error)
+        if renewed and not self._lost:
+            self._renewed = asked
+        elif self._lost and not self._gave_up:
+            self._gave_up = True
+            log.warning("session %s: its lease is lost: the work on it ends", self._session)
+            self.seat.cut("the lease is lost")
+        return renewed
+
+    async def _pass_on_stops(self) -> None:
+        """Read the record of stops, as often as the lease is renewed. It takes its time: the lease does not wait."""
+        lease = self._link.lease
+        while not self._over:
+            self._read.clear()
+            try:
+                async with asyncio.timeout(lease):
+                    await self._read_stops()
+            except (BrokerError, TimeoutError) as error:
+                log.debug("session %s: its stops cannot be read: %s", self._session, error)
+            await _within(lease / RENEWALS, self._read)
 
     async def _read_stops(self) -> None:
-        for entry in await self._link.lasts("stops", (self._session,)):
-            if self._seen.get(entry.key[-1]) != entry.position:
-                call: StopCall = from_json(StopCall, entry.data)
-                reply = await self.seat.ask(call)
-                if reply is not None:
-                    self._seen[entry.key[-1]] = entry.position
-                self._must_end(call)
+        for position, call in await recorded_stops(self._link, self._session, self._passed_on):
+            reply = await self.seat.ask(call)
+            self._must_end(call, reply)
+            if reply is None:
+                break  # it is told again
+            self._passed_on = position
 
     def _end_what_is_due(self) -> None:
         now = time.monotonic()
@@ -140,6 +176,9 @@ class Hold:
 
     async def _settle(self, ending: Ending) -> None:
         """What becomes of the order."""
+        if self._lost and ending != "fenced":
+            log.info("session %s: its lease was over before its end: the order comes again", self._session)
+            return
         try:
             match ending:
                 case "idle":
@@ -161,7 +200,7 @@ class Hold:
                 await self._order.done()
                 break
             except BrokerError:
-                if number == ACK_TRIES - 1:
+                if number == ACK_TRIES - 1 or self._lost:
                     raise
         # Who sent something in this very moment was told that there is an order.
         if await self._link.read("inbox", (self._session,), 0, 1):

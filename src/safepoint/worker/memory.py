@@ -113,12 +113,13 @@ class MemoryLink:
             kept = self._kept(shelf).get(key)
             return kept[-1][0] if kept else None
 
-    async def lasts(self, shelf: Shelf, under: Key = ()) -> list[Entry]:
+    async def lasts(self, shelf: Shelf, under: Key = (), after: int = 0) -> list[Entry]:
         """The newest message of each key below."""
         self._check()
         with self._hub.lock:
             below = [kept for key, kept in self._kept(shelf).items() if key[:-1] == under and kept]
-            return sorted((kept[-1][0] for kept in below), key=lambda entry: entry.position)
+            newest = [kept[-1][0] for kept in below if kept[-1][0].position > after]
+            return sorted(newest, key=lambda entry: entry.position)
 
     async def trim(self, shelf: Shelf, key: Key, upto: int) -> None:
         """Forget the messages up to this position."""

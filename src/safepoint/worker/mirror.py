@@ -136,14 +136,17 @@ class Mirror:
                 self._look.set()
                 await unlisten()
 
-    async def outcome_of(self, turn_id: str) -> Outcome[AgentResult] | None:
-        """How a turn ended, as soon as it has. None: this host was closed before."""
+    async def outcome_of(self, turn_id: str, *, heirs: bool = False) -> Outcome[AgentResult] | None:
+        """How a turn ended, as soon as it has. None: this host was closed before.
+
+        heirs  of a turn that loses its owner, how the one ends that goes on with it
+        """
         events = self.follow(self.seq)
         try:
             await self.catch_up()
             while True:
-                turn = self.past.turns.get(turn_id)
-                if turn is not None and turn.outcome is not None:
+                turn = self.past.turns.get(self.past.heir(turn_id) if heirs else turn_id)
+                if turn is not None and turn.outcome is not None and not (heirs and turn.lost):
                     return turn.outcome
                 if await anext(events, None) is None:
                     return None

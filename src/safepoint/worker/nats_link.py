@@ -136,9 +136,9 @@ class NatsLink:
         """The newest message of this key."""
         return await self._get(shelf, subject=subject(self._namespace, shelf, key))
 
-    async def lasts(self, shelf: Shelf, under: Key = ()) -> list[Entry]:
+    async def lasts(self, shelf: Shelf, under: Key = (), after: int = 0) -> list[Entry]:
         """The message of each key below."""
-        return await self._from_leader(shelf, f"{subject(self._namespace, shelf, under)}.*", 0, 100_000)
+        return await self._from_leader(shelf, f"{subject(self._namespace, shelf, under)}.*", after, 100_000)
 
     async def trim(self, shelf: Shelf, key: Key, upto: int) -> None:
         """Forget the messages up to this position."""
@@ -334,7 +334,7 @@ class _Held:
 
     async def renew(self) -> None:
         """Hold it for one more lease."""
-        await self._link.ask(self._reply, b"+WPI", ASK_SECONDS)
+        await self._link.ask(self._reply, b"+WPI", min(ASK_SECONDS, self._link.lease / 2))
 
     async def done(self) -> None:
         """There is nothing left to do."""

@@ -5,9 +5,9 @@ Knows nothing of how it travels. Deadlines travel as the seconds that are left: 
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from ..abort import AbortReason
 from ..errors import UsageError
@@ -24,6 +24,7 @@ __all__ = [
     "Edit",
     "Ending",
     "Forget",
+    "Hurry",
     "Place",
     "Remove",
     "Reply",
@@ -69,7 +70,7 @@ class StopCall:
     """Stop a turn; also the durable record of it."""
 
     turn_id: str
-    at: str | None = None
+    at: Annotated[str, Field(pattern=f"^({'|'.join(StopAt.__members__)})$")] | None = None
     within: float | None = None
     reason: dict[str, Any] = field(default_factory=dict)
     kind: Literal["stop"] = "stop"
@@ -135,8 +136,15 @@ class Close:
     kind: Literal["close"] = "close"
 
 
+@dataclass(frozen=True, slots=True)
+class Hurry:
+    """Others wait for this place: do not stay open when there is nothing to do."""
+
+    kind: Literal["hurry"] = "hurry"
+
+
 # What the owner of a session is asked while it is live.
-Call: TypeAlias = StopCall | Answer | Edit | Remove | Forget | Continue | Close
+Call: TypeAlias = StopCall | Answer | Edit | Remove | Forget | Continue | Close | Hurry
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +153,9 @@ class Reply:
 
     ok: bool = True
     message: str = ""
-    status: AckStatus = "accepted"
+    status: AckStatus = "unknown"  # of a stop
     turn_id: str = ""
-    error: Literal["", "usage", "busy", "ended", "broken"] = ""
+    error: Literal["", "usage", "busy", "opening", "ended", "broken"] = ""
     busy: float = 0.0  # for so many seconds its event loop has not moved
 
     def raise_error(self) -> "Reply":
@@ -157,7 +165,7 @@ class Reply:
                 return self
             case "usage":
                 raise UsageError(self.message)
-            case "busy":
+            case "busy" | "opening":
                 raise SessionBusy(self.message)
             case "ended":
                 raise SessionEnded(self.message)

@@ -15,7 +15,7 @@ PAGE_MESSAGES = 200
 
 
 class Unpacking:
-    """Messages become records again. What an owner left half written is dropped when the next one writes."""
+    """Messages become records again. What an owner left half written is dropped when the next one begins it anew."""
 
     def __init__(self) -> None:
         self._begun: tuple[int, str] | None = None
@@ -23,8 +23,8 @@ class Unpacking:
     def feed(self, data: bytes) -> list[Record]:
         """One more message."""
         found = []
-        for seq, text, ends, more in json.loads(data)["records"]:
-            before = self._begun[1] if self._begun is not None and self._begun[0] == seq else ""
+        for seq, text, ends, cut, more in json.loads(data)["records"]:
+            before = self._begun[1] if cut and self._begun is not None and self._begun[0] == seq else ""
             if more:
                 self._begun = (seq, before + text)
             else:
@@ -40,7 +40,7 @@ def first_seq(data: bytes) -> int:
 
 def last_seq(data: bytes) -> int:
     """The number of the last record that is whole in a message. Of half a record nobody has heard."""
-    seq, _, _, more = json.loads(data)["records"][-1]
+    seq, _, _, _, more = json.loads(data)["records"][-1]
     return int(seq) - bool(more)
 
 

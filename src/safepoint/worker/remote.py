@@ -24,6 +24,7 @@ from ..session.ending import receipt_of
 from ..session.host import TurnView
 from ..session.lane import SessionBusy, SessionEnded, WhenBusy
 from ..session.log import Recorded
+from ..session.past import PastTurn
 from ..session.presence import Presence
 from ..session.turn import check_id
 from .broker import Broker, BrokerError, Link, Nobody
@@ -47,6 +48,8 @@ from .orders import (
 __all__ = ["RemoteHost"]
 
 CALL_SECONDS = 5.0
+# How long a stop looks for what is known of its turn, when the worker did not know.
+LOOK_SECONDS = 0.5
 # How long a session may take to find a worker, where somebody waits for it.
 WAKE_SECONDS = 10.0
 WAKE_TRY_SECONDS = 0.05
@@ -104,7 +107,7 @@ class RemoteHost(Directory):
         mirror = await self._mirror(session_id)
         try:
             async with asyncio.timeout(seconds):
-                await mirror.outcome_of(turn_id)
+                await mirror.outcome_of(turn_id, heirs=True)
         except TimeoutError:
             await self.stop(session_id, turn_id, reason=AbortReason("deadline", f"after {seconds:g} s"))
         except BrokerError:
@@ -133,7 +136,7 @@ class RemoteHost(Directory):
         async def settled(timeout: float | None) -> Receipt:
             mirror = await self._mirror(session_id)
             async with asyncio.timeout(timeout):
-                outcome = await mirror.outcome_of(turn_id)
+                outcome = await mirror.outcome_of(reply.turn_id if reply is not None and reply.turn_id else turn_id)
             if outcome is None:
                 raise SessionEnded("the host was closed before the turn had ended")
             return receipt_of(outcome)
@@ -149,10 +152,13 @@ class RemoteHost(Directory):
         if reply is None and not recorded:
             told = "neither the worker nor the broker has answered: the stop is on its way"
             return "accepted", "accepted", told
-        mirror = await self._mirror(session_id)
-        turn = mirror.past.turns.get(turn_id)
-        unseen = turn is None and turn_id in await self._unseen(session_id, mirror)
-        turn = mirror.past.turns.get(turn_id)
+        over = reply is not None and reply.status == "already_finished"
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                turn, unseen = await self._known(session_id, turn_id, over)
+        except (TimeoutError, BrokerError):
+            told = "the broker does not say how the turn stands"
+            return ("already_finished" if over else "accepted"), ("recorded" if reply is None else "delivered"), told
         if turn is not None and turn.outcome is not None:
             return "already_finished", "settled", f"turn {turn_id} has ended"
         if turn is None and not unseen:
@@ -166,6 +172,14 @@ class RemoteHost(Directory):
         )
         return status, "recorded", rest
 
+    async def _known(self, session_id: str, turn_id: str, over: bool) -> tuple[PastTurn | None, bool]:
+        """What the log says of a turn, and whether it is in the inbox only. `over`: its end is being written."""
+        mirror = await self._mirror(session_id)
+        if over:
+            await mirror.outcome_of(turn_id)
+        unseen = turn_id not in mirror.past.turns and turn_id in await self._unseen(session_id, mirror)
+        return mirror.past.turns.get(turn_id), unseen
+
     async def _ask(self, session_id: str, call: Call, *, wake: bool = False) -> Reply:
         """Ask the owner of a session. `wake`: if there is none, wait until there is. Raises: Nobody; what it raised."""
         place, link = await self._place(session_id), await self._link()
@@ -174,8 +188,7 @@ class RemoteHost(Directory):
         while True:
             try:
                 reply: Reply = from_json(Reply, await link.request(("ctl", session_id), to_json(call), CALL_SECONDS))
-                opening = reply.error == "busy" and not isinstance(call, Continue)
-                if not opening or clock.monotonic() > until:
+                if reply.error not in ("opening", "ended") or clock.monotonic() > until:
                     return reply.raise_error()
             except Nobody:
                 if not wake or clock.monotonic() > until:

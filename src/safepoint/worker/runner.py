@@ -6,6 +6,7 @@ Knows nothing of leases and of how an order was taken.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 
 from ..abort import AbortReason
@@ -30,6 +31,7 @@ from .orders import (
     Edit,
     Ending,
     Forget,
+    Hurry,
     Remove,
     Reply,
     Send,
@@ -37,6 +39,7 @@ from .orders import (
     Unreadable,
     from_json,
 )
+from .stopping import recorded_stops
 from .store import BrokerStore
 
 __all__ = ["GIVEN_BACK", "Runner"]
@@ -64,6 +67,7 @@ class Runner:
         self._read = 0  # up to here the inbox is done
         self._leaving: float | None = None
         self._closing: str | None = None
+        self._idle_for = assignment.idle_for
         self.session: Session | None = None
 
     @property
@@ -101,6 +105,7 @@ class Runner:
                 await self._work(session, group)
             except (StoreError, BrokerError, SessionEnded) as error:
                 failure = error
+                self._store.shut(f"the work on it failed: {error}")  # what runs stays open: the next owner goes on
             try:
                 await session.close(self._closing or "nothing left to do")
             except StoreError as error:
@@ -132,8 +137,7 @@ class Runner:
         False: the turn that would be resumed was stopped.
         """
         session, past, last = self._assignment.session, Past(), 0
-        kept = await self._link.lasts("stops", (session,))
-        stopped: dict[str, StopCall] = {entry.key[-1]: from_json(StopCall, entry.data) for entry in kept}
+        stopped = {call.turn_id: call for _, call in await recorded_stops(self._link, session)}
         if not stopped:
             return True
         end = await self._store.acquire(session)
@@ -141,13 +145,14 @@ class Runner:
             for record in page:
                 past.apply(read(record).event)
             last = page[-1].seq
+        stopped = {past.heir(turn_id): call for turn_id, call in stopped.items()}
         records = [
-            Record(last + number, event_to_json(_stop_event(session, stopped[turn.id])))
+            Record(last + number, event_to_json(_stop_event(session, turn.id, stopped[turn.id])))
             for number, turn in enumerate((t for t in past.open_turns if t.id in stopped and t.stop is None), 1)
         ]
         await self._store.append(session, records, durable=True)
-        ended = past.last_ended
-        return ended is None or ended.id not in stopped
+        begun = any(turn.started for turn in past.open_turns)  # that one would be resumed
+        return begun or past.interrupted not in stopped
 
     async def _work(self, session: Session, group: asyncio.TaskGroup) -> None:
         group.create_task(self._tell(session))
@@ -158,7 +163,7 @@ class Runner:
             self._wake.clear()
             for turn in await self._new_turns(session):
                 group.create_task(self._until_its_end(turn))
-            if not session.turns and not await self._woken(self._assignment.idle_for):
+            if not session.turns and not await self._woken(self._idle_for):
                 break
             await self._woken(LOOK_SECONDS)
         if self._leaving is not None:
@@ -233,9 +238,7 @@ class Runner:
 
     def _strike(self, session: Session, turn_id: str, call: StopCall) -> Reply | None:
         """Stop a turn that is here, or the one that goes on with it. None: it is not here."""
-        going_on = [turn.id for turn in session.turns.values() if turn.continues == turn_id]
-        if turn_id not in session.turns and going_on:
-            turn_id = going_on[0]
+        turn_id = session.heir_of(turn_id)
         if turn_id not in session.turns and session.outcome_of(turn_id) is None:
             return None
         self._early.pop(call.turn_id, None)
@@ -256,7 +259,7 @@ class Runner:
         """Whatever else is asked of the session, in its own event loop."""
         session = self.session
         if session is None:
-            return Reply(False, "the session is being opened", error="busy")
+            return Reply(False, "the session is being opened", error="opening")
         try:
             return await self._handled(session, call)
         except Exception as error:
@@ -266,6 +269,8 @@ class Runner:
         match call:
             case StopCall():
                 return self.stop(call)
+            case Hurry():
+                pass
             case Answer(question_id, text):
                 return Reply(session.answer(question_id, text))
             case Edit(turn_id, text):
@@ -307,6 +312,6 @@ class Runner:
             await turn.wait()
 
 
-def _stop_event(session: str, call: StopCall) -> StopRequested:
-    about = {"run_id": call.turn_id, "path": (session,), "at": 0.0, "turn_id": call.turn_id}
+def _stop_event(session: str, turn_id: str, call: StopCall) -> StopRequested:
+    about = {"run_id": turn_id, "path": (session,), "at": time.time(), "turn_id": turn_id}
     return StopRequested(**about, at_point=call.at or "NOW", reason=call.why.message, reason_kind=call.why.kind)  # type: ignore[arg-type]

@@ -6,11 +6,12 @@ Neither waits for the other. Whoever asks is answered at once with how far it ha
 import asyncio
 import logging
 
+from ..abort import AbortReason
 from ..session.home import Home
 from .broker import BrokerError, Link, Nobody, TooLate
-from .orders import Reply, StopCall, from_json, to_json
+from .orders import Reply, StopCall, Unreadable, from_json, to_json
 
-__all__ = ["Bell"]
+__all__ = ["Bell", "recorded_stops"]
 
 log = logging.getLogger("safepoint")
 # So long is waited for an answer of either; for the record, once the worker has answered; for one ring.
@@ -51,7 +52,10 @@ class Bell:
             was_kept = record.done()
             try:
                 answer = await self._link.request(("ctl", session), to_json(call), RING_SECONDS)
-                return from_json(Reply, answer)
+                reply: Reply = from_json(Reply, answer)
+                if not reply.error:
+                    return reply
+                await asyncio.wait([record])  # whoever has it is about to lose it
             except Nobody:
                 # Whoever takes the order after the record was kept reads it first; who took it before is rung again.
                 if was_kept:
@@ -63,3 +67,16 @@ class Bell:
                 log.warning("the stop of turn %s was answered with nonsense: %s", call.turn_id, error)
                 return None
         return None
+
+
+async def recorded_stops(link: Link, session: str, after: int = 0) -> list[tuple[int, StopCall]]:
+    """The stops of a session's turns that are kept, each with its position. One that cannot be read is a stop too."""
+    found = []
+    for entry in await link.lasts("stops", (session,), after):
+        try:
+            call: StopCall = from_json(StopCall, entry.data)
+        except Unreadable as error:
+            log.warning("session %s: turn %s is stopped: %s", session, entry.key[-1], error)
+            call = StopCall(entry.key[-1], "NOW", None, AbortReason("user", "somebody stopped it").to_dict())
+        found.append((entry.position, call))
+    return found

@@ -14,14 +14,15 @@ from .pages import LogPages, last_seq
 
 __all__ = ["BrokerStore", "News", "packed"]
 
-# NATS takes a megabyte by default; a text of so many characters fits also where each of them takes four bytes.
-MESSAGE_CHARS = 200_000
+# NATS takes a megabyte by default; a text of so many characters fits also where each of them takes six bytes.
+MESSAGE_CHARS = 150_000
+PART_CHARS = 50  # what is written around each
 STALE_TRIES = 40
 STALE_SECONDS = 0.05
 
 
 def packed(records: Sequence[Record], by: str) -> list[bytes]:
-    """Records as messages that fit through: several in one, or one in several parts."""
+    """Records as messages that fit through: several in one, or one in several parts, each with where it begins."""
     messages: list[bytes] = []
     parts: list[list[object]] = []
     size = 0
@@ -29,11 +30,12 @@ def packed(records: Sequence[Record], by: str) -> list[bytes]:
         cuts = range(0, max(len(record.text), 1), MESSAGE_CHARS)
         for cut in cuts:
             text = record.text[cut : cut + MESSAGE_CHARS]
-            if parts and size + len(text) > MESSAGE_CHARS:
+            length = len(text) + len(record.ends or "") + PART_CHARS
+            if parts and size + length > MESSAGE_CHARS:
                 messages.append(_message(parts, by))
                 parts, size = [], 0
-            parts.append([record.seq, text, record.ends, cut != cuts[-1]])
-            size += len(text)
+            parts.append([record.seq, text, record.ends, cut, cut != cuts[-1]])
+            size += length
     return [*messages, _message(parts, by)]
 
 
@@ -112,7 +114,10 @@ class BrokerStore:
         """The records after this seq. A server of a cluster that lags behind is asked again."""
         pages = self._pages.setdefault(session, LogPages(self._link, session))
         for _ in range(STALE_TRIES):
-            found = await pages.after(after)
+            try:
+                found = await pages.after(after)
+            except BrokerError as error:
+                raise StoreError(f"session {session!r} cannot be read: {error}") from error
             if found or after >= self._last.get(session, 0):
                 return found
             await asyncio.sleep(STALE_SECONDS)  # real time: it will have caught up

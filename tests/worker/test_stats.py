@@ -1,0 +1,27 @@
+"""Owns the tests of what a worker counts."""
+
+from dataclasses import asdict
+
+from safepoint.worker.stats import Stats
+from tests.session.lab import talker
+from tests.worker.lab import eventually, hosting, memory, until_kind, working
+
+
+def test_a_new_worker_has_counted_nothing():
+    assert set(asdict(Stats()).values()) == {0}
+
+
+async def test_orders_are_counted_and_told_to_whoever_lists_the_workers():
+    broker = memory()
+    async with working(talker("one", "two"), broker) as worker, hosting(broker) as host:
+        for session in ("a", "b"):
+            await host.create(session)
+            await host.send(session, "hello")
+            await until_kind(host, session, "turn_ended")
+        assert (worker.stats.taken, worker.stats.redelivered) == (2, 0)
+
+        async def told() -> bool:
+            (info,) = await host.workers()
+            return info.taken == 2
+
+        await eventually(told)
