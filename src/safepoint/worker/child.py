@@ -28,6 +28,8 @@ __all__ = ["main"]
 log = logging.getLogger("safepoint")
 # When the supervisor has died: how long what runs may take to end by itself.
 ORPHAN_SECONDS = 3.0
+# The thread that answers must not wait 5 ms for the one that works.
+SWITCH_SECONDS = 0.0005
 
 
 class Child:
@@ -68,6 +70,9 @@ class Child:
         match said:
             case {"begin": about}:
                 self._begin(workshop, from_json(Assignment, json.dumps(about).encode()))
+            case {"run": True} if self._runner is not None:
+                runner = self._runner
+                workshop.run(runner).add_done_callback(lambda done: self._ended(runner, done))
             case {"n": number, "ask": call} if self._runner is not None:
                 read: Call = from_json(Call, json.dumps(call).encode())
                 answer, busy = workshop.ask(self._runner, read), workshop.busy
@@ -85,8 +90,7 @@ class Child:
 
     def _begin(self, workshop: Workshop, assignment: Assignment) -> None:
         self._over.clear()
-        runner = self._runner = workshop.begin(assignment, lambda turn_id: self.say(runs=turn_id))
-        workshop.run(runner).add_done_callback(lambda done: self._ended(runner, done))
+        self._runner = workshop.begin(assignment, lambda turn_id: self.say(runs=turn_id))
 
     def _ended(self, runner: Runner, done: "Future[Ending]") -> None:
         self._over.set()
@@ -100,6 +104,7 @@ class Child:
 
 def main() -> None:
     """Work until the supervisor has no more orders."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     child = Child(socket.socket(fileno=int(sys.argv[1])))
     broker, targets, name = child.setup()
     agents = {agent.name: agent for agent in map(load_agent, targets)}

@@ -105,16 +105,15 @@ class Directory:
     async def session(self, session_id: str) -> SessionView:
         """One session, with the turns that have not ended: those that no worker has seen yet included."""
         place, mirror = await self._place(session_id), await self._mirror(session_id)
+        unseen = await self._unseen(session_id, mirror)
         turns = [TurnView(turn.id, status_of(turn)) for turn in mirror.past.open_turns]
-        turns += [TurnView(sent, "queued") for sent in await self._unseen(session_id, mirror)]
+        turns += [TurnView(turn_id, "queued") for turn_id in unseen]
         return SessionView(session_id, place.agent, mirror.seq, True, tuple(turns))
 
     async def _unseen(self, session_id: str, mirror: Mirror) -> list[str]:
         """The turns in the inbox that are not in the log."""
         entries = await (await self._link()).read("inbox", (session_id,))
-        if not entries:
-            return []
-        await mirror.catch_up()  # what has left the inbox since is there
+        await mirror.catch_up()  # what has left the inbox, also before it was read, is there
         sent: list[Send] = [from_json(Send, entry.data) for entry in entries]
         return [one.turn_id for one in sent if one.turn_id not in mirror.past.turns]
 

@@ -258,6 +258,10 @@ class Runner:
     async def handle(self, call: Call) -> Reply:
         """Whatever else is asked of the session, in its own event loop."""
         session = self.session
+        if isinstance(call, Hurry):
+            self._idle_for = 0.0
+            self._wake.set()
+            return Reply()
         if session is None:
             return Reply(False, "the session is being opened", error="opening")
         try:
@@ -270,7 +274,7 @@ class Runner:
             case StopCall():
                 return self.stop(call)
             case Hurry():
-                pass
+                return Reply()  # done before
             case Answer(question_id, text):
                 return Reply(session.answer(question_id, text))
             case Edit(turn_id, text):

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from weakref import WeakSet
 
 from .broker import Broker, BrokerError, Link, Order, Queue
 from .hold import Hold
-from .orders import Assignment, Close, Place, WorkerInfo, from_json, queue_of, to_json
+from .orders import Assignment, Close, Hurry, Place, WorkerInfo, from_json, queue_of, to_json
 from .seats import ProcessSeat, Seat, TaskSeat
 from .stats import Stats
 from .workshop import Workshop
@@ -55,6 +56,7 @@ class Supervisor:
         self._workshop = workshop
         self._stats = stats
         self._holds: dict[str, Hold] = {}
+        self._hurried: WeakSet[Hold] = WeakSet()
         self._seats: list[ProcessSeat] = []  # processes without an order
         self._free = asyncio.Event()
         self._going = asyncio.Event()
@@ -97,6 +99,7 @@ class Supervisor:
         while not self._going.is_set():
             room = self._settings.concurrency - len(self._holds)
             if room <= 0:
+                self._hurry(group)
                 self._free.clear()
                 await self._free.wait()
                 continue
@@ -107,6 +110,13 @@ class Supervisor:
                 continue
             for order in orders:
                 await self._begin(order, group)
+
+    def _hurry(self, group: asyncio.TaskGroup) -> None:
+        """There is no place left: whoever has nothing to do makes way as soon as it can."""
+        for hold in self._holds.values():
+            if hold not in self._hurried:
+                self._hurried.add(hold)
+                group.create_task(hold.seat.ask(Hurry()))
 
     async def _take_no_more(self) -> None:
         await self._going.wait()
