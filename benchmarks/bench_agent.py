@@ -5,21 +5,39 @@ costs, and two hundred streams stopped at once.
 """
 
 import asyncio
+import gc
 import json
+import math
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
+from typing import TypeAlias
 
-from .measure import AtMost, Contender, Line, Measure, cpu, wall
+from safepoint import AbortController
+
+from .measure import AtMost, Contender, Limit, Line, Measure, Unit, cpu
 from .peers.agents import PEERS, Pieces, Turns, run_all
-from .peers.provider import ProviderProcess
+from .peers.provider import ProviderProcess, Seen
+
+Stop: TypeAlias = "Callable[[list[asyncio.Task[None]]], object]"
 
 TURNS, CHUNKS = 10, 400
 STREAMS = 200
+# A stream that nobody closes would go on for thirty seconds; one looks no longer than this.
+START_SECONDS = 30.0
+LOST_SECONDS = 2.0
+# Two hundred streams of each of them take their time to begin.
+STOP_ROUNDS = 5
 BARE = "the bare SDK"
+WHY_TIME = (
+    "where chunks came faster than they were read, ours reads those that are here already, to unwind the SDK's"
+    " generators and leave none to the garbage collector; that is about a quarter of its time"
+)
+WHY_CHUNKS = "the provider goes on until it sees a connection close, so this follows the time above, and its noise"
 IMPORTS = {
     "openai-agents": "import agents",
     "pydantic-ai": "import pydantic_ai, pydantic_ai.models.openai",
@@ -28,13 +46,15 @@ IMPORTS = {
 }
 OURS = "import safepoint, safepoint.models.openai, openai"
 CORE = "import safepoint.agent"
+# Between this process and the measured one: Linux counts the memory of whoever starts a process as that process's.
+START = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', sys.argv[1]]))"
 # One event loop for all: LangChain shares its client among models, and a client belongs to a loop.
 RUNNER = asyncio.Runner()
 
 
 def peers() -> dict[str, str]:
     names = ("openai", "openai-agents", "pydantic-ai-slim", "langgraph", "langchain-openai", "autogen-agentchat")
-    return {name: version(name) for name in names}
+    return {**{name: version(name) for name in names}, "rounds of stopped streams": str(STOP_ROUNDS)}
 
 
 def lines(measure: Measure) -> Iterator[Line]:
@@ -65,57 +85,92 @@ def contender(pieces: Pieces, name: str, turns: int, per: int) -> Contender:
 
 
 def stopping(measure: Measure, provider: ProviderProcess, turns: Turns) -> Iterator[Line]:
-    """Until the provider has seen every connection close. Peers are stopped by cancelling their tasks."""
+    """Until every client has ended and the provider has seen every connection close, and what was sent meanwhile.
 
-    def stop_all(make: Callable[[], Pieces]) -> Contender:
+    Ours is stopped by one abort; peers by cancelling their tasks. What goes on after `LOST_SECONDS` counts as that.
+    """
+    late: dict[str, list[int]] = {}
+
+    def stop_all(name: str, make: Callable[[], tuple[Pieces, Stop]]) -> Contender:
         def once() -> float:
-            provider.exchanges()
-            stopped_at = RUNNER.run(begin_and_stop(make()))
-            deadline = wall() + 10
-            closed: list[float] = []
-            while len(closed) < STREAMS and wall() < deadline:
-                closed += [one["closed_at"] for one in provider.exchanges() if one["closed_at"] is not None]
-            return max(closed, default=stopped_at + 10.0) - stopped_at if len(closed) >= STREAMS else 10.0
+            gc.enable()  # some close a connection when garbage is collected
+            seconds, chunks = RUNNER.run(begin_and_stop(provider, *make()))
+            late.setdefault(name, []).append(chunks)
+            return seconds
 
         return once
 
-    others = {name: stop_all(partial(make, turns)) for name, make in PEERS.items()}
-    samples = measure(f"{STREAMS} streams stopped, until all are closed", stop_all(turns.ours), others)
-    yield from samples.lines(dict.fromkeys(others, AtMost(1)))
+    def ours() -> tuple[Pieces, Stop]:
+        controller = AbortController()
+        return turns.ours(controller.signal), lambda tasks: controller.abort("stop")
+
+    others = {name: stop_all(name, partial(cancelled, make, turns)) for name, make in PEERS.items()}
+    measure = Measure(STOP_ROUNDS, measure.tell)
+    samples = measure(f"{STREAMS} streams stopped, until all have ended", stop_all("ours", ours), others)
+    yield from samples.lines(dict.fromkeys(others, AtMost(1, WHY_TIME)))
+    chunks = {name: statistics.median(counts[1:]) for name, counts in late.items()}  # the first round does not count
+    for name in others:
+        yield Line(
+            what=f"{STREAMS} streams stopped, chunks sent after that",
+            ours=chunks["ours"],
+            peer=name,
+            theirs=chunks[name],
+            ratio=chunks["ours"] / chunks[name] if chunks[name] else None,
+            unit="",
+            target=Limit(chunks[name], WHY_CHUNKS),
+        )
 
 
-async def begin_and_stop(pieces: Pieces) -> float:
-    """Begin all of them, wait until each has said something, end them together; the moment of the stop."""
-    started = 0
-    all_there = asyncio.Event()
+def cancelled(make: Callable[[Turns], Pieces], turns: Turns) -> tuple[Pieces, Stop]:
+    return make(turns), lambda tasks: [task.cancel() for task in tasks]
 
-    async def one() -> None:
-        nonlocal started
-        first = True
-        source: AsyncIterator[str] = pieces("slow-300")
-        async for _ in source:
-            if first:
-                first = False
-                started += 1
-                if started == STREAMS:
-                    all_there.set()
 
-    tasks = [asyncio.ensure_future(one()) for _ in range(STREAMS)]
-    await asyncio.wait([asyncio.ensure_future(all_there.wait())], timeout=30)
+async def begin_and_stop(provider: ProviderProcess, pieces: Pieces, stop: Stop) -> tuple[float, int]:
+    """Begin all of them, wait until each has said something, stop them together: how long, how many chunks."""
+    provider.hang_up()
+    heard = [asyncio.Event() for _ in range(STREAMS)]
+    tasks = [asyncio.create_task(read(pieces, event)) for event in heard]
+    async with asyncio.timeout(START_SECONDS):
+        for event in heard:
+            await event.wait()
     stopped_at = time.monotonic()
-    for task in tasks:
-        task.cancel()
+    stop(tasks)
+    await asyncio.wait(tasks, timeout=LOST_SECONDS)
+    ended_at = time.monotonic()
+    seen = await asyncio.to_thread(when_closed, provider, stopped_at + LOST_SECONDS)
+    provider.hang_up()
     await asyncio.gather(*tasks, return_exceptions=True)
-    return stopped_at
+    last = max([ended_at, *(one.closed_at or math.inf for one in seen)])
+    return min(last - stopped_at, LOST_SECONDS), sum(at > stopped_at for one in seen for at in one.sent_at)
+
+
+async def read(pieces: Pieces, heard: asyncio.Event) -> None:
+    async for _ in pieces("slow-300"):
+        heard.set()
+
+
+def when_closed(provider: ProviderProcess, deadline: float) -> list[Seen]:
+    """What became of all streams, once their connections are closed, or at the deadline."""
+    while True:
+        seen = provider.exchanges()
+        if all(one.closed_at is not None for one in seen) or time.monotonic() >= deadline:
+            assert len(seen) == STREAMS, f"{len(seen)} requests came, not {STREAMS}"
+            return seen
+        time.sleep(0.01)  # the moments come from the provider: it may take them in peace
 
 
 def importing(measure: Measure) -> Iterator[Line]:
     """A fresh process each: its processor time, and the memory it has at the end."""
-    for what, field in (("importing it, in processor time", "seconds"), ("importing it, in memory", "bytes")):
+    fields: tuple[tuple[str, str, Unit], ...] = (
+        ("importing it with its client, in processor time", "seconds", "s"),
+        ("importing it with its client, in memory", "bytes", "B"),
+    )
+    for what, field, unit in fields:
         samples = measure(what, imports(OURS, field), {name: imports(code, field) for name, code in IMPORTS.items()})
-        yield from samples.lines(dict.fromkeys(IMPORTS, AtMost(1)))
-    alone = {"openai alone": imports("import openai", "seconds")}
-    yield from measure("importing the agent alone", imports(CORE, "seconds"), alone).lines()
+        yield from samples.lines(dict.fromkeys(IMPORTS, AtMost(1)), unit)
+    alone = {"the SDK alone": imports("import openai", "seconds")}
+    samples = measure("importing the agent without a client", imports(CORE, "seconds"), alone)
+    yield from samples.lines({"the SDK alone": Limit(0.3)})
 
 
 def imports(code: str, field: str) -> Contender:
@@ -127,7 +182,8 @@ def imports(code: str, field: str) -> Contender:
     )
 
     def once() -> float:
-        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+        command = [sys.executable, "-c", START, script]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         return float(json.loads(ended.stdout.splitlines()[-1])[field])
 
     return once

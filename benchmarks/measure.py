@@ -103,7 +103,7 @@ class Samples:
         others = {name: added(costs) for name, costs in self.peers.items() if name != bare}
         return Samples(self.what, added(self.ours), others)
 
-    def lines(self, targets: Mapping[str, Target] | None = None) -> Iterator[Line]:
+    def lines(self, targets: Mapping[str, Target] | None = None, unit: Unit = "s") -> Iterator[Line]:
         """Ours against each peer; those that `targets` does not name are only shown."""
         for peer, costs in self.peers.items():
             yield Line(
@@ -112,6 +112,7 @@ class Samples:
                 peer=peer,
                 theirs=statistics.median(costs) if costs else None,
                 ratio=statistics.median(map(truediv, self.ours, costs)) if costs else None,
+                unit=unit,
                 target=(targets or {}).get(peer),
             )
 

@@ -42,6 +42,8 @@ def as_json(lines: Iterable[Line]) -> list[Mapping[str, object]]:
 
 def quantity(value: float, unit: Unit) -> str:
     """Three digits, in the unit that fits: `0.0000031 s` is `3.10 us`."""
+    if unit == "B" and value >= 1e6:
+        return f"{value / 1e6:,.1f} MB"
     if unit != "s":
         return f"{round(value, 1):,g} {unit}".rstrip()
     scale, name = next((s for s in SCALES if abs(value) >= s[0]), SCALES[-1])

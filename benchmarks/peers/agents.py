@@ -20,7 +20,7 @@ from openai import AsyncOpenAI
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from safepoint import Agent
+from safepoint import AbortSignal, Agent
 from safepoint.models.openai import OpenAIModel
 from safepoint.run.events import TextStreamed
 
@@ -44,11 +44,11 @@ class Turns:
     def _client(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=self._url, api_key=KEY, max_retries=0)
 
-    def ours(self) -> Pieces:
+    def ours(self, signal: AbortSignal | None = None) -> Pieces:
         client = self._client()
 
         async def turn(name: str) -> AsyncIterator[str]:
-            async for event in Agent(OpenAIModel(name, client=client)).run(PROMPT):
+            async for event in Agent(OpenAIModel(name, client=client)).run(PROMPT, signal=signal):
                 if isinstance(event, TextStreamed):
                     yield event.text
 

@@ -6,19 +6,28 @@ The model's name says what it answers: `words-300` three hundred words at once, 
 import json
 import subprocess
 import sys
+from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from tests.rigs.provider import Provider
 from tests.rigs.script import Pause
 
-__all__ = ["ProviderProcess"]
+__all__ = ["ProviderProcess", "Seen"]
 
 SLOW_SECONDS = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the provider saw of one request, by the monotonic clock, which all processes share."""
+
+    sent_at: list[float]
+    closed_at: float | None
+
+
 class ProviderProcess:
-    """`with ProviderProcess() as provider: provider.base_url`; `closed()` says when each connection was closed."""
+    """`with ProviderProcess() as provider: provider.base_url`; `exchanges()` says what became of each request."""
 
     def __enter__(self) -> "ProviderProcess":
         command = [sys.executable, "-m", "benchmarks.peers.provider"]
@@ -33,12 +42,19 @@ class ProviderProcess:
         self._process.stdin.close()
         self._process.wait(10)
 
-    def exchanges(self) -> list[dict[str, Any]]:
-        """What has happened since the last time: when each connection was closed, by the monotonic clock."""
+    def hang_up(self) -> None:
+        """Close what is still open, and forget what has happened so far."""
+        self._ask("hang up")
+
+    def exchanges(self) -> list[Seen]:
+        """What has happened since then."""
+        return [Seen(**one) for one in self._ask("report")]
+
+    def _ask(self, command: str) -> Any:
         assert self._process.stdin is not None
-        self._process.stdin.write("report\n")
+        self._process.stdin.write(f"{command}\n")
         self._process.stdin.flush()
-        return cast(list[dict[str, Any]], json.loads(self._line()))
+        return json.loads(self._line())
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -57,10 +73,12 @@ def main() -> None:
     with Provider() as provider:
         provider.always(answer)
         print(provider.base_url, flush=True)
-        for _ in sys.stdin:
-            found = [{"closed_at": one.closed_at, "came_at": one.came_at} for one in provider.exchanges]
-            provider.exchanges.clear()
-            print(json.dumps(found), flush=True)
+        for command in sys.stdin:
+            if command.strip() == "hang up":
+                provider.hang_up()
+                provider.exchanges.clear()
+            found = [Seen(list(one.sent_at), one.closed_at) for one in provider.exchanges]
+            print(json.dumps([asdict(one) for one in found]), flush=True)
 
 
 if __name__ == "__main__":

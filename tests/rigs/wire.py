@@ -34,6 +34,7 @@ class Exchange:
     connection: int
     came_at: float
     sent: int = 0
+    sent_at: list[float] = field(default_factory=list)
     ended_at: float | None = None
     closed_at: float | None = None
     began: threading.Event = field(default_factory=threading.Event)
@@ -78,6 +79,7 @@ class Answering:
         """Bytes as they are, also in the middle of a chunk."""
         self._transport.write(data)
         self.exchange.sent += len(data)
+        self.exchange.sent_at.append(time.monotonic())
         self.exchange.began.set()
 
     def cut(self) -> None:
@@ -118,6 +120,11 @@ class WireServer:
             self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(START_SECONDS)
         assert not self._thread.is_alive(), "the test server did not end"
+
+    def hang_up(self) -> None:
+        """Close every connection that is open now, and go on listening."""
+        for connection in list(self._open):
+            self._loop.call_soon_threadsafe(connection.abort)
 
     @property
     def url(self) -> str:
