@@ -62,7 +62,6 @@ def growth(measure: Measure) -> Iterator[Line]:
 def kept(measure: Measure) -> Iterator[Line]:
     """Not a matter of time, hence not of rounds: the most memory that so many items need when nothing is gathered."""
     what = f"{WIDE_FAN:,} items, 8 at once, nothing gathered"
-    why = "bounded, but by the garbage collector: what a leaf has due after an abort and the leaf hold each other"
     measure.tell(what)
     more, less = (peak(graphs.fan(size, concurrency=8, gather=False)) for size in (WIDE_FAN, NARROW_FAN))
     yield Line(
@@ -72,7 +71,7 @@ def kept(measure: Measure) -> Iterator[Line]:
         theirs=less,
         ratio=more / less,
         unit="B",
-        target=AtMost(1.2, why),
+        target=AtMost(1.2),
     )
 
 
