@@ -7,6 +7,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import logging
 import os
 import pickle
 import signal
@@ -21,14 +22,17 @@ from typing import Any, Protocol
 from ..abort import processgroup
 from ..abort.processgroup import collect
 from .broker import Broker
-from .orders import Assignment, Call, Ending, Reply, from_json
+from .orders import Assignment, Call, Ending, Reply, StopCall, from_json
 from .runner import Runner
 from .workshop import Workshop
 
 __all__ = ["ProcessSeat", "Seat", "TaskSeat"]
 
-# So long a process may take to answer; then its supervisor answers for it.
+log = logging.getLogger("safepoint")
+# So long a process may take to answer a stop; then its supervisor answers for it. And so long whatever else is asked:
+# a process that has just been started takes its time.
 ANSWER_SECONDS = 0.1
+CALL_SECONDS = 4.0
 
 
 class Seat(Protocol):
@@ -39,7 +43,7 @@ class Seat(Protocol):
         ...
 
     async def run(self) -> Ending:
-        """Until the work has ended. Raises: what went wrong."""
+        """Until the work has ended, in one way or another."""
         ...
 
     async def ask(self, call: Call) -> Reply | None:
@@ -82,15 +86,19 @@ class TaskSeat:
         return self._runner
 
     async def run(self) -> Ending:
-        """Until the work has ended."""
-        return await asyncio.wrap_future(self._workshop.run(self._begun))
+        """Until the work has ended. What nobody has thought of ends this order, and not the worker."""
+        try:
+            return await asyncio.wrap_future(self._workshop.run(self._begun))
+        except Exception:
+            log.exception("the work failed")
+            return "failed"
 
     async def ask(self, call: Call) -> Reply | None:
         """Ask something of the session."""
         answer = self._workshop.ask(self._begun, call)
         busy = self._workshop.busy
         try:
-            async with asyncio.timeout(ANSWER_SECONDS if busy else None):
+            async with asyncio.timeout(ANSWER_SECONDS if busy else CALL_SECONDS):
                 reply = await asyncio.wrap_future(answer)
         except TimeoutError:
             return None
@@ -208,6 +216,7 @@ class ProcessSeat:
         assert self._over is not None  # for the type checker: begin() comes first
         if not self.alive:
             return "died"
+        self._say({"run": True})
         return await self._over
 
     async def ask(self, call: Call) -> Reply | None:
@@ -218,7 +227,7 @@ class ProcessSeat:
         self._replies[number] = waiting
         self._say({"n": number, "ask": asdict(call)})
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(ANSWER_SECONDS if isinstance(call, StopCall) else CALL_SECONDS):
                 return await waiting
         except TimeoutError:
             return None

@@ -1,0 +1,126 @@
+"""A broker that dies and comes back, alone or as one of three: everything goes on, and every stop is answered."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats
+import pytest
+
+from safepoint.worker import BrokerError, RemoteHost
+from tests.conftest import counts
+from tests.rigs.nats import NatsServer, free_port, nats_server
+from tests.worker.faulty import PATIENCE, Lab, lab
+
+AWAY = 5.0  # seconds for the answer to a stop while the broker is away
+ELECTION = 12.0  # seconds that three servers may take to find a new leader, and the workers to find it
+RESTARTS = counts(1, 10)
+LEADERS = counts(1, 5)
+
+
+@pytest.mark.parametrize("seed", range(RESTARTS))
+async def test_a_broker_that_is_killed_and_started_again_loses_nothing(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    with nats_server() as server:
+        async with lab(tmp_path, server.url) as there:
+            await there.start_all("a", "b")
+            clients = [await there.client(seed + number, stops=0.6) for number in range(2)]
+            for client in clients:
+                client.limit, client.away = AWAY, AWAY + PATIENCE
+                client.talk()
+            for _ in range(2):
+                await asyncio.sleep(0.5 + chance.random())  # real time: workers work meanwhile
+                server.kill()
+                await asyncio.sleep(chance.choice([0.0, 0.4, 1.5]))  # real time: nobody is there
+                await asyncio.to_thread(server.start)
+            await asyncio.sleep(1.5)  # real time: all find back
+            before = [len(client.story.accepted) for client in clients]
+            await asyncio.sleep(1.5)  # real time: and go on
+            assert [len(client.story.accepted) for client in clients] > before
+            await there.check()
+
+
+class Cluster:
+    """Three servers that keep everything three times."""
+
+    def __init__(self, folder: Path) -> None:
+        routes = [free_port() for _ in range(3)]
+        others = ", ".join(f"nats://127.0.0.1:{port}" for port in routes)
+        self.servers = {
+            f"n{number}": NatsServer(
+                folder / f"n{number}",
+                config=f"server_name: n{number}\ncluster {{ name: c, listen: 127.0.0.1:{port}, routes: [{others}] }}\n",
+            )
+            for number, port in enumerate(routes)
+        }
+
+    @property
+    def urls(self) -> list[str]:
+        return [server.url for server in self.servers.values()]
+
+    async def start(self) -> None:
+        await asyncio.gather(*(asyncio.to_thread(server.start) for server in self.servers.values()))
+
+    async def leader(self, stream: str) -> str:
+        """The name of the server that decides what this stream keeps."""
+        connection = await nats.connect(self.urls)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    with contextlib.suppress(nats.errors.Error, nats.js.errors.Error):
+                        info = await connection.jetstream(timeout=2).stream_info(stream)
+                        if info.cluster is not None and info.cluster.leader:
+                            return info.cluster.leader
+                    await asyncio.sleep(0.1)  # real time: they elect one
+        finally:
+            await connection.close()
+
+    def kill(self) -> None:
+        for server in self.servers.values():
+            server.kill()
+
+
+@contextlib.asynccontextmanager
+async def three(folder: Path) -> AsyncIterator[Cluster]:
+    cluster = Cluster(folder / "cluster")
+    try:
+        await cluster.start()
+        yield cluster
+    finally:
+        cluster.kill()
+
+
+async def streams_are_there(there: Lab) -> None:
+    """A new cluster takes some seconds until it can keep something."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            host = RemoteHost(there.broker)
+            try:
+                await host.workers()
+                return
+            except BrokerError:
+                await asyncio.sleep(0.2)  # real time: they elect a leader
+            finally:
+                await host.close()
+
+
+@pytest.mark.parametrize("seed", range(LEADERS))
+async def test_the_leader_of_three_brokers_is_killed_while_turns_are_stopped(tmp_path: Path, seed: int) -> None:
+    stream = ["stops", "log", "orders", "inbox", "stops"][seed % 5]
+    async with three(tmp_path) as cluster, lab(tmp_path, *cluster.urls, lease=2.0, replicas=3) as there:
+        await streams_are_there(there)
+        await there.start_all("a", "b")
+        clients = [await there.client(seed + number, stops=0.8) for number in range(2)]
+        for client in clients:
+            client.limit, client.away = AWAY, AWAY + PATIENCE
+            client.talk()
+        await asyncio.sleep(1.0)  # real time: workers work meanwhile
+        cluster.servers[await cluster.leader(f"{there.namespace}-{stream}")].kill()
+        killed, stops = time.monotonic(), [len(client.story.stops) for client in clients]
+        while [len(client.story.stops) for client in clients] <= [count + 2 for count in stops]:
+            assert time.monotonic() - killed < ELECTION, "nobody can stop anything any more"
+            await asyncio.sleep(0.05)  # real time: turns are stopped meanwhile
+        await there.check()
