@@ -202,8 +202,9 @@ class SqliteStore:
 
     def _read(self, session: str, after: int, limit: int) -> list[Record]:
         query = "SELECT seq, text, ends FROM events WHERE session = ? AND seq > ? ORDER BY seq LIMIT ?"
-        rows = self._file.execute(query, (session, after, limit))
-        return [Record._make(row) if type(row[1]) is str else _read_back(row) for row in rows]
+        rows = self._file.execute(query, (session, after, limit)).fetchall()
+        new = tuple.__new__  # as `Record._make` does it, which counts the columns of every row once more
+        return [new(Record, row) if type(row[1]) is str else _read_back(row) for row in rows]
 
     def _last_seq(self, session: str) -> int:
         return int(self._file.execute(LAST, (session,)).fetchone()[0])
