@@ -125,10 +125,7 @@ class Lab:
 
     async def check(self, *, same_clock: bool = True, settle: float = PATIENCE) -> None:
         """Let everything end, and hold all that is known against the logs, as another server reads them."""
-        begun = time.time()
         await asyncio.gather(*(client.settled(settle) for client in self.clients))
-        if time.time() - begun > 6:
-            print("SETTLE", begun, time.time(), *(self.said(c, c.log, []) for c in self.clients))
         effects = [(turn_id, float(at)) for turn_id, _, at, _ in self.effects()]
         other = RemoteHost(self.broker)
         try:
