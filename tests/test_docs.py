@@ -14,11 +14,12 @@ import safepoint.agent
 import safepoint.flow
 import safepoint.session
 import safepoint.turns
+import safepoint.worker
 from tests.house import names
 
 DOCS = Path(__file__).parent.parent / "docs"
 # Pages that are one program from top to bottom. The others show fragments.
-PROGRAMS = ["agents.md", "flows.md", "history.md", "sessions.md", "stores.md", "tools.md", "turns.md"]
+PROGRAMS = ["agents.md", "flows.md", "history.md", "sessions.md", "stores.md", "tools.md", "turns.md", "workers.md"]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -49,7 +50,7 @@ def test_the_page_runs_and_says_what_it_prints(
         assert text in told
 
 
-ROOMS = [safepoint.agent, safepoint.flow, safepoint.session, safepoint.turns]
+ROOMS = [safepoint.agent, safepoint.flow, safepoint.session, safepoint.turns, safepoint.worker]
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.__name__)

@@ -98,6 +98,14 @@ PROMISES = {
         "keeper/count_ships  await     stopped        after",
         "The server has ended.",
     ],
+    "09_workers.py": [
+        "Sent on one server, stopped on the other: accepted, delivered",
+        "Stopped: user: that is enough",
+        "keeper/count_ships  await     stopped        after",
+        "The worker is told to make way in the middle of a turn",
+        "which ends as aborted, and another worker goes on with it:",
+        "There are 19 ships.",
+    ],
 }
 # How long an example may be: one that tells a whole story, longer.
 MOST_LINES = {
@@ -106,6 +114,7 @@ MOST_LINES = {
     "05_subagents.py": 65,
     "06_turn_loop.py": 100,
     "07_session.py": 100,
+    "09_workers.py": 70,
 }
 # Examples that are told to hurry.
 ARGUMENTS = {"03_archivist.py": ["--scale", "0.2"]}

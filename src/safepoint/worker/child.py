@@ -14,9 +14,11 @@ import socket
 import sys
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from ..abort import processgroup
 from ..agent.target import load_agent
 from .broker import Broker
 from .orders import Assignment, Call, Ending, Reply, from_json
@@ -58,13 +60,16 @@ class Child:
 
     def listen(self, workshop: Workshop) -> None:
         """Hear the supervisor until it is gone. A thread of its own."""
-        for line in self._lines:
-            self._hear(workshop, json.loads(line))
+        try:
+            for line in self._lines:
+                self._hear(workshop, json.loads(line))
+        except OSError:
+            pass  # it was killed with something of ours unread
         runner = self._runner
         if runner is not None:
             workshop.post(runner.cut, "its supervisor has died")
             self._over.wait(ORPHAN_SECONDS)
-        os.killpg(0, signal.SIGKILL)
+        _end_everything()
 
     def _hear(self, workshop: Workshop, said: dict[str, Any]) -> None:
         match said:
@@ -100,6 +105,16 @@ class Child:
         if error is not None:
             log.error("the work failed", exc_info=error)
         self.say(over="failed" if error is not None else done.result())
+
+
+def _end_everything() -> None:
+    """This process, and whatever it has started, in its group or not."""
+    for mark in os.environ.get(processgroup.MARK, "").split()[-1:]:
+        for pid in processgroup.marked(mark):
+            if pid != os.getpid():
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+    os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:
