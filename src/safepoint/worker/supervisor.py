@@ -107,6 +107,7 @@ class Supervisor:
                 orders = await self._link.take(self._queues, room, TAKE_SECONDS)
             except BrokerError as error:
                 log.warning("worker %s: no orders: %s", self._settings.name, error)
+                await _set_within(TAKE_SECONDS, self._going)
                 continue
             for order in orders:
                 await self._begin(order, group)
@@ -120,27 +121,35 @@ class Supervisor:
 
     async def _take_no_more(self) -> None:
         await self._going.wait()
-        await self._link.publish(("orders", "at", self._settings.name), b"")  # do not wait for another one
+        with suppress(BrokerError):
+            await self._link.publish(("orders", "at", self._settings.name), b"")  # do not wait for another one
 
     async def _begin(self, order: Order, group: asyncio.TaskGroup) -> None:
-        stats, attempts = self._stats, self._settings.attempts
-        stats.taken += 1
-        stats.redelivered += order.attempt > 1
+        self._stats.taken += 1
+        self._stats.redelivered += order.attempt > 1
         try:
-            place: Place = from_json(Place, order.data)
-            if order.session in self._holds or self._going.is_set():
-                await order.give_back(0.1)  # the one before it has not quite ended here
-                return
-            if order.attempt > attempts:
-                why = f"{order.attempt - 1} attempts have not brought it to an end"
-                await self._give_up(order, why)
-                if order.attempt > attempts + HOPELESS:
-                    await order.done()
-                    return
-        except BrokerError as error:
+            if self._going.is_set():
+                await order.give_back()
+            elif order.session in self._holds:  # the one before it has not ended here; if it does not, do not hurry
+                await order.give_back(0.1 if order.attempt < 3 else self._link.lease)
+            elif await self._may_be_tried(order):
+                place: Place = from_json(Place, order.data)
+                self._holds[order.session] = hold = self._made(order, place, group)
+                group.create_task(self._hold(order.session, hold))
+        except (BrokerError, OSError) as error:
             log.warning("session %s: its order cannot be taken: %s", order.session, error)
-            return
-        group.create_task(self._hold(order, place, group))
+            with suppress(BrokerError):
+                await order.give_back(min(0.1 * 2**order.attempt, 5.0))
+
+    async def _may_be_tried(self, order: Order) -> bool:
+        """False: it was tried so often that it is gone."""
+        attempts = self._settings.attempts
+        if order.attempt > attempts:
+            await self._give_up(order, f"{order.attempt - 1} attempts have not brought it to an end")
+        if order.attempt > attempts + HOPELESS:
+            await order.done()
+            return False
+        return True
 
     async def _give_up(self, order: Order, why: str) -> None:
         if order.attempt == self._settings.attempts + 1:
@@ -149,21 +158,25 @@ class Supervisor:
             told = {"session": order.session, "attempts": order.attempt - 1, "why": why}
             await self._link.append("dead", (order.session,), json.dumps(told).encode())
 
-    async def _hold(self, order: Order, place: Place, group: asyncio.TaskGroup) -> None:
-        settings, session = self._settings, order.session
+    def _made(self, order: Order, place: Place, group: asyncio.TaskGroup) -> Hold:
+        settings = self._settings
         resume = order.attempt <= settings.attempts
-        about = Assignment(session, place.agent, settings.name, order.attempt, resume, settings.idle_for)
+        about = Assignment(order.session, place.agent, settings.name, order.attempt, resume, settings.idle_for)
         seat = self._seat(group)
-        hold = Hold(self._link, order, queue_of(place), about, seat, settings.grace, self._stats)
-        self._holds[session] = hold
+        return Hold(self._link, order, queue_of(place), about, seat, settings.grace, self._stats)
+
+    async def _hold(self, session: str, hold: Hold) -> None:
+        """Until it has ended, however that comes: one order does not take the others with it."""
         try:
             await hold.run()
         except BrokerError as error:
             log.warning("session %s: the work on it broke off: %s", session, error)
+        except Exception:
+            log.exception("session %s: the work on it broke off", session)
         finally:
             del self._holds[session]
-            if isinstance(seat, ProcessSeat) and seat.alive:
-                self._seats.append(seat)
+            if isinstance(hold.seat, ProcessSeat) and hold.seat.alive:
+                self._seats.append(hold.seat)
             self._free.set()
 
     def _seat(self, group: asyncio.TaskGroup) -> Seat:
@@ -231,13 +244,13 @@ class Supervisor:
 
     async def _be_there(self) -> None:
         """Say again and again that this worker is there."""
-        while not await self._gone_within(BEAT_SECONDS):
+        while not await _set_within(BEAT_SECONDS, self._gone):
             with suppress(BrokerError):
                 await self._announce()
 
     async def _look_for_the_forgotten(self) -> None:
         """Sessions with something in their inbox and no order: whoever should have put one up has died."""
-        while not await self._gone_within(self._link.lease * random.uniform(0.5, 1.5)):
+        while not await _set_within(self._link.lease * random.uniform(0.5, 1.5), self._gone):
             with suppress(BrokerError):
                 waiting = {key[0] for key in await self._link.keys("inbox")}
                 for session in waiting - await self._link.ordered() if waiting else ():
@@ -246,10 +259,11 @@ class Supervisor:
                         place: Place = from_json(Place, entry.data)
                         await self._link.order(queue_of(place), session, entry.data)
 
-    async def _gone_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._gone.wait()
-        except TimeoutError:
-            return False
-        return True
+
+async def _set_within(seconds: float, event: asyncio.Event) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

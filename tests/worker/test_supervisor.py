@@ -1,0 +1,261 @@
+"""Owns the tests of a worker's control plane: what it takes, gives up, finds again, and how it makes way."""
+
+import asyncio
+import json
+
+import pytest
+
+from safepoint.models.scripted import Stall
+from safepoint.worker import Broker, MemoryBroker
+from safepoint.worker.broker import Link, Queue
+from safepoint.worker.orders import Place, Send, to_json
+from tests.session.lab import held, talker
+from tests.worker.lab import (
+    New,
+    each_broker,
+    ends,
+    eventually,
+    hosting,
+    linked,
+    logged,
+    memory,
+    nats,
+    until_kind,
+    working,
+)
+
+ANY: Queue = ("any", "talker")
+PLACE = to_json(Place("talker"))
+
+
+async def finished(link: Link, *sessions: str) -> None:
+    """Until each of these sessions has ended a turn, and nobody has an order any more."""
+
+    async def all_done() -> bool:
+        done = [ends(await logged(link, session)) for session in sessions]
+        return all(done) and not await link.ordered()
+
+    await eventually(all_done)
+
+
+async def test_no_more_orders_are_taken_than_there_are_places():
+    broker = memory()
+    agent = talker(*[[Stall()]] * 5)
+    async with linked(broker) as link:
+        for number in range(5):
+            await link.append("inbox", (f"s{number}",), to_json(Send(f"t{number}", "hello")))
+            await link.order(ANY, f"s{number}", PLACE)
+        async with working(agent, broker, concurrency=2) as worker, hosting(broker) as host:
+
+            async def full() -> bool:
+                return worker.stats.taken == 2
+
+            await eventually(full)
+            assert [one.concurrency for one in await host.workers()] == [2]
+            with pytest.raises(AssertionError):  # it takes no third one
+                await eventually(lambda: _more_than(worker.stats.taken, 2), 0.3)
+
+
+async def _more_than(count: int, limit: int) -> bool:
+    return count > limit
+
+
+@each_broker
+async def test_a_message_without_an_order_is_found(new: New):
+    broker = new(lease=0.4)
+    async with linked(broker) as link, working(talker("found"), broker):
+        await link.append("sessions", ("s",), PLACE)
+        await link.append("inbox", ("s",), to_json(Send("t", "hello")))  # whoever wrote it died before it ordered
+        await finished(link, "s")
+        assert ends(await logged(link, "s"))["t"].value.text == "found"
+
+
+@each_broker
+async def test_a_session_pinned_to_a_worker_runs_there_and_nowhere_else(new: New):
+    broker = new()
+    async with (
+        working(talker(*["one"] * 9), broker, name="w1") as first,
+        working(talker(*["two"] * 9), broker, name="w2") as second,
+        hosting(broker) as host,
+        linked(broker) as link,
+    ):
+        for number in range(3):
+            session = f"s{number}"
+            await host.create(session, worker="w2")
+            await host.send(session, "hello", turn_id="t")
+            await until_kind(host, session, "turn_ended")
+            assert ends(await logged(link, session))["t"].value.text == "two"
+        assert (first.stats.taken, second.stats.taken) == (0, 3)
+
+
+async def test_a_session_pinned_to_a_worker_that_is_gone_waits_for_it():
+    broker = memory()
+    async with linked(broker) as link, hosting(broker) as host:
+        async with working(talker("never"), broker, name="w1"):
+            await host.create("s", worker="w2")
+            view = await host.send("s", "hello", turn_id="t")
+            assert view.status == "queued"
+        async with working(talker("at last"), broker, name="w2"):
+            await finished(link, "s")
+        assert ends(await logged(link, "s"))["t"].value.text == "at last"
+
+
+@each_broker
+async def test_an_order_that_was_tried_too_often_is_a_dead_letter_and_its_turn_is_ended(new: New):
+    broker = new(lease=30.0)
+    async with linked(broker) as link:
+        await link.append("sessions", ("s",), PLACE)
+        await link.append("inbox", ("s",), to_json(Send("t", "hello")))
+        await link.order(ANY, "s", PLACE)
+        await give_back(link, 2)
+        agent = talker("it was in the inbox: it has never been tried")
+        async with working(agent, broker, attempts=2) as worker:
+            await finished(link, "s")
+            assert worker.stats.dead == 1
+        (letter,) = await link.read("dead", ("s",))
+        told = json.loads(letter.data)
+        assert (told["session"], told["attempts"]) == ("s", 2)
+        assert "2 attempts" in told["why"]
+
+
+async def give_back(link: Link, times: int) -> None:
+    """As often as that somebody took the order and came to nothing."""
+    for _ in range(times):
+        (held,) = await link.take([ANY], 1, 5)
+        await held.give_back()
+
+
+@each_broker
+async def test_an_order_whose_end_cannot_be_written_either_is_dropped_in_the_end(new: New):
+    broker = new(lease=30.0)
+    async with linked(broker) as link:
+        await link.append("log", ("s",), b"nobody can read this")
+        await link.order(ANY, "s", PLACE)
+        await give_back(link, 6)
+        async with working(talker(), broker, attempts=1) as worker:
+
+            async def dropped() -> bool:
+                return not await link.ordered()
+
+            await eventually(dropped)
+            assert worker.stats.taken == 1
+
+
+@each_broker
+async def test_a_log_that_nobody_can_read_does_not_take_the_worker_with_it(new: New):
+    broker = new()
+    async with linked(broker) as link, working(talker("fine"), broker) as worker, hosting(broker) as host:
+        await link.append("log", ("broken",), b'{"records": "nobody can read this"}')
+        await link.order(ANY, "broken", PLACE)
+
+        async def tried() -> bool:
+            return worker.stats.taken > 0
+
+        await eventually(tried)
+        await host.create("s")
+        await host.send("s", "hello")
+        ended = await until_kind(host, "s", "turn_ended")
+        assert ended.event.outcome.value.text == "fine"  # type: ignore[union-attr]
+
+
+@each_broker
+async def test_an_order_that_nobody_can_read_is_given_up_like_any_other(new: New):
+    broker = new(lease=30.0)
+    async with linked(broker) as link:
+        await link.order(ANY, "s", b"from another world")
+        await give_back(link, 6)
+        async with working(talker(), broker, attempts=1):
+
+            async def dropped() -> bool:
+                return not await link.ordered()
+
+            await eventually(dropped)
+
+
+async def test_an_order_for_what_is_being_worked_on_here_is_given_back():
+    broker = nats()
+    agent, released = held("one")
+    async with linked(broker) as link, working(agent, broker) as worker, hosting(broker) as host:
+        await host.create("s")
+        await host.send("s", "hello", turn_id="t")
+        await until_kind(host, "s", "turn_started")
+        await link.order(("at", worker.name), "s", PLACE)  # a second one, which there should not be
+
+        async def given_back() -> bool:
+            return worker.stats.taken >= 2
+
+        await eventually(given_back)
+        released.set()
+        await until_kind(host, "s", "turn_ended")
+        await finished(link, "s")
+        assert list(ends(await logged(link, "s"))) == ["t"]
+
+
+@each_broker
+async def test_a_worker_that_makes_way_gives_its_turn_to_another_one_and_what_waits_too(new: New):
+    broker = new()
+    async with linked(broker) as link, hosting(broker) as host:
+        async with working(talker([Stall()]), broker, name="old"):
+            await host.create("s")
+            await host.send("s", "first", turn_id="t1")
+            await host.send("s", "second", turn_id="t2")
+            await until_kind(host, "s", "turn_started")
+            await until_kind(host, "s", "turn_queued", turn_id="t2")
+        assert ends(await logged(link, "s"))["t1"].reason.kind == "lease_lost"
+        assert await link.ordered() == {"s"}
+        assert await host.workers() == []
+        async with working(talker("went on", "what had waited"), broker, name="new") as worker:
+            await finished(link, "s")
+            done = ends(await logged(link, "s"))
+            heir = next(
+                event.turn_id
+                for event in await logged(link, "s")
+                if event.kind == "turn_queued" and event.continues == "t1"
+            )
+            assert (done[heir].value.text, done["t2"].value.text) == ("went on", "what had waited")
+            assert worker.stats.redelivered == 1
+
+
+@each_broker
+async def test_a_worker_that_is_to_end_its_work_for_good_does(new: New):
+    broker = new()
+    async with linked(broker) as link, hosting(broker) as host:
+        async with working(talker([Stall()]), broker) as worker:
+            await host.create("s")
+            await host.send("s", "first", turn_id="t1")
+            await until_kind(host, "s", "turn_started")
+            await worker.close(give_back=False, reason="the building is closed")
+        reason = ends(await logged(link, "s"))["t1"].reason
+        assert (reason.kind, reason.message) == ("shutdown", "the building is closed")
+        assert await link.ordered() == set()
+
+
+class Fragile:
+    """A broker whose links can all be closed from outside."""
+
+    def __init__(self) -> None:
+        self._broker = MemoryBroker()
+        self.links: dict[str, Link] = {}
+
+    async def connect(self, name: str) -> Link:
+        self.links[name] = await self._broker.connect(name)
+        return self.links[name]
+
+
+async def test_a_worker_that_has_lost_its_broker_for_good_still_ends_when_told():
+    broker: Broker = Fragile()
+    async with working(talker(), broker, name="w"):
+        await broker.links["w (control)"].close()  # type: ignore[attr-defined]
+        await asyncio.sleep(0.05)  # real time: its own thread has to notice
+    # It has ended: the block was left.
+
+
+async def test_workers_say_that_they_are_there_and_that_they_have_gone():
+    broker = memory()
+    async with hosting(broker) as host:
+        async with working(talker(), broker, name="w1"), working(talker(), broker, name="w2", concurrency=3):
+            found = {one.name: one for one in await host.workers()}
+            assert set(found) == {"w1", "w2"}
+            assert (found["w2"].agents, found["w2"].concurrency, found["w2"].isolation) == (("talker",), 3, "task")
+            assert not found["w2"].draining
+        assert await host.workers() == []
