@@ -2,16 +2,17 @@
 
 import asyncio
 import random
+import statistics
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import counts
+from tests.conftest import TORTURE, counts
 from tests.rigs.nats import nats_server
 from tests.worker.faulty import lab
 
-KILLS = counts(5, 50)
-ROUND = 5  # kills of one set of workers
+KILLS = counts(4, 50)
+ROUND = counts(4, 5)  # kills of one set of workers
 
 
 @pytest.mark.parametrize("first", range(0, KILLS, ROUND))
@@ -35,3 +36,25 @@ async def test_a_killed_worker_loses_nothing_accepted_and_nothing_stopped_runs_a
             await there.check()
             await asyncio.gather(*(member.gone() for member in dead))
             assert sum(len(client.story.accepted) for client in clients) > ROUND
+
+
+async def test_the_turn_of_a_killed_worker_is_taken_up_soon_after_its_lease(tmp_path: Path) -> None:
+    lease, found = 2.0, list[float]()
+    with nats_server() as server:
+        async with lab(tmp_path, server.url, lease=lease) as there:
+            await there.start_all("a", "b")
+            client = await there.client(1)
+            turn_id, name = await client.send("steps=900 pause=0.05"), ""
+            for number in range(counts(1, 6)):
+                victim = await there.worker_of(client, besides=name)
+                name = victim.name
+                await victim.kill()
+                await client.carried_on(turn_id, number + 1)
+                opened = [one.event.at for one in client.log if one.kind == "session_opened"]
+                found.append((opened[-1] - victim.killed_at) / lease)
+                await there.start(f"{name[0]}{number}")
+            await client.stop(turn_id)
+            await there.check()
+    assert max(found) < 2.5, found
+    if TORTURE:
+        print(f"from kill -9 to the next owner, in leases: median {statistics.median(found):.2f}, max {max(found):.2f}")

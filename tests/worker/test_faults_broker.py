@@ -11,12 +11,13 @@ import nats
 import pytest
 
 from safepoint.worker import BrokerError, RemoteHost
-from tests.conftest import counts
+from tests.conftest import TORTURE, counts
 from tests.rigs.nats import NatsServer, free_port, nats_server
 from tests.worker.faulty import PATIENCE, Lab, lab
 
 AWAY = 5.0  # seconds for the answer to a stop while the broker is away
 ELECTION = 12.0  # seconds that three servers may take to find a new leader, and the workers to find it
+BACK = 12.0  # seconds until everybody has found back to a broker that is there again
 RESTARTS = counts(1, 10)
 LEADERS = counts(1, 5)
 
@@ -36,11 +37,18 @@ async def test_a_broker_that_is_killed_and_started_again_loses_nothing(tmp_path:
                 server.kill()
                 await asyncio.sleep(chance.choice([0.0, 0.4, 1.5]))  # real time: nobody is there
                 await asyncio.to_thread(server.start)
-            await asyncio.sleep(1.5)  # real time: all find back
-            before = [len(client.story.accepted) for client in clients]
-            await asyncio.sleep(1.5)  # real time: and go on
-            assert [len(client.story.accepted) for client in clients] > before
+            await goes_on(there)
             await there.check()
+
+
+async def goes_on(there: Lab) -> None:
+    """Every client has new turns, and turns of each of them end."""
+    before, begun = [len(client.told.ended) for client in there.clients], time.monotonic()
+    while any(len(client.told.ended) < count + 3 for client, count in zip(there.clients, before, strict=True)):
+        assert time.monotonic() - begun < BACK, f"nothing happens any more: {there.logs()}"
+        await asyncio.sleep(0.05)  # real time: all find back
+    if TORTURE:
+        print(f"everything goes on {time.monotonic() - begun:.1f} s after the broker is back")
 
 
 class Cluster:
