@@ -102,7 +102,7 @@ async def test_a_server_that_was_killed_comes_back_with_the_whole_view(lab: Lab,
         port = child.port
     with await asyncio.to_thread(Child, "--db", db, port=port):
         await expect(page.locator("#connection")).to_have_text("connected")
-        told = "This turn was interrupted: the server was restarted."
+        told = "This turn was interrupted: the process in which it ran has ended."
         await expect(page.locator(".end.aborted p")).to_have_text(told)
         await expect(page.locator(".end.aborted g")).to_contain_text("not known")  # and nobody says what nobody knows
         await expect(page.locator(".said")).to_have_text(["stall", "hello"])

@@ -95,7 +95,7 @@ export function endText(outcome) {
   const { kind, message } = outcome.reason ?? {};
   if (kind === "preempted") return "This turn made way for your next message.";
   if (kind === "user") return "You stopped this turn.";
-  if (kind === "lease_lost") return "This turn was interrupted: the server was restarted.";
+  if (kind === "lease_lost") return `This turn was interrupted: ${message || "the process in which it ran has ended"}.`;
   return `This turn was stopped${message ? `: ${message}` : "."}`;
 }
 
