@@ -10,6 +10,7 @@ from tests.server.background import in_background
 from tests.server.browser import Lab, chromium, is_idle, is_running, lab, picture, say, stop_button  # noqa: F401
 from tests.server.lab import serving_host
 from tests.worker.agents import helper
+from tests.worker.processes import worker_process
 
 WORKERS = 3
 
@@ -41,3 +42,22 @@ async def test_stop_on_one_server_ends_the_turn_that_was_started_on_another(lab:
         assert sum(worker.stats.taken for worker in workers) >= 1
         assert sum(worker.stats.fenced for worker in workers) == 0
         await lab.end()  # the pages go before their servers do
+
+
+@in_background
+async def test_a_stop_that_finds_no_worker_says_so_and_is_kept(lab: Lab) -> None:  # noqa: F811
+    url, namespace = shared_url(), new_namespace()
+    async with serving_host(RemoteHost(NatsBroker(url, namespace, lease=1.0))) as served:
+        async with worker_process(url, namespace, "--lease", "1") as worker:
+            page = await lab.page(served.url)
+            await say(page, "talk")
+            await expect(page.locator("main")).to_contain_text("half an answer")
+            await worker.kill()
+        await stop_button(page).click()
+        await expect(page.locator(".toast")).to_contain_text("no worker answers for it")
+        await expect(stop_button(page)).to_have_text("Stopping…")
+        await picture(page, "no-worker-answers")
+        async with worker_process(url, namespace, "--lease", "1"):
+            await expect(page.locator(".end.aborted > p")).to_have_text("You stopped this turn.")
+            await is_idle(page)
+        await lab.end()

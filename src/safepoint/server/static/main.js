@@ -118,8 +118,7 @@ async function stop(at) {
   try {
     const ack = await call("POST", path("turns", turn.id, "stop"), { at });
     if (ack.status === "unknown" || ack.status === "already_finished") { if (!isOver(turn)) toast("There was nothing left to stop."); if (asked === mine) asked = null; }
-    else if (ack.level === "accepted" || ack.level === "delivered") return; // the usual: its end will tell
-    else toast(`Stopping: ${ack.message}.`);
+    else if (ack.level === "recorded") toast(`Stopping: ${ack.message}.`); // nobody who runs it answers
   } catch (error) {
     if (asked === mine) { asked = null; toast(`Stop failed: ${error.message}`, true); }
   }
