@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 import platform
 import threading
 import uuid
@@ -60,6 +61,8 @@ class Worker:
         if concurrency < 1 or attempts < 1:
             raise UsageError("concurrency and attempts must be at least 1")
         self._agents = dict(agents)
+        if isolation != "task" and targets:
+            _check_sendable(broker)
         self._in_process = isolation == "process" or (isolation is None and bool(targets))
         self.name = name or f"{platform.node() or 'worker'}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
         self.stats = Stats()
@@ -144,6 +147,15 @@ class Worker:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _check_sendable(broker: Broker) -> None:
+    """Raises: UsageError for a broker that lives in this process."""
+    try:
+        pickle.dumps(broker)
+    except Exception as error:
+        told = f"{type(broker).__name__} cannot be sent to processes of their own: use isolation='task'"
+        raise UsageError(told) from error
 
 
 def _finish(future: "asyncio.Future[None]", error: BaseException | None) -> None:
