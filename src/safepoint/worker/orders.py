@@ -67,12 +67,13 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class StopCall:
-    """Stop a turn; also the durable record of it."""
+    """Stop a turn; also the durable record of it. `id` tells one that comes both ways from two."""
 
     turn_id: str
     at: Annotated[str, Field(pattern=f"^({'|'.join(StopAt.__members__)})$")] | None = None
     within: float | None = None
     reason: dict[str, Any] = field(default_factory=dict)
+    id: str = ""
     kind: Literal["stop"] = "stop"
 
     @property

@@ -129,7 +129,7 @@ class RemoteHost(Directory):
         if at is None and within is not None:
             at = StopAt.SAFE_POINT
         why = reason_from(reason, origin).to_dict()
-        call = StopCall(turn_id, (at or StopAt.NOW).name, within, why)
+        call = StopCall(turn_id, (at or StopAt.NOW).name, within, why, uuid.uuid4().hex)
         reply, recorded = await self._bell.stop(session_id, call)
         status, level, told = await self._verdict(session_id, turn_id, reply, recorded)
 

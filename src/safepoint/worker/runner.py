@@ -64,6 +64,7 @@ class Runner:
         self._store = BrokerStore(link, f"{assignment.worker}/{assignment.attempt}")
         self._wake = asyncio.Event()
         self._early: dict[str, StopCall] = {}  # stops of turns that are not here (yet)
+        self._answered: dict[str, Reply] = {}  # stops, by their id
         self._read = 0  # up to here the inbox is done
         self._leaving: float | None = None
         self._closing: str | None = None
@@ -242,8 +243,14 @@ class Runner:
         if turn_id not in session.turns and session.outcome_of(turn_id) is None:
             return None
         self._early.pop(call.turn_id, None)
+        known = self._answered.get(call.id)
+        if known is not None:  # it was rung for, and it was read in the record
+            return known
         ack = session.stop(turn_id, call.point, within=call.within, reason=call.why)
-        return Reply(message=ack.message, status=ack.status, turn_id=turn_id)
+        reply = Reply(message=ack.message, status=ack.status, turn_id=turn_id)
+        if call.id:
+            self._answered[call.id] = reply
+        return reply
 
     def stop(self, call: StopCall) -> Reply:
         """Stop a turn. Answered at once, also while the event loop is blocked. Any thread."""
