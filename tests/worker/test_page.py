@@ -1,11 +1,12 @@
 """The page over several servers and workers: whoever presses Stop, wherever, ends that turn, and everybody sees it."""
 
+import re
 from contextlib import AsyncExitStack
 
 from playwright.async_api import expect
 
-from safepoint.worker import NatsBroker, RemoteHost, Worker
-from tests.rigs.nats import new_namespace, shared_url
+from safepoint.worker import MemoryBroker, NatsBroker, RemoteHost, Worker
+from tests.rigs.nats import free_port, new_namespace, shared_url
 from tests.server.background import in_background
 from tests.server.browser import Lab, chromium, is_idle, is_running, lab, picture, say, stop_button  # noqa: F401
 from tests.server.lab import serving_host
@@ -61,3 +62,39 @@ async def test_a_stop_that_finds_no_worker_says_so_and_is_kept(lab: Lab) -> None
             await expect(page.locator(".end.aborted > p")).to_have_text("You stopped this turn.")
             await is_idle(page)
         await lab.end()
+
+
+@in_background
+async def test_a_message_that_no_worker_has_is_shown_as_waiting_and_can_be_taken_back(lab: Lab) -> None:  # noqa: F811
+    lab.requests_may_fail = True  # the first visit finds no worker, and is told so
+    broker = MemoryBroker(lease=2.0)
+    async with serving_host(RemoteHost(broker)) as served:
+        page = await lab.page(served.url)
+        await expect(page.locator(".toast.error")).to_contain_text("there is no worker")
+        async with Worker(helper, broker, idle_for=0.05):
+            await say(page, "hello")
+            await expect(page.locator("main")).to_contain_text("done")
+        await say(page, "is anybody there?")
+        await say(page, "never mind")
+        await expect(page.locator("#waiting .row")).to_have_count(2)
+        await expect(page.locator("#waiting")).to_contain_text("no worker has it yet")
+        await page.reload()
+        await expect(page.locator("#waiting .row")).to_have_count(2)
+        await page.locator("#waiting .row", has_text="never mind").get_by_role("button", name="Remove").click()
+        await expect(page.locator("#waiting .row")).to_have_count(1)
+        await page.reload()
+        await expect(page.locator("#waiting .row")).to_have_text([re.compile("is anybody there")])
+        async with Worker(helper, broker, idle_for=0.05):
+            await expect(page.locator("#waiting .row")).to_have_count(0)
+            await expect(page.locator("#turns")).to_contain_text("is anybody there?")
+            await is_idle(page)
+            await expect(page.locator("#turns")).not_to_contain_text("never mind")
+        await lab.end()
+
+
+async def test_a_broker_that_cannot_be_reached_is_no_fault_of_the_request() -> None:
+    host = RemoteHost(NatsBroker(f"nats://127.0.0.1:{free_port()}"))
+    async with serving_host(host) as served:
+        answer = await served.call("GET", "/api/sessions")
+        assert answer.status_code == 503
+        assert "cannot connect to NATS" in answer.json()["error"]

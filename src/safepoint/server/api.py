@@ -16,6 +16,7 @@ from ..run.stop import StopAck, StopAt
 from ..session.host import Host, NotFound
 from ..session.session import SessionBusy, SessionEnded
 from ..session.store import SessionInUse, StoreError
+from ..worker.broker import BrokerError
 from . import bodies
 from .limits import Limits
 from .metrics import Metrics
@@ -199,7 +200,7 @@ def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
             return _error(404, str(error))
         except (SessionBusy, SessionEnded, SessionInUse, UsageError) as error:
             return _error(409, str(error))  # the body was looked at before: it is the state that forbids it
-        except StoreError as error:  # nothing is wrong with the request
+        except (StoreError, BrokerError) as error:  # nothing is wrong with the request
             return _error(503, str(error))
 
     return handle

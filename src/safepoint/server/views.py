@@ -14,7 +14,8 @@ __all__ = ["ack_data", "session_data", "turn_data"]
 def turn_data(turn: TurnView) -> dict[str, Any]:
     """A turn."""
     outcome = None if turn.outcome is None else json.loads(outcome_to_json(turn.outcome, AgentResult))
-    return {"id": turn.id, "status": turn.status, "outcome": outcome}
+    more = {"said": turn.said} if turn.said else {}
+    return {"id": turn.id, "status": turn.status, "outcome": outcome, **more}
 
 
 def session_data(session: SessionView) -> dict[str, Any]:

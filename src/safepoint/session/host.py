@@ -33,11 +33,12 @@ class NotFound(SafepointError):
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """A turn as an edge sees it."""
+    """A turn as an edge sees it. `said`: of one that is accepted and in no log yet, its message."""
 
     id: str
     status: TurnStatus
     outcome: Outcome[AgentResult] | None = None
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,15 +107,19 @@ class Directory:
         place, mirror = await self._place(session_id), await self._mirror(session_id)
         unseen = await self._unseen(session_id, mirror)
         turns = [TurnView(turn.id, status_of(turn)) for turn in mirror.past.open_turns]
-        turns += [TurnView(turn_id, "queued") for turn_id in unseen]
+        turns += unseen.values()
         return SessionView(session_id, place.agent, mirror.seq, True, tuple(turns))
 
-    async def _unseen(self, session_id: str, mirror: Mirror) -> list[str]:
+    async def _unseen(self, session_id: str, mirror: Mirror) -> dict[str, TurnView]:
         """The turns in the inbox that are not in the log."""
-        entries = await (await self._link()).read("inbox", (session_id,))
+        link = await self._link()
+        entries = await link.read("inbox", (session_id,))
         await mirror.catch_up()  # what has left the inbox, also before it was read, is there
         sent: list[Send] = [from_json(Send, entry.data) for entry in entries]
-        return [one.turn_id for one in sent if one.turn_id not in mirror.past.turns]
+        new = [one for one in sent if one.turn_id not in mirror.past.turns]
+        stopped = {entry.key[-1] for entry in await link.lasts("stops", (session_id,))} if new else ()
+        views = (TurnView(o.turn_id, "stopping" if o.turn_id in stopped else "queued", said=o.text) for o in new)
+        return {view.id: view for view in views}
 
     async def turn(self, session_id: str, turn_id: str) -> TurnView:
         """One turn."""
@@ -123,8 +127,9 @@ class Directory:
         turn = mirror.past.turns.get(turn_id)
         if turn is not None:
             return TurnView(turn_id, status_of(turn), turn.outcome)
-        if turn_id in await self._unseen(session_id, mirror):
-            return TurnView(turn_id, "queued")
+        unseen = await self._unseen(session_id, mirror)
+        if turn_id in unseen:
+            return unseen[turn_id]
         turn = mirror.past.turns.get(turn_id)
         if turn is None:
             raise NotFound(f"there is no turn {turn_id!r} in session {session_id!r}")

@@ -100,7 +100,7 @@ class RemoteHost(Directory):
         await link.publish(("poke", session_id), b"")
         if seconds is not None:
             self._home.spawn(self._mind_the_deadline(session_id, turn_id, seconds), f"deadline of {turn_id}")
-        return TurnView(turn_id, "queued")
+        return TurnView(turn_id, "queued", said=text)
 
     async def _mind_the_deadline(self, session_id: str, turn_id: str, seconds: float) -> None:
         """The time goes on while no worker has the turn; the worker counts too, for when this host has died."""

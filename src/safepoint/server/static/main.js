@@ -2,7 +2,7 @@
 
 import { call, follow, takeTokenFromAddress } from "/static/api.js";
 import { morph, morphChildren } from "/static/morph.js";
-import { apply, emptySession, isOver, lastEnded, runningTurn, shownTurns, waitingTurns } from "/static/state.js";
+import { apply, emptySession, expectTurn, isOver, lastEnded, runningTurn, shownTurns, waitingTurns } from "/static/state.js";
 import { EscEsc, Menu } from "/static/stop.js";
 import { announce, connection, toast } from "/static/telling.js";
 import { drawTurn, drawWaiting, element, endText } from "/static/view.js";
@@ -13,6 +13,7 @@ let leave = () => {};
 let asked = null; // the stop that was sent and not yet heard of: {turn, at}
 let editing = null; // the turn in the queue whose message is being changed
 let known = 0; // events up to this number are history: nobody is told of them again
+const UNSEEN_MS = 600;
 const dirty = new Set();
 let scheduled = false;
 
@@ -36,7 +37,9 @@ async function open(id) {
   redraw();
   const sessions = await listSessions();
   if (session.id !== id) return; // another one was chosen meanwhile
-  known = sessions.find((one) => one.id === id)?.last_seq ?? 0;
+  const found = sessions.find((one) => one.id === id);
+  known = found?.last_seq ?? 0;
+  for (const turn of found?.turns ?? []) expectTurn(session, turn);
   leave = follow(id, 0, { event: (seq, event) => heard(id, seq, event), state: (state) => changed(id, state) });
 }
 
@@ -127,7 +130,9 @@ async function stop(at) {
 
 async function send(text, when_busy = "queue") {
   try {
-    await call("POST", path("messages"), { text, when_busy });
+    const [mine, turn] = [session, await call("POST", path("messages"), { text, when_busy })];
+    // Usually its events are quicker than this; where nobody works, it is shown as waiting.
+    setTimeout(() => { if (session === mine) { expectTurn(session, turn); redraw(); } }, UNSEEN_MS);
     return true;
   } catch (error) {
     toast(error.message, true);
@@ -143,7 +148,9 @@ const DOES = {
   forget: ({ turn }) => quietly(call("POST", path("turns", turn, "forget"))),
   edit: ({ turn }) => { editing = turn; drawQueue(); $("waiting").querySelector("input")?.focus(); },
   save: () => saved(true),
-  remove: ({ turn }) => quietly(call("DELETE", path("turns", turn))),
+  remove: async ({ turn }) => {
+    if (await quietly(call("DELETE", path("turns", turn))) && session.turns.get(turn)?.unseen) { session.turns.delete(turn); redraw(); }
+  },
   now: async ({ turn }) => {
     const text = session.turns.get(turn).said.join("\n");
     if (await quietly(call("DELETE", path("turns", turn)))) await send(text, "interrupt");
@@ -218,6 +225,8 @@ async function listSessions() {
   return sessions;
 }
 
+let told = ""; // what went wrong the last time: it is not said every second
+
 async function begin() {
   try {
     const sessions = await call("GET", "/api/sessions");
@@ -227,7 +236,7 @@ async function begin() {
   } catch (error) {
     connection("lost");
     if (error.status === 401) toast("This server needs a token: open the address it printed.", true);
-    else setTimeout(begin, 1000);
+    else { if (error.status && error.message !== told) toast(told = error.message, true); setTimeout(begin, 1000); }
   }
 }
 

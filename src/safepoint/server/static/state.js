@@ -26,13 +26,25 @@ export function lastEnded(session) {
   return [...session.turns.values()].filter((turn) => isOver(turn) && turn.started && !turn.forgotten).at(-1) ?? null;
 }
 
+// A message that was accepted and that no event has told of yet: nobody is there who works on it.
+export function expectTurn(session, { id, said, status }) {
+  if (session.turns.has(id) || !said || status !== "queued") return;
+  session.turns.set(id, newTurn(id, [said]));
+  session.turns.get(id).unseen = true;
+}
+
+function newTurn(id, said, continues) {
+  const turn = { id, said, continues, status: "queued", started: false, items: [], boxes: new Map(), outcome: null, forgotten: false };
+  turn.boxes.set("", turn.items);
+  return turn;
+}
+
 // Takes in one event; returns the turn it changed, or null.
 export function apply(session, event) {
   switch (event.kind) {
     case "turn_queued": {
       const said = (event.messages ?? []).map((message) => message.text ?? "").filter(Boolean);
-      const turn = { id: event.turn_id, said, continues: event.continues, status: "queued", started: false, items: [], boxes: new Map(), outcome: null, forgotten: false };
-      turn.boxes.set("", turn.items);
+      const turn = newTurn(event.turn_id, said, event.continues);
       session.turns.set(turn.id, turn);
       return turn;
     }

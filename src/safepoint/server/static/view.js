@@ -104,6 +104,7 @@ export function drawWaiting(waiting, editing) {
     const row = element("div", { class: "row", "data-key": turn.id });
     const text = turn.said.join(" ") || "(to be continued)";
     if (turn.id === editing) row.append(element("input", { "aria-label": "Edit message", "data-turn": turn.id, value: turn.said.join("\n") }), button("Save", "save", turn.id));
+    else if (turn.unseen) row.append(element("span", { title: text }, text), element("em", {}, "no worker has it yet"), button("Remove", "remove", turn.id));
     else row.append(element("span", { title: text }, text), button("Edit", "edit", turn.id), button("Remove", "remove", turn.id), button("Send now", "now", turn.id));
     return row;
   });
