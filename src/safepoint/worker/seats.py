@@ -97,6 +97,8 @@ class TaskSeat:
         """Ask something of the session."""
         answer = self._workshop.ask(self._begun, call)
         busy = self._workshop.busy
+        if answer.done():  # a stop: whoever waits for its answer waits for no event loop
+            return _with_busy(answer.result(), busy)
         try:
             async with asyncio.timeout(ANSWER_SECONDS if busy else CALL_SECONDS):
                 reply = await asyncio.wrap_future(answer)
