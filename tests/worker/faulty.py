@@ -261,12 +261,12 @@ class Client:
             self.story.accepted.append(view.id)
         return view.id
 
-    async def stop(self, turn_id: str) -> Stopped:
+    async def stop(self, turn_id: str, slack: float = SLACK) -> Stopped:
         limit, begun = self.limit, time.monotonic()
         async with asyncio.timeout(PATIENCE):
             ack = await self.lab.host.stop(self.story.session, turn_id)
         seconds = time.monotonic() - begun
-        slack = self.away if ack.level == "accepted" else SLACK
+        slack = self.away if ack.level == "accepted" else slack
         stop = Stopped(turn_id, time.time(), seconds, ack.status, ack.level, ack.message, slack, limit)
         self.story.stops.append(stop)
         return stop

@@ -13,6 +13,7 @@ from safepoint.worker.orders import Reply, StopCall, from_json, to_json
 from tests.conftest import counts
 from tests.rigs.nats import NatsServer, nats_server
 from tests.worker.faulty import LEASE, Lab, Wire, lab
+from tests.worker.laws import SLACK
 
 ROUNDS = counts(1, 5)
 LONG = "steps=900 pause=0.1"
@@ -65,6 +66,30 @@ async def test_a_worker_that_was_asleep_for_longer_than_its_lease_is_fenced(tmp_
             stop = await client.stop(client.told.chain(turn_id)[-1])
             assert (stop.status, stop.level) == ("accepted", "delivered")
             await client.until(turn_id, "aborted")
+            await there.check()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["its supervisor", "all of it"])
+async def test_a_stop_of_a_turn_whose_worker_is_asleep_is_kept_and_the_turn_sealed(tmp_path: Path, whole: bool) -> None:
+    with nats_server() as server:
+        async with lab(tmp_path, server.url) as there:
+            slow = await there.start("slow")
+            client = await there.client(1)
+            turn_id, waiting = await client.send(LONG), await client.send("steps=1")
+            await there.worker_of(client)
+            asleep = slow.family if whole else [slow.process.pid]
+            signal_all(asleep, signal.SIGSTOP)
+            # What sleeps as a whole may do one more thing when it wakes up, before it notices that it has lost its place.
+            first, second = await client.stop(waiting), await client.stop(turn_id, 10.0 if whole else SLACK)
+            # Where only the supervisor sleeps, the process that works reads the record, and is done before the answer.
+            levels = {(stop.status, stop.level) for stop in (first, second)}
+            assert levels <= {("accepted", "recorded")} | ({("already_finished", "settled")} if not whole else set())
+            await there.start("other")
+            await client.until(turn_id, "aborted")
+            await client.until(waiting, "aborted")
+            signal_all(asleep, signal.SIGCONT)
+            await effects_end(there, "slow", 1.0)
+            assert client.begun == {turn_id}
             await there.check()
 
 

@@ -47,7 +47,7 @@ __all__ = ["GIVEN_BACK", "Runner"]
 log = logging.getLogger("safepoint")
 GIVEN_BACK = AbortReason("lease_lost", "the worker gives it back: another one goes on")
 OPENINGS = 5
-# Whoever puts something in the inbox says so; who missed it looks this often.
+# Whoever puts something in the inbox, or stops a turn, says so; who missed it looks this often.
 LOOK_SECONDS = 1.0
 
 
@@ -66,6 +66,7 @@ class Runner:
         self._early: dict[str, StopCall] = {}  # stops of turns that are not here (yet)
         self._answered: dict[str, Reply] = {}  # stops, by their id
         self._read = 0  # up to here the inbox is done
+        self._heeded = 0  # and up to here the record of stops
         self._leaving: float | None = None
         self._closing: str | None = None
         self._idle_for = assignment.idle_for
@@ -138,7 +139,9 @@ class Runner:
         False: the turn that would be resumed was stopped.
         """
         session, past, last = self._assignment.session, Past(), 0
-        stopped = {call.turn_id: call for _, call in await recorded_stops(self._link, session)}
+        recorded = await recorded_stops(self._link, session)
+        stopped = {call.turn_id: call for _, call in recorded}
+        self._heeded = recorded[-1][0] if recorded else 0
         if not stopped:
             return True
         end = await self._store.acquire(session)
@@ -162,6 +165,7 @@ class Runner:
         session.resume()
         while self._leaving is None and self._closing is None:
             self._wake.clear()
+            await self._heed_stops()
             for turn in await self._new_turns(session):
                 group.create_task(self._until_its_end(turn))
             if not session.turns and not await self._woken(self._idle_for):
@@ -171,6 +175,12 @@ class Runner:
             await self._make_way(session, self._leaving)
             await session.saved()
             self._store.shut("it was left to another worker")
+
+    async def _heed_stops(self) -> None:
+        """The record is read here too: the bell is heard by another process, which may be asleep."""
+        for position, call in await recorded_stops(self._link, self._assignment.session, self._heeded):
+            self.stop(call)
+            self._heeded = position
 
     async def _woken(self, seconds: float) -> bool:
         """True: something has happened within so many seconds."""

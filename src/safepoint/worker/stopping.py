@@ -45,6 +45,7 @@ class Bell:
         except BrokerError as error:
             log.error("the stop of turn %s could not be recorded: %s", call.turn_id, error)
             return False
+        await self._link.publish(("poke", session), b"")  # the process that runs it reads the record by itself
         return True
 
     async def _ring(self, session: str, call: StopCall, record: "asyncio.Task[bool]") -> Reply | None:
