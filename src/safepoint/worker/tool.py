@@ -12,8 +12,9 @@ from ..abort.ambient import shield
 from ..abort.reason import AbortError, error_from
 from ..agent.talk import AgentResult
 from ..agent.tool import Tool, ToolContext, tool
+from ..errors import SafepointError
 from ..run.child import limit_of
-from ..run.events import Event, TurnEnded
+from ..run.events import Event, SessionClosed, TurnEnded, TurnQueued
 from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..session.host import Host, NotFound
 from ..session.past import OWN
@@ -33,13 +34,13 @@ def remote_tool(host: Host, agent: str, *, name: str | None = None, description:
     async def call(prompt: str, ctx: ToolContext) -> str:
         child = _Child(host, agent, ctx)
         try:
-            outcome = await child.outcome(prompt)
+            outcome = await ctx.signal.run(child.outcome(prompt))
         except AbortError as error:
             raise await child.stopped(error) from error
         return child.text_of(outcome)
 
     told = description or f"Have the agent {agent} do something, on another machine."
-    return tool(call, name=name or agent, description=told)
+    return tool(call, name=name or agent, description=told, on_abort="cooperate")  # it has to stop the child first
 
 
 class _Child:
@@ -52,7 +53,7 @@ class _Child:
         digest = hashlib.sha256(ctx.idempotency_key.encode()).hexdigest()[:24]
         self._session = f"{agent}-{digest}"
         self._turn = digest
-        self._last: Outcome[AgentResult] | None = None
+        self._after = 0  # what was told of it before is not told again
 
     async def outcome(self, prompt: str) -> Outcome[AgentResult]:
         """Have it done, or find that it is being done or was done already."""
@@ -65,23 +66,27 @@ class _Child:
             seconds = None if limit is None else max(limit.remaining, 0.0)
             view = await host.send(session, prompt, turn_id=self._turn, deadline=seconds)
         if view.outcome is not None and not isinstance(view.outcome, Completed) and self._ctx.kept is not None:
+            self._after = (await host.session(session)).last_seq
             self._turn = (await host.continue_turn(session, view.id)).id
         elif view.outcome is not None:
             return view.outcome
         return await self._followed()
 
     async def _followed(self) -> Outcome[AgentResult]:
-        """Its end. A turn that lost its worker is followed to the one that goes on with it."""
-        async with aclosing(self._host.events(self._session)) as events:
+        """Its end. A turn that lost its worker is followed to the one that goes on with it, if there is one."""
+        lost: Outcome[AgentResult] | None = None
+        async with aclosing(self._host.events(self._session, self._after)) as events:
             async for recorded in events:
                 event = recorded.event
                 match event:
                     case TurnEnded(turn_id=turn_id, outcome=outcome) if turn_id == self._turn:
-                        if isinstance(outcome, Aborted) and outcome.reason.kind == "lease_lost":
-                            continue
-                        return outcome
-                    case _ if getattr(event, "continues", None) == self._turn:
-                        self._turn = event.run_id
+                        if not isinstance(outcome, Aborted) or outcome.reason.kind != "lease_lost":
+                            return outcome
+                        lost = outcome
+                    case TurnQueued(turn_id=turn_id, continues=continues) if continues == self._turn:
+                        self._turn, lost = turn_id, None
+                    case SessionClosed() if lost is not None:  # whoever had it last did not go on with it
+                        return lost
                     case _:
                         self._forward(event)
         raise NotFound(f"the host of {self._agent} was closed before the turn had ended")
@@ -95,19 +100,28 @@ class _Child:
         reason = self._ctx.signal.reason or error.reason
         partial: AgentResult | None = None
         with shield(2 * SETTLE_SECONDS):
-            ack = await self._host.stop(self._session, self._turn, reason=AbortReason("parent", reason.message))
-            if ack.status != "unknown":
-                try:
-                    await ack.settled(SETTLE_SECONDS)
-                except TimeoutError:
-                    where = f"{self._agent} on another machine has not ended within {SETTLE_SECONDS:g} s: {ack.message}"
-                    self._ctx.ledger.warnings.append(where)
-                else:
-                    outcome = (await self._host.turn(self._session, self._turn)).outcome
-                    partial = None if outcome is None else _result_of(outcome)
+            try:
+                partial = await self._end(AbortReason("parent", reason.message))
+            except NotFound:
+                pass  # it had not begun
+            except (SafepointError, TimeoutError) as problem:
+                where = f"{self._agent} on another machine may go on: {type(problem).__name__}: {problem}"
+                self._ctx.ledger.warnings.append(where)
         if partial is not None:
             self._ctx.spent += partial.usage
         return error_from(reason, partial)
+
+    async def _end(self, reason: AbortReason) -> AgentResult | None:
+        """Stop the child, wait for its end, and see how far it came."""
+        ack = await self._host.stop(self._session, self._turn, reason=reason)
+        if ack.status == "unknown":
+            return None
+        try:
+            await ack.settled(SETTLE_SECONDS)
+        except TimeoutError:
+            raise TimeoutError(f"it has not ended within {SETTLE_SECONDS:g} s: {ack.message}") from None
+        outcome = (await self._host.turn(self._session, self._turn)).outcome
+        return None if outcome is None else _result_of(outcome)
 
     def text_of(self, outcome: Outcome[AgentResult]) -> str:
         """What the model is told. Raises: what the child failed with."""
