@@ -86,6 +86,16 @@ class Child:
         while self.call("GET", "/healthz").status_code != 503:
             assert time.monotonic() < until, "the server does not drain"
 
+    def until_blocked(self) -> None:
+        """Wait until it answers nobody."""
+        until = time.monotonic() + 20
+        try:
+            while time.monotonic() < until:
+                self.client.get("/healthz", timeout=1)
+        except httpx.TimeoutException:
+            return
+        raise AssertionError("the server is not blocked")
+
     def turn(self, turn: str, session: str = "s") -> dict[str, Any]:
         return dict(self.call("GET", f"/api/sessions/{session}/turns/{turn}").json())
 

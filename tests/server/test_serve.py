@@ -1,5 +1,7 @@
 """Owns the tests of serving: the address, the token, and an end in order, in processes that are really ended."""
 
+import asyncio
+import os
 import signal
 import socket
 import threading
@@ -70,6 +72,26 @@ def test_a_server_that_does_nothing_ends_at_once(number: signal.Signals):
     assert took < SLACK
 
 
+async def test_who_listens_to_other_signals_hears_them_while_it_serves_and_afterwards():
+    loop, started, seen = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    before = signal.getsignal(signal.SIGTERM)
+    loop.add_signal_handler(signal.SIGUSR1, seen.set)
+    try:
+        host = LocalHost(Agent(Faucet()))
+        serving = asyncio.create_task(Server(host, port=0, started=lambda url: started.set()).run())
+        await started.wait()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await seen.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await serving
+        assert signal.getsignal(signal.SIGTERM) is before
+        seen.clear()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await seen.wait()
+    finally:
+        loop.remove_signal_handler(signal.SIGUSR1)
+
+
 def test_at_the_end_a_turn_stops_at_its_safe_point_and_what_waits_waits_on(tmp_path: Path):
     db = str(tmp_path / "chat.db")
     with Child("--db", db, "--within", "20") as child:
@@ -127,12 +149,15 @@ def test_a_tool_stuck_in_c_is_left_behind_in_time_and_named(tmp_path: Path):
         assert "agents.py" in left["where"]
 
 
-def test_even_a_blocked_event_loop_ends_in_time_and_the_turn_is_sealed_later(tmp_path: Path):
+@pytest.mark.parametrize("blocked", ["after the signal", "before the signal"])
+def test_even_a_blocked_event_loop_ends_in_time_and_the_turn_is_sealed_later(blocked: str, tmp_path: Path):
     db = str(tmp_path / "chat.db")
     with Child("--db", db, "--within", "2") as child:
         child.session()
         child.send("blocking", "t1")
         child.until("progress_made")
+        if blocked == "before the signal":
+            child.until_blocked()
         code, took, _, errors = child.end()
         assert took < 2 + SLACK
         assert (code, "what still runs is cut off" in errors) == (1, True)
