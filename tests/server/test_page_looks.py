@@ -200,10 +200,11 @@ async def test_the_message_box_does_not_move_while_a_turn_runs(lab: Lab) -> None
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await expect(page.locator("#connection")).to_have_text("connected")
-    idle = await place(page)
+    idle, send = await place(page), await right_edge(page, "#send")
     await say(page, "go")
     await is_running(page)
     assert await place(page) == idle
+    assert await right_edge(page, "#stop-more") == send
     for number in range(30):
         faucet.say(f"Paragraph {number} of a long answer.\n\n")
         if number % 10 == 9:
@@ -224,6 +225,12 @@ async def test_the_message_box_does_not_move_while_a_turn_runs(lab: Lab) -> None
 
 async def place(page: Page) -> Any:
     return [await page.locator(name).bounding_box() for name in ("#composer", "#prompt")]
+
+
+async def right_edge(page: Page, name: str) -> float:
+    box = await page.locator(name).bounding_box()
+    assert box is not None
+    return box["x"] + box["width"]
 
 
 @in_background
