@@ -5,18 +5,22 @@ All of it is read from the broker whenever it is asked for. Knows nothing of how
 
 import asyncio
 import uuid
+from collections.abc import Iterable
+from typing import TypeVar
 
 from ..session.home import Home
 from ..session.host import NotFound, SessionView, TurnView
 from ..session.lane import SessionEnded
 from ..session.turn import check_id
-from .broker import Broker, BrokerError, Link
+from .broker import Broker, Entry, Fenced, Link
 from .mirror import Mirror, status_of
-from .orders import Place, Send, WorkerInfo, from_json, to_json
+from .orders import Place, Send, Unreadable, WorkerInfo, from_json, to_json
 from .pages import last_seq
 from .stopping import Bell
 
 __all__ = ["Directory"]
+
+T = TypeVar("T")
 
 
 class Directory:
@@ -45,12 +49,11 @@ class Directory:
     async def workers(self) -> list[WorkerInfo]:
         """The workers that are there."""
         link = await self._link()
-        return [from_json(WorkerInfo, entry.data) for entry in await link.lasts("workers")]
+        return _readable(WorkerInfo, await link.lasts("workers"))
 
     async def agents(self) -> list[str]:
         """The agents that workers offer, the first one's first."""
-        found = dict.fromkeys(agent for worker in await self.workers() for agent in worker.agents)
-        return list(found)
+        return _offered(await self.workers())
 
     async def create(
         self, session_id: str | None = None, agent: str | None = None, *, worker: str | None = None
@@ -59,17 +62,24 @@ class Directory:
         session_id = check_id("session", session_id or uuid.uuid4().hex)
         link = await self._link()
         if await link.last("sessions", (session_id,)) is None:
-            offered = await self.agents()
-            if not offered:
-                raise NotFound("there is no worker: start one with `safepoint worker module:agent --nats URL`")
-            if agent is not None and agent not in offered:
-                raise NotFound(f"there is no agent {agent!r}: the workers offer {', '.join(offered)}")
-            place = Place(agent or offered[0], worker)
+            place = Place(await self._agent_for(agent, worker), worker)
             try:
                 await link.append("sessions", (session_id,), to_json(place), after=0)
-            except BrokerError:
+            except Fenced:
                 pass  # somebody else has made it in this very moment
         return await self.session(session_id)
+
+    async def _agent_for(self, agent: str | None, worker: str | None) -> str:
+        """The agent of a new session: one that is offered, by its own worker if that is there. Raises: NotFound."""
+        workers = await self.workers()
+        if not workers:
+            raise NotFound("there is no worker: start one with `safepoint worker module:agent --nats URL`")
+        own = [one for one in workers if one.name == worker]
+        offered = _offered(own or workers)
+        if agent is not None and agent not in offered:
+            who = f"{worker} offers" if own else "the workers offer"
+            raise NotFound(f"there is no agent {agent!r}: {who} {', '.join(offered)}")
+        return agent or offered[0]
 
     async def _place(self, session_id: str) -> Place:
         if session_id not in self._places:
@@ -115,8 +125,7 @@ class Directory:
         link = await self._link()
         entries = await link.read("inbox", (session_id,))
         await mirror.catch_up()  # what has left the inbox, also before it was read, is there
-        sent: list[Send] = [from_json(Send, entry.data) for entry in entries]
-        new = [one for one in sent if one.turn_id not in mirror.past.turns]
+        new = [one for one in _readable(Send, entries) if one.turn_id not in mirror.past.turns]
         stopped = {entry.key[-1] for entry in await link.lasts("stops", (session_id,))} if new else ()
         views = (TurnView(o.turn_id, "stopping" if o.turn_id in stopped else "queued", said=o.text) for o in new)
         return {view.id: view for view in views}
@@ -134,3 +143,19 @@ class Directory:
         if turn is None:
             raise NotFound(f"there is no turn {turn_id!r} in session {session_id!r}")
         return TurnView(turn_id, status_of(turn), turn.outcome)
+
+
+def _offered(workers: Iterable[WorkerInfo]) -> list[str]:
+    """Their agents, each once, the first one's first."""
+    return list(dict.fromkeys(agent for worker in workers for agent in worker.agents))
+
+
+def _readable(kind: type[T], entries: Iterable[Entry]) -> list[T]:
+    """What the entries say; without those of another version, which hide nothing of the rest."""
+    found: list[T] = []
+    for entry in entries:
+        try:
+            found.append(from_json(kind, entry.data))
+        except Unreadable:
+            continue
+    return found

@@ -96,9 +96,10 @@ class Mirror:
 
     async def follow(self, after: int = 0) -> AsyncGenerator[Recorded, None]:
         """Everything after this number, then what comes, until this host is closed. Raises: BrokerError."""
-        await self._begin()
+        self.followers += 1
         pages: LogPages | None = None
         try:
+            await self._listen()
             await self.catch_up()
             while not self._closed:
                 news = self._news
@@ -119,8 +120,7 @@ class Mirror:
         finally:
             await self._end()
 
-    async def _begin(self) -> None:
-        self.followers += 1
+    async def _listen(self) -> None:
         async with self._starting:
             if self._unlisten is None:
                 self._unlisten = await self._link.listen(("news", self._session), self._heard)

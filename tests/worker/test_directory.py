@@ -1,0 +1,154 @@
+"""Owns the tests of what a server knows of sessions elsewhere: which there are, where they may run, how they stand."""
+
+import asyncio
+
+import pytest
+
+from safepoint.errors import UsageError
+from safepoint.models.scripted import Stall
+from safepoint.session.host import NotFound
+from safepoint.session.lane import SessionEnded
+from safepoint.worker.orders import Place, Send, StopCall, from_json, to_json
+from tests.session.lab import talker
+from tests.worker.lab import New, each_broker, eventually, hosting, linked, memory, until_kind, working
+
+
+async def test_without_a_worker_there_is_nothing_to_open():
+    async with hosting(memory()) as host:
+        assert (await host.workers(), await host.agents(), await host.sessions()) == ([], [], [])
+        with pytest.raises(NotFound, match="there is no worker"):
+            await host.create("s")
+
+
+@each_broker
+async def test_the_agents_of_all_workers_are_offered_each_once(new: New):
+    broker = new()
+    painter, poet = talker(name="painter"), talker(name="poet")
+    async with hosting(broker) as host, working(painter, broker, name="w1"):
+        async with working({"painter": painter, "poet": poet}, broker, name="w2"):
+            assert await host.agents() == ["painter", "poet"]
+            assert (await host.create("a")).agent == "painter"
+            assert (await host.create("b", "poet")).agent == "poet"
+            with pytest.raises(NotFound, match="the workers offer painter, poet"):
+                await host.create("c", "dancer")
+        assert await host.agents() == ["painter"]
+        assert (await host.create("b")).agent == "poet"  # it is there already, also if its worker is not
+
+
+async def test_a_session_for_one_worker_has_an_agent_of_that_one():
+    broker = memory()
+    async with (
+        hosting(broker) as host,
+        working(talker(name="painter"), broker, name="w1"),
+        working(talker(name="poet"), broker, name="w2"),
+    ):
+        assert (await host.create("s", worker="w2")).agent == "poet"
+        with pytest.raises(NotFound, match="offers poet"):
+            await host.create("t", "painter", worker="w2")
+        with pytest.raises(NotFound):
+            await host.session("t")
+
+
+@each_broker
+async def test_two_who_create_a_session_at_once_get_the_same_one(new: New):
+    broker = new()
+    agents = {"painter": talker(name="painter"), "poet": talker(name="poet")}
+    async with working(agents, broker), hosting(broker) as one, hosting(broker) as other, linked(broker) as link:
+        found = await asyncio.gather(*(host.create("s", name) for host in (one, other) for name in agents))
+        kept = await link.last("sessions", ("s",))
+        assert kept is not None
+        place: Place = from_json(Place, kept.data)
+        assert {view.agent for view in found} == {place.agent}
+
+
+async def test_an_id_is_made_up_if_there_is_none_and_refused_if_it_is_no_id():
+    broker = memory()
+    async with working(talker(), broker), hosting(broker) as host:
+        first, second = await host.create(), await host.create()
+        assert first.id != second.id
+        with pytest.raises(UsageError):
+            await host.create("\ud800")
+        for ask in (host.session("never"), host.turn("never", "t"), host.send("never", "hello")):
+            with pytest.raises(NotFound, match="never"):
+                await ask
+
+
+@each_broker
+async def test_sessions_are_listed_the_newest_last_with_what_runs_in_them(new: New):
+    broker = new()
+    async with working(talker("one", [Stall()], "two"), broker), hosting(broker) as host, hosting(broker) as other:
+        for session in ("a", "b", "c"):
+            await host.create(session)
+        await host.send("b", "hello")
+        await until_kind(host, "b", "session_closed")
+        await host.send("a", "hello", turn_id="t")
+        await until_kind(host, "a", "turn_started")
+        views = await other.sessions()
+        assert [view.id for view in views] == ["c", "b", "a"]
+        assert [(view.live, view.last_seq > 0) for view in views] == [(False, False), (False, True), (True, True)]
+        assert [(turn.id, turn.status) for turn in views[-1].turns] == [("t", "running")]
+        await host.stop("a", "t")
+        await until_kind(host, "a", "turn_ended")
+
+
+async def test_a_turn_that_no_worker_has_seen_is_queued_or_on_its_way_to_be_stopped():
+    broker = memory()
+    async with hosting(broker) as host, linked(broker) as link:
+        await link.append("sessions", ("s",), to_json(Place("nobody")))
+        await host.send("s", "hello", turn_id="t1")
+        await host.send("s", "hello", turn_id="t2")
+        await host.stop("s", "t2")
+        assert [(turn.id, turn.status) for turn in (await host.session("s")).turns] == [
+            ("t1", "queued"),
+            ("t2", "stopping"),
+        ]
+        assert (await host.turn("s", "t1")).status == "queued"
+        with pytest.raises(NotFound, match="no turn 't3'"):
+            await host.turn("s", "t3")
+
+
+@each_broker
+async def test_what_another_version_has_written_hides_nothing_of_the_rest(new: New):
+    broker = new()
+    async with working(talker(), broker, name="w"), hosting(broker) as host, linked(broker) as link:
+        await link.append("workers", ("from the future",), b'{"name": 3}')
+        assert [worker.name for worker in await host.workers()] == ["w"]
+        await link.append("sessions", ("s",), to_json(Place("nobody")))
+        await link.append("inbox", ("s",), b'{"of": "the future"}')
+        await link.append("inbox", ("s",), to_json(Send("t", "hello")))
+        assert [turn.id for turn in (await host.session("s")).turns] == ["t"]
+
+
+async def test_a_stop_of_another_session_is_none_of_this_one():
+    broker = memory()
+    async with hosting(broker) as host, linked(broker) as link:
+        for session in ("s", "other"):
+            await link.append("sessions", (session,), to_json(Place("nobody")))
+        await link.append("stops", ("other", "t"), to_json(StopCall("t")))
+        await host.send("s", "hello", turn_id="t")
+        assert (await host.turn("s", "t")).status == "queued"
+
+
+async def test_a_host_that_was_closed_knows_nothing_any_more():
+    broker = memory()
+    async with hosting(broker) as host:
+        await host.workers()
+        await host.close()
+        with pytest.raises(SessionEnded):
+            await host.workers()
+        with pytest.raises(SessionEnded):
+            await host.session("s")
+
+
+async def test_a_worker_that_falls_silent_is_not_listed_for_ever(monkeypatch: pytest.MonkeyPatch):
+    from safepoint.worker.broker import KEPT, Keeping
+
+    monkeypatch.setitem(KEPT, "workers", Keeping(newest_only=True, seconds=0.2))
+    broker = memory()
+    async with hosting(broker) as host, working(talker(), broker):
+        assert len(await host.workers()) == 1
+
+        async def gone() -> bool:
+            return await host.workers() == []
+
+        await eventually(gone)
