@@ -6,6 +6,7 @@ Knows nothing of leases and of how an order was taken.
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -65,6 +66,7 @@ class Runner:
         self._wake = asyncio.Event()
         self._early: dict[str, StopCall] = {}  # stops of turns that are not here (yet)
         self._answered: dict[str, Reply] = {}  # stops, by their id
+        self._answering = threading.Lock()
         self._read = 0  # up to here the inbox is done
         self._heeded = 0  # and up to here the record of stops
         self._leaving: float | None = None
@@ -253,13 +255,13 @@ class Runner:
         if turn_id not in session.turns and session.outcome_of(turn_id) is None:
             return None
         self._early.pop(call.turn_id, None)
-        known = self._answered.get(call.id)
-        if known is not None:  # it was rung for, and it was read in the record
-            return known
-        ack = session.stop(turn_id, call.point, within=call.within, reason=call.why)
-        reply = Reply(message=ack.message, status=ack.status, turn_id=turn_id)
-        if call.id:
-            self._answered[call.id] = reply
+        with self._answering:  # it is rung for, and it is read in the record: by two threads
+            reply = self._answered.get(call.id)
+            if reply is None:
+                ack = session.stop(turn_id, call.point, within=call.within, reason=call.why)
+                reply = Reply(message=ack.message, status=ack.status, turn_id=turn_id)
+                if call.id:
+                    self._answered[call.id] = reply
         return reply
 
     def stop(self, call: StopCall) -> Reply:
