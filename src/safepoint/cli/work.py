@@ -8,7 +8,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from ..errors import UsageError
 from ..worker import RemoteHost, Worker, WorkerInfo
 from .broker import broker_of
 from .style import bold, table
@@ -35,17 +38,22 @@ def work(options: argparse.Namespace) -> int:
             grace=options.grace,
             attempts=options.attempts,
         )
-        going, gone = asyncio.Event(), threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, going.set)
-        await worker.start()
         if options.metrics is not None:
             _serve_metrics(worker, options.metrics)
+        loop, going, gone = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+        def go() -> None:
+            limit = options.within + options.grace + LAST_SECONDS
+            threading.Thread(target=_last_resort, args=[gone, limit], daemon=True).start()
+            loop.call_soon_threadsafe(going.set)
+
+        await worker.start()
         print(f"{bold('Safepoint')} worker {worker.name} takes orders at {options.nats}. Ctrl-C makes way.", flush=True)
-        await going.wait()
-        limit = options.within + options.grace + LAST_SECONDS
-        threading.Thread(target=_last_resort, args=[gone, limit], daemon=True).start()
-        await worker.close(options.within)
+        with _when_told(go):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_until_ended(worker, going))
+                await going.wait()
+                await worker.close(options.within)
         gone.set()
 
     asyncio.run(run())
@@ -56,6 +64,27 @@ def work(options: argparse.Namespace) -> int:
 LAST_SECONDS = 5.0
 
 
+@contextmanager
+def _when_told(call: Callable[[], object]) -> Iterator[None]:
+    """Call this when a signal says to go: at once, also while the event loop is blocked."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *about: call()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+async def _until_ended(worker: Worker, going: asyncio.Event) -> None:
+    """A worker that ends by itself is not waited for. Whoever closes it is told why."""
+    try:
+        await worker.wait()
+    except Exception as error:
+        log.error("worker %s has ended: %s", worker.name, error)
+    going.set()
+
+
 def _last_resort(gone: threading.Event, seconds: float) -> None:
     """A thread of its own: it also ends a process whose event loop is blocked."""
     if not gone.wait(seconds):
@@ -64,8 +93,11 @@ def _last_resort(gone: threading.Event, seconds: float) -> None:
 
 
 def _serve_metrics(worker: Worker, port: int) -> None:
-    from prometheus_client import CollectorRegistry, start_http_server
-    from prometheus_client.core import CounterMetricFamily
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client.core import CounterMetricFamily
+    except ImportError as error:
+        raise UsageError(f'--metrics needs one more package ({error.name}): pip install "safepoint[server]"') from error
 
     class Counters:
         def collect(self) -> list[CounterMetricFamily]:
@@ -74,7 +106,10 @@ def _serve_metrics(worker: Worker, port: int) -> None:
 
     registry = CollectorRegistry()
     registry.register(Counters())
-    start_http_server(port, "127.0.0.1", registry)
+    try:
+        start_http_server(port, "127.0.0.1", registry)
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"--metrics: cannot listen on 127.0.0.1:{port}: {error}") from error
 
 
 TOLD = {
