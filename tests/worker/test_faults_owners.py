@@ -140,7 +140,7 @@ async def test_of_two_owners_of_one_order_one_is_fenced(tmp_path: Path) -> None:
             client = await there.client(1)
             turn_id = await client.send(LONG)
             await there.worker_of(client)
-            for number in range(1, counts(2, 15) + 1):
+            for number in range(1, counts(2, 8) + 1):
                 while len(client.told.chain(turn_id)) <= number:  # the owner may have been quicker, and has renewed it
                     await hand_out_again(server, there)
                     await asyncio.sleep(0.5)  # real time: another process opens the session
