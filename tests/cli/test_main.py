@@ -14,7 +14,7 @@ from safepoint.cli import main as package_main
 from safepoint.cli.main import main, parser
 from tests.server.child import ROOT, Child
 
-COMMANDS = ["serve", "sessions", "turns", "stop", "receipt", "completion"]
+COMMANDS = ["serve", "sessions", "turns", "stop", "receipt", "completion", "worker", "workers"]
 
 
 @pytest.fixture(scope="module")

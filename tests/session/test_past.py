@@ -257,3 +257,24 @@ def test_the_conversation_that_is_kept_is_the_one_that_would_be_told_anew() -> N
         folded.apply(event)
         assert folded.messages == past(*events).messages
     assert said(folded.messages) == ["a", "A", "b", "ha", "e", "E"]
+
+
+def lost(turn_id: str) -> Event:
+    reason = AbortReason("lease_lost", "its owner has gone")
+    outcome = Aborted(reason, Receipt(reason, 0.0, 0.0), AgentResult("", (user(turn_id),)))
+    return of(turn_id, TurnEnded, turn_id=turn_id, outcome=outcome)
+
+
+def test_the_heir_of_a_turn_that_lost_its_owner_is_the_last_one_that_went_on_with_it() -> None:
+    begun = [queued("t1", user("1")), started("t1")]
+    assert past(*begun).heir("t1") == "t1"
+    assert past(*begun, lost("t1")).heir("t1") == "t1"
+    handed_over = [*begun, lost("t1"), queued("t2", continues="t1"), started("t2")]
+    assert past(*handed_over).heir("t1") == "t2"
+    twice = past(*handed_over, lost("t2"), queued("t3", continues="t2"))
+    assert [twice.heir(turn) for turn in ("t1", "t2", "t3", "t9")] == ["t3", "t3", "t3", "t9"]
+
+
+def test_a_turn_that_somebody_stopped_has_no_heir_also_if_it_was_continued() -> None:
+    events = [queued("t1", user("1")), started("t1"), stopped("t1", user("1")), queued("t2", continues="t1")]
+    assert past(*events).heir("t1") == "t1"

@@ -20,6 +20,7 @@ from safepoint.worker.orders import (
     Continue,
     Edit,
     Forget,
+    Hurry,
     Place,
     Remove,
     Reply,
@@ -43,6 +44,7 @@ CALLS = [
     Continue("t"),
     Continue(None),
     Close("enough"),
+    Hurry(),
 ]
 INFO = WorkerInfo("w", ("a", "b"), 1, 8, "process", "0.1", 42, "here", 1.5, True, 1, 2, 3, 4, 5)
 

@@ -125,7 +125,11 @@ async def test_nothing_that_a_child_has_started_outlives_it():
             assert not gone(seat.pid, grandchild)
             seat.cut("the lease is lost")
             assert await ending == "died"
-        assert gone(seat.pid, grandchild)
+
+        async def all_gone() -> bool:
+            return gone(seat.pid, grandchild)
+
+        await eventually(all_gone)
 
 
 async def test_of_a_child_that_has_died_nothing_is_heard_any_more():

@@ -61,6 +61,16 @@ async def _more_than(count: int, limit: int) -> bool:
 
 
 @each_broker
+async def test_an_idle_session_gives_its_place_to_one_that_has_work(new: New):
+    broker = new()
+    async with working(talker("one", "two"), broker, concurrency=1, idle_for=30.0), hosting(broker) as host:
+        for session in ("first", "second"):
+            await host.create(session)
+            await host.send(session, "hello")
+            await until_kind(host, session, "turn_ended")
+
+
+@each_broker
 async def test_a_message_without_an_order_is_found(new: New):
     broker = new(lease=0.4)
     async with linked(broker) as link, working(talker("found"), broker):

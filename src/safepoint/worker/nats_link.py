@@ -44,7 +44,7 @@ class NatsLink:
         self._hints: dict[Queue, Callable[[], Awaitable[None]]] = {}
         self._hinted = asyncio.Event()
         self._home = Home()
-        self.troubled: Exception | None = None  # the last trouble
+        self.troubled: Exception | None = None  # while connecting
         self._nc: Any = None
         self._js: Any = None
 
@@ -62,7 +62,8 @@ class NatsLink:
 
     async def trouble(self, error: Exception) -> None:
         """Whatever the library tells of its connection."""
-        self.troubled = error
+        if self.troubled is None or isinstance(self.troubled, OSError):  # what the server has said tells more
+            self.troubled = error
         log.debug("NATS: %s: %s", type(error).__name__, error)
 
     def on_return(self, call: Callable[[], object]) -> Callable[[], None]:

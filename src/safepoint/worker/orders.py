@@ -145,7 +145,9 @@ class Hurry:
 
 
 # What the owner of a session is asked while it is live.
-Call: TypeAlias = StopCall | Answer | Edit | Remove | Forget | Continue | Close | Hurry
+Call: TypeAlias = Annotated[
+    StopCall | Answer | Edit | Remove | Forget | Continue | Close | Hurry, Field(discriminator="kind")
+]
 
 
 @dataclass(frozen=True, slots=True)
