@@ -150,14 +150,16 @@ class Lab:
         return [f"{path.name}: {path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log"))]
 
     async def close(self) -> None:
+        for member in self.members:  # before anything is waited for: whatever happens next, they are gone
+            member.send(signal.SIGCONT)
+            member.send(signal.SIGKILL)
         for client in self.clients:
             await client.end()
-        await self.host.close()
+        await asyncio.wait_for(self.host.close(), PATIENCE)
         for member in self.members:
-            member.send(signal.SIGCONT)
-            await member.kill()
             assert member.process.stdout is not None
             await asyncio.wait_for(member.process.stdout.read(), PATIENCE)
+            await asyncio.wait_for(member.process.wait(), PATIENCE)
         await asyncio.gather(*(member.gone() for member in self.members))
 
 
