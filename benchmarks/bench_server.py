@@ -4,10 +4,11 @@ import asyncio
 import http.client
 import json
 import multiprocessing
+import selectors
 import socket
 import statistics
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from itertools import count
 from typing import Any
@@ -26,8 +27,9 @@ from .peers.web import bare
 
 STOPS = 20
 CHUNKS = 2_000
-CHUNK_SECONDS = 0.02
+CHUNK_SECONDS = 0.05
 CROWD = 200
+INSTANTS = 5
 
 
 def peers() -> dict[str, str]:
@@ -65,9 +67,55 @@ def crowded(measure: Measure, port: int) -> Iterator[Line]:
         idle = statistics.median(acknowledged(line, running(line, "wait")) for _ in range(STOPS))
         crowd = [running(line, "talk") for _ in range(CROWD)]
         busy = statistics.median(acknowledged(line, one) for one in crowd)
+        for path in crowd:
+            until(line, path, "aborted")
+        at_once = statistics.median(together(line, port) for _ in range(INSTANTS))
     yield Line(
         what=f"{what}: median ack, beyond an idle one", ours=busy - idle, peer="50 ms", theirs=None, target=Limit(0.05)
     )
+    why = (
+        "one process acknowledges them one after the other, half a millisecond each, and in between ends the turns"
+        " that are stopped already"
+    )
+    yield Line(
+        what=f"the same, all {CROWD} requests in one instant",
+        ours=at_once - idle,
+        peer="50 ms",
+        theirs=None,
+        target=Limit(0.05, why),
+    )
+
+
+def together(line: http.client.HTTPConnection, port: int) -> float:
+    """The median of so many acknowledgements that are asked for in one instant."""
+    crowd = [running(line, "talk") for _ in range(CROWD)]
+    took = statistics.median(all_at_once(port, crowd))
+    for path in crowd:
+        until(line, path, "aborted")
+        call(line, "DELETE", path.partition("/turns/")[0])
+    return took
+
+
+def all_at_once(port: int, paths: list[str]) -> list[float]:
+    """Stop these turns with as many requests, each on a line of its own, written before the first answer is read."""
+    body = json.dumps({"at": "NOW", "reason": "enough"})
+    head = f"Host: 127.0.0.1:{port}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    took: list[float] = []
+    began: dict[int, float] = {}
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        lines = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in paths]
+        for line, path in zip(lines, paths, strict=True):
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            selector.register(line, selectors.EVENT_READ, line)
+            began[line.fileno()] = wall()
+            line.sendall(f"POST {path}/stop HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
+        while len(took) < len(lines):
+            for key, _ in selector.select():
+                took.append(wall() - began[key.fd])
+                answer = key.data.recv(4096)
+                assert b" 202 " in answer, answer
+                selector.unregister(key.fileobj)
+    return took
 
 
 class Talker:

@@ -50,10 +50,7 @@ def preempting(measure: Measure) -> Iterator[Line]:
         {"task.cancel() and a new task": lambda: asyncio.run(queues.replaced(PREEMPTS))},
         samples=SHORT,
     )
-    why = (
-        "half of it is handing one timer to the clock's thread, which would warn of a leaf that ignores the abort; the"
-        " rest is two turns: one that ends with its receipt, one that is planned"
-    )
+    why = "it is two turns: one that is interrupted and ends with its receipt, one that is planned and begun"
     return samples.lines({"task.cancel() and a new task": AtMost(3, why)})
 
 

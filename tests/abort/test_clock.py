@@ -13,7 +13,7 @@ from queue import SimpleQueue
 import pytest
 
 from safepoint.abort import SystemClock, Timer, current_clock, run_in_thread, use_clock
-from safepoint.abort.clock import _serve, check_seconds
+from safepoint.abort.clock import SWEEP, _Alarms, check_seconds
 from safepoint.errors import UsageError
 from safepoint.testing import FakeClock
 from tests.abort.programs import printed
@@ -91,22 +91,94 @@ def test_a_timer_that_is_due_earlier_overtakes_the_one_the_thread_waits_for():
     assert later.disarm()
 
 
-def test_the_timer_thread_sleeps_until_the_next_timer_is_due_and_no_longer():
-    class Inbox(SimpleQueue):  # type: ignore[type-arg]
-        def get(self, block=True, timeout=None):
-            timeouts.append(timeout)
-            return super().get(block, timeout)
+class Sleeps(SimpleQueue):  # type: ignore[type-arg]
+    """How long the timer thread has slept each time, and how often it was woken."""
 
-    timeouts: list[float | None] = []
-    inbox, done = Inbox(), threading.Event()
-    inbox.put(Timer(time.monotonic() + 0.1, done.set))
-    threading.Thread(target=_serve, args=(inbox,), daemon=True).start()
+    def __init__(self) -> None:
+        self.timeouts: list[float | None] = []
+        self.woken = 0
+        self.slept = threading.Semaphore(0)
+
+    def get(self, block=True, timeout=None):
+        if block:
+            self.timeouts.append(timeout)
+            self.slept.release()
+        return super().get(block, timeout)
+
+    def put(self, item, block=True, timeout=None):
+        self.woken += 1
+        super().put(item)
+
+
+def alarms() -> tuple[_Alarms, Sleeps]:
+    made, sleeps = _Alarms(), Sleeps()
+    made._nudges = sleeps
+    threading.Thread(target=made.serve, daemon=True).start()
+    assert sleeps.slept.acquire(timeout=SECONDS)
+    return made, sleeps
+
+
+def test_the_timer_thread_sleeps_until_the_next_timer_is_due_and_no_longer():
+    made, sleeps = alarms()
+    done = threading.Event()
+    made.add(Timer(time.monotonic() + 0.1, done.set))
     assert done.wait(SECONDS)
-    nothing, first, *more = timeouts
+    nothing, first, *more = sleeps.timeouts
     assert nothing is None
     assert first is not None
     assert 0 <= first <= 0.1
     assert len(more) < 3
+
+
+def test_the_timer_thread_is_woken_only_for_what_comes_before_its_own_time():
+    made, sleeps = alarms()
+    done, begun = threading.Semaphore(0), time.monotonic()
+    made.add(Timer(begun + 0.3, done.release))
+    assert sleeps.slept.acquire(timeout=SECONDS)
+    assert sleeps.woken == 1
+    for number in range(20):
+        made.add(Timer(begun + 0.4 + number / 100, done.release))
+    assert sleeps.woken == 1, "what comes later is found when it wakes by itself"
+    made.add(Timer(begun, done.release))
+    assert sleeps.woken == 2
+    for _ in range(22):
+        assert done.acquire(timeout=SECONDS)
+
+
+def test_timers_that_nobody_waits_for_do_not_pile_up_while_the_thread_sleeps():
+    made, sleeps = alarms()
+    made.add(Timer(time.monotonic() + 3600, lambda: None))
+    assert sleeps.slept.acquire(timeout=SECONDS)
+    for _ in range(10 * SWEEP):
+        timer = Timer(time.monotonic() + 7200, lambda: None)
+        made.add(timer)
+        timer.disarm()
+    until = time.monotonic() + SECONDS
+    while len(made._inbox) > SWEEP and time.monotonic() < until:
+        time.sleep(0.001)  # real time: the thread takes them in
+    assert len(made._inbox) <= SWEEP
+    assert len(made._heap) <= 3 * SWEEP
+
+
+@pytest.mark.parametrize("seed", range(counts(20, 500)))
+def test_no_timer_is_lost_whatever_the_thread_does_in_the_moment_it_is_added(seed: int):
+    """Many threads add timers of all distances while others fire: each fires."""
+    made, _ = alarms()
+    chance, fired, added = random.Random(seed), threading.Semaphore(0), 0
+    distances = [[chance.choice([0.0, 0.0005, 0.001, 0.003]) for _ in range(50)] for _ in range(4)]
+
+    def add(mine: list[float]) -> None:
+        for distance in mine:
+            made.add(Timer(time.monotonic() + distance, fired.release))
+
+    threads = [threading.Thread(target=add, args=[mine]) for mine in distances]
+    for thread in threads:
+        thread.start()
+        added += 50
+    for thread in threads:
+        thread.join()
+    for _ in range(added):
+        assert fired.acquire(timeout=SECONDS)
 
 
 def test_timers_fire_on_a_thread_that_says_what_it_is_for():

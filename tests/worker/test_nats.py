@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nkeys import PREFIX_BYTE_USER, encode_seed, from_seed  # type: ignore[import-untyped]
+from nkeys import PREFIX_BYTE_USER, encode_seed, from_seed
 
 from safepoint.errors import UsageError
 from safepoint.worker import BrokerError, NatsBroker

@@ -9,9 +9,11 @@ import asyncio
 import heapq
 import itertools
 import logging
+import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,6 +25,7 @@ from ..errors import UsageError
 __all__ = ["Clock", "SystemClock", "Timer", "current_clock", "use_clock"]
 
 log = logging.getLogger("safepoint")
+SWEEP = 64
 
 
 class Timer:
@@ -89,21 +92,21 @@ class SystemClock:
     """Real time. Every method may be called from any thread, signal handler or `__del__`."""
 
     def __init__(self) -> None:
-        self._inbox: SimpleQueue[Timer] | None = None
+        self._alarms: _Alarms | None = None
 
     monotonic = staticmethod(time.monotonic)
     time = staticmethod(time.time)
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         timer = Timer(when, callback)
-        inbox = self._inbox
-        if inbox is None:
+        alarms = self._alarms
+        if alarms is None:
             # Two threads may get here at once and both start a timer thread: wasteful once, harmless, and no lock
             # that a signal handler could find held. For the same reason not a `threading.Thread`, which takes one.
-            inbox = SimpleQueue()
-            _thread.start_new_thread(_serve, (inbox,))
-            self._inbox = inbox
-        inbox.put(timer)
+            alarms = _Alarms()
+            _thread.start_new_thread(alarms.serve, ())
+            self._alarms = alarms
+        alarms.add(timer)
         return timer
 
     async def sleep(self, seconds: float) -> None:
@@ -116,32 +119,62 @@ class SystemClock:
 
     def forget_thread(self) -> None:
         """In a forked child the timer thread does not exist: start a new one when next needed."""
-        self._inbox = None
+        self._alarms = None
 
 
-def _serve(inbox: "SimpleQueue[Timer]") -> None:
-    """The timer thread: it alone owns the heap; others only put timers into its inbox."""
-    threading.current_thread().name = "safepoint-timers"
-    heap: list[tuple[float, int, Timer]] = []
-    order = itertools.count()  # equal times fire in the order in which they were asked for
-    sweep_at = 64
-    while True:
-        wait = max(0.0, heap[0][0] - time.monotonic()) if heap else None
-        try:
-            timer = inbox.get(timeout=None if wait is None else min(wait, threading.TIMEOUT_MAX))
-            while True:  # all there are, before any fires: the first in the inbox need not be the first in time
-                heapq.heappush(heap, (timer.when, next(order), timer))
-                timer = inbox.get_nowait()
-        except Empty:
-            pass
-        while heap and (not heap[0][2].armed or heap[0][0] <= time.monotonic()):
-            heapq.heappop(heap)[2].fire()
-        if len(heap) > sweep_at:
+class _Alarms:
+    """The timers of a clock, and the thread that fires them. It alone owns the heap; others only add to its inbox.
+
+    A thread that sleeps is woken only for what comes before its own time: waking it costs more than all the rest.
+    """
+
+    def __init__(self) -> None:
+        self._inbox: deque[Timer] = deque()
+        self._nudges: SimpleQueue[None] = SimpleQueue()
+        self._wakes_at = -math.inf  # while it is awake nobody has to wake it
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()  # equal times fire in the order in which they were asked for
+        self._sweep_at = SWEEP
+
+    def add(self, timer: Timer) -> None:
+        """Any thread, and in the middle of anything."""
+        # It is in the inbox before the time is looked at, and the thread does the reverse: one sees the other.
+        self._inbox.append(timer)
+        if timer.when < self._wakes_at or len(self._inbox) > SWEEP:
+            self._nudges.put(None)
+
+    def serve(self) -> None:
+        """The timer thread."""
+        threading.current_thread().name = "safepoint-timers"
+        while True:
+            self._take_in()
+            while self._heap and (not self._heap[0][2].armed or self._heap[0][0] <= time.monotonic()):
+                heapq.heappop(self._heap)[2].fire()
+            self._wakes_at = self._heap[0][0] if self._heap else math.inf
+            if not self._inbox:
+                self._sleep()
+            self._wakes_at = -math.inf
+
+    def _take_in(self) -> None:
+        """All there are, before any fires: the first in the inbox need not be the first in time."""
+        while self._inbox:
+            timer = self._inbox.popleft()
+            heapq.heappush(self._heap, (timer.when, next(self._order), timer))
+        if len(self._heap) > self._sweep_at:
             # Disarmed timers of far-off deadlines would otherwise stay until their time: drop them each time the
             # heap has doubled, which costs nothing per timer.
-            heap = [entry for entry in heap if entry[2].armed]
-            heapq.heapify(heap)
-            sweep_at = max(64, 2 * len(heap))
+            self._heap = [entry for entry in self._heap if entry[2].armed]
+            heapq.heapify(self._heap)
+            self._sweep_at = max(SWEEP, 2 * len(self._heap))
+
+    def _sleep(self) -> None:
+        wait = None if not self._heap else max(0.0, self._heap[0][0] - time.monotonic())
+        try:
+            self._nudges.get(timeout=None if wait is None else min(wait, threading.TIMEOUT_MAX))
+            while True:  # one waking is enough for all who asked for it
+                self._nudges.get_nowait()
+        except Empty:
+            pass
 
 
 C = TypeVar("C", bound=Clock)
