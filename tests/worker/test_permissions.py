@@ -23,7 +23,7 @@ SERVER = [
     *READS,
 ]
 WORKER = [
-    *("{ns}.log.>", "{ns}.workers.>", "{ns}.dead.>", "{ns}.orders.>", "{ns}.say.>", "_INBOX.>"),
+    *("{ns}.log.>", "{ns}.inbox.>", "{ns}.workers.>", "{ns}.dead.>", "{ns}.orders.>", "{ns}.say.>", "_INBOX.>"),
     *READS,
     *("$JS.API.CONSUMER.DURABLE.CREATE.{ns}-orders.>", "$JS.API.CONSUMER.CREATE.{ns}-orders.>"),
     *("$JS.API.CONSUMER.MSG.NEXT.{ns}-orders.>", "$JS.ACK.{ns}-orders.>"),

@@ -9,7 +9,7 @@ import logging
 import time
 
 from .broker import BrokerError, Link, Order, Queue
-from .orders import Assignment, Call, Ending, Reply, StopCall, from_json, to_json
+from .orders import NOTE, Assignment, Call, Ending, Reply, StopCall, from_json, to_json
 from .seats import Seat
 from .stats import Stats
 from .stopping import recorded_stops
@@ -184,7 +184,10 @@ class Hold:
                 case "idle":
                     await self._done()
                 case "left":
-                    await self._order.give_back()
+                    # A hand-over is no failed attempt: the next one gets a new order, and should we die before it is
+                    # up, whoever looks for inboxes without an order finds the note.
+                    await self._link.append("inbox", (self._session,), NOTE)
+                    await self._done()
                 case "failed" | "died":
                     # What was ended by force is sealed at once; what crashes is not tried again in a hurry.
                     pause = 0.0 if self._killed else min(0.1 * 2**self._order.attempt, 5.0)

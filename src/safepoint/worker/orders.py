@@ -16,6 +16,7 @@ from ..session.lane import SessionBusy, SessionEnded, WhenBusy
 from .broker import BrokerError, Queue
 
 __all__ = [
+    "NOTE",
     "Answer",
     "Assignment",
     "Call",
@@ -53,6 +54,10 @@ class Place:
 
     agent: str
     worker: str | None = None
+
+
+# In an inbox: there is work in this session, whatever else the inbox says. Whoever owns it next takes it out.
+NOTE = b"{}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from ..session.store import Record, SessionInUse, StoreError
 from ..session.turn import SessionTurn
 from .broker import BrokerError, Entry, Link
 from .orders import (
+    NOTE,
     Answer,
     Assignment,
     Call,
@@ -224,6 +225,8 @@ class Runner:
 
     async def _admitted(self, session: Session, entry: Entry) -> SessionTurn | None:
         try:
+            if entry.data == NOTE:
+                return None
             sent: Send = from_json(Send, entry.data)
             if sent.turn_id in session.turns or session.outcome_of(sent.turn_id) is not None:
                 return None  # it came twice, or its first owner died before it was taken out of the inbox
