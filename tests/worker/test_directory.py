@@ -8,6 +8,7 @@ from safepoint.errors import UsageError
 from safepoint.models.scripted import Stall
 from safepoint.session.host import NotFound
 from safepoint.session.lane import SessionEnded
+from safepoint.worker.broker import Link
 from safepoint.worker.orders import Place, Send, StopCall, from_json, to_json
 from tests.session.lab import talker
 from tests.worker.lab import New, each_broker, eventually, hosting, linked, memory, until_kind, working
@@ -73,6 +74,10 @@ async def test_an_id_is_made_up_if_there_is_none_and_refused_if_it_is_no_id():
                 await ask
 
 
+async def nothing_ordered(link: Link) -> bool:
+    return not await link.ordered()
+
+
 @each_broker
 async def test_sessions_are_listed_the_newest_last_with_what_runs_in_them(new: New):
     broker = new()
@@ -81,6 +86,8 @@ async def test_sessions_are_listed_the_newest_last_with_what_runs_in_them(new: N
             await host.create(session)
         await host.send("b", "hello")
         await until_kind(host, "b", "session_closed")
+        async with linked(broker) as link:
+            await eventually(lambda: nothing_ordered(link))  # its order is settled after that
         await host.send("a", "hello", turn_id="t")
         await until_kind(host, "a", "turn_started")
         views = await other.sessions()
