@@ -43,6 +43,7 @@ class World:
         self.accepted: list[int] = []
         self.refused: list[int] = []
         self.acks: list[tuple[PreemptAck, Turn[int] | None, int]] = []
+        self.errors: list[Exception] = []
         self.log: Log = []
         self.started: list[str] = []
         self.putting: dict[int, asyncio.Task[Any]] = {}
@@ -190,7 +191,8 @@ class World:
 
     def let_work(self) -> None:
         if self.waits == "work":
-            self.told.put_nowait(self.pick(SAFE, "done", SAFE, ValueError("broken"), "done"))
+            self.errors.append(ValueError("broken"))
+            self.told.put_nowait(self.pick(SAFE, "done", SAFE, self.errors[-1], "done"))
 
     async def step(self) -> None:
         do: Callable[[], object] = self.pick(
@@ -235,6 +237,8 @@ class World:
                 await ack
         if self.clock.pending:
             self.acks = [(ack, None, number) for ack, _, number in self.acks]  # they hold turns, with their deadlines
+            for error in self.errors:
+                error.__traceback__ = None  # and so do the frames of what a turn has failed with
             gc.collect()
         assert self.clock.pending == 0, "a timer is left"
         counts = [exit.handled, exit.unhandled, exit.interrupted, exit.preempted, exit.failed, exit.dropped]
