@@ -73,9 +73,12 @@ def dig(depth: int) -> str:
 @tool
 def grind(rounds: int = 6) -> str:
     """Hash a password for some seconds: all of it in C, where no interrupt arrives."""
-    began = time.monotonic()
-    hashlib.pbkdf2_hmac("sha256", b"p", b"s", 100_000)
-    per_second = 100_000 / (time.monotonic() - began)
+    took = []
+    for _ in range(5):
+        began = time.thread_time()  # of this thread's own: on a busy machine the work would come out too short
+        hashlib.pbkdf2_hmac("sha256", b"p", b"s", 20_000)
+        took.append(time.thread_time() - began)
+    per_second = 20_000 / min(took)
     return hashlib.pbkdf2_hmac("sha256", b"password", b"salt", int(per_second * rounds)).hex()[:16]
 
 
