@@ -1,6 +1,6 @@
 """What is said of a turn at its end, where the agent did not say it."""
 
-from safepoint import AbortController, Aborted, AbortReason, Completed, Failed, Receipt, TimedOut
+from safepoint import Aborted, AbortReason, Completed, Failed, Receipt, TimedOut
 from safepoint.agent import AgentResult
 from safepoint.run.messages import AssistantMessage, UserMessage
 from safepoint.session.ending import broken, never_started, only_new, receipt_of, sealed
@@ -15,21 +15,16 @@ def turn(**options) -> SessionTurn:
     return SessionTurn("t", (HI,), lambda *_: None, **options)  # type: ignore[arg-type]
 
 
-def test_a_turn_that_never_started_says_so_and_adds_nothing(clock: FakeClock) -> None:
-    controller = AbortController()
-    controller.abort("no")
-    result = never_started(turn(signal=controller.signal), clock)
-    assert (result.turn_id, result.status) == ("t", "aborted")
-    assert isinstance(result.outcome, Aborted)
-    assert result.outcome.reason.message == "no"
-    assert [entry.fate for entry in result.outcome.receipt.entries] == ["not_started"]
-    assert result.outcome.partial == AgentResult("")
+def test_a_turn_that_never_started_says_so_and_adds_nothing() -> None:
+    outcome = never_started(AbortReason("user", "no"), 7.0)
+    assert isinstance(outcome, Aborted)
+    assert (outcome.reason.message, outcome.finished_at) == ("no", 7.0)
+    assert [entry.fate for entry in outcome.receipt.entries] == ["not_started"]
+    assert outcome.partial == AgentResult("")
 
 
-def test_a_turn_whose_deadline_passed_in_the_queue_has_timed_out(clock: FakeClock) -> None:
-    late = turn(deadline=5)
-    clock.advance(5)
-    assert isinstance(never_started(late, clock).outcome, TimedOut)
+def test_a_turn_whose_deadline_passed_before_it_began_has_timed_out() -> None:
+    assert isinstance(never_started(AbortReason("deadline", "after 5 s"), 7.0), TimedOut)
 
 
 def test_a_turn_that_a_crash_left_open_is_sealed_with_what_is_known_of_it(clock: FakeClock) -> None:

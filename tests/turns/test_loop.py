@@ -1,6 +1,7 @@
 """Owns the tests of a loop's commands: legal at any time and from anywhere, and clear when they make no sense."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -513,3 +514,21 @@ async def test_an_item_that_came_in_the_moment_of_the_idle_deadline_is_handled_a
         await clock.elapse(5)
         exit = await desk.exit()
     assert exit.handled == 1
+
+
+def test_the_end_of_the_program_is_not_told_again_as_an_error_that_nobody_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        async def plan(items: list[str]) -> TurnPlan[str]:
+            raise SystemExit("bye")
+
+        loop = TurnLoop(plan)
+        loop.push("a")
+        loop.start()
+        await asyncio.Event().wait()
+
+    with pytest.raises(SystemExit, match="bye"):
+        asyncio.run(main())
+    gc.collect()
+    assert "never retrieved" not in caplog.text

@@ -108,6 +108,14 @@ def test_an_answer_without_an_error_is_returned():
     assert reply.raise_error() is reply
 
 
+def test_an_answer_from_a_blocked_process_says_for_how_long():
+    reply = Reply(status="accepted", message="it stops", turn_id="t1")
+    assert reply.while_blocked(0.0) is reply
+    blocked = reply.while_blocked(1.26)
+    assert (blocked.status, blocked.turn_id, blocked.busy) == ("accepted", "t1", 1.26)
+    assert blocked.message == "it stops (its event loop has not moved for 1.3 s)"
+
+
 def test_a_session_is_for_any_worker_with_its_agent_or_for_one():
     assert queue_of(Place("painter")) == ("any", "painter")
     assert queue_of(Place("painter", "w1")) == ("at", "w1")

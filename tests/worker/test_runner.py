@@ -168,6 +168,30 @@ async def test_a_turn_in_the_inbox_whose_stop_was_recorded_never_begins_and_its_
         assert (await statuses(link), asked(agent)) == ({"t1": "aborted"}, 0)
 
 
+async def test_a_stop_that_cannot_be_read_is_one_and_its_turn_is_not_put_aside():
+    agent = talker("never", "two")
+    async with linked(MemoryBroker()) as link:
+        await send(link, "t1", "t2")
+        await link.append("stops", ("s", "t1"), b"of another version")
+        assert await ran(link, agent) == "idle"
+        assert (await statuses(link), asked(agent)) == ({"t1": "aborted", "t2": "completed"}, 1)
+        assert await link.keys("dead") == []
+
+
+async def test_a_stop_that_was_recorded_while_its_session_was_open_keeps_the_turn_from_beginning():
+    agent, released = held("one")
+    async with linked(MemoryBroker()) as link:
+        await send(link, "t1")
+        async with at_work(link, agent) as work:
+            await work.begins("t1")
+            await record(link, "t2")
+            await send(link, "t2")
+            released.set()
+            assert await work.left() == "idle"
+        assert await statuses(link) == {"t1": "completed", "t2": "aborted"}
+        assert work.told == ["t1", None]
+
+
 async def test_a_stop_of_a_turn_that_is_not_here_yet_hits_no_other_one():
     agent, released = held("one")
     async with linked(MemoryBroker()) as link:
@@ -184,6 +208,24 @@ async def test_a_stop_of_a_turn_that_is_not_here_yet_hits_no_other_one():
             released.set()
             assert await work.left() == "idle"
         assert await statuses(link) == {"t1": "completed", "t2": "aborted"}
+
+
+async def test_the_end_of_a_turn_that_never_began_is_not_taken_for_the_end_of_the_one_that_runs():
+    """Whoever ends what does not stop would take nothing to be running, and would end nothing."""
+    agent, released = held("one")
+    async with linked(MemoryBroker()) as link:
+        await send(link, "t1", "t2")
+        async with at_work(link, agent) as work:
+            await work.begins("t1")
+            work.runner.stop(StopCall("t2"))
+
+            async def gone() -> bool:
+                return (await statuses(link)).get("t2") == "aborted"
+
+            await eventually(gone)
+            released.set()
+            assert await work.left() == "idle"
+        assert work.told == ["t1", None]
 
 
 async def test_a_message_that_came_twice_is_one_turn():

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 
 from ..errors import UsageError
 from ..worker import RemoteHost, Worker, WorkerInfo
+from ..worker.workshop import SWITCH_SECONDS
 from .broker import broker_of
 from .style import bold, table
 
 __all__ = ["list_workers", "work"]
 
 log = logging.getLogger("safepoint")
-# A stop is acknowledged by a thread of its own: it must not wait 5 ms for the one that works.
-SWITCH_SECONDS = 0.0005
 
 
 def work(options: argparse.Namespace) -> int:

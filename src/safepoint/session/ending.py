@@ -7,21 +7,18 @@ from ..agent.talk import AgentResult
 from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.receipt import Entry, Receipt
 from .past import Past, PastTurn
-from .turn import SessionTurn, TurnResult
+from .turn import SessionTurn
 
 __all__ = ["broken", "never_started", "only_new", "receipt_of", "sealed"]
 
 DIED = AbortReason("lease_lost", "the process in which it ran has ended")
 
 
-def never_started(turn: SessionTurn, clock: Clock) -> TurnResult:
+def never_started(reason: AbortReason, now: float) -> Outcome[AgentResult]:
     """A turn that was stopped before it began: nothing of it is part of the conversation."""
-    reason = turn.signal.reason or turn.request.reason or AbortReason()
-    now = clock.time()
     receipt = Receipt(reason, now, now, (Entry("turn", "child", "not_started"),))
     ended = TimedOut if reason.timed_out else Aborted
-    outcome = ended(reason, receipt, AgentResult(""), finished_at=now)
-    return TurnResult(turn.id, outcome.status, outcome)
+    return ended(reason, receipt, AgentResult(""), finished_at=now)
 
 
 def sealed(past: Past, turn: PastTurn, now: float) -> Outcome[AgentResult]:

@@ -139,7 +139,7 @@ class Lane:
             turn.controller._abort(early)
         if turn.signal.aborted:  # no work at all: nothing is stored, nothing waits
             self.turns.pop(turn.id)
-            turn.end(never_started(turn, self.clock))
+            turn.end(TurnResult(turn.id, (outcome := self._never(turn)).status, outcome))
             return turn
         if when_busy == "reject" and ahead is not None:
             self.turns.pop(turn.id)
@@ -185,7 +185,11 @@ class Lane:
     def _left_the_queue(self, turn: SessionTurn) -> None:
         """A turn that waits was stopped: it leaves the queue at once, and its messages are not part of anything."""
         if self.loop.remove(turn):
-            self._decide(turn, never_started(turn, self.clock).outcome)
+            self._decide(turn, self._never(turn))
+
+    def _never(self, turn: SessionTurn) -> Outcome[AgentResult]:
+        reason = turn.signal.reason or turn.request.reason or AbortReason()
+        return never_started(reason, self.clock.time())
 
     def _record_stop(self, turn: SessionTurn, reason: AbortReason) -> None:
         about: Any = {"at_point": turn.request.at.name, "reason": reason.message, "reason_kind": reason.kind}

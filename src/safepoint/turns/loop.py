@@ -233,6 +233,7 @@ class TurnLoop(Generic[T]):
         """Begin. A second time does nothing."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=self._state.name)
+            self._task.add_done_callback(_heard_of)
 
     async def _run(self) -> LoopExit[T]:
         if self._outside is None:
@@ -270,6 +271,12 @@ class TurnLoop(Generic[T]):
             self.stop(StopAt.NOW)
             await self.wait()
             raise
+
+
+def _heard_of(task: "asyncio.Task[Any]") -> None:
+    """Only the end of the program is raised, and that comes out of the event loop itself: it is not told again later."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _wish(

@@ -23,15 +23,13 @@ from ..agent.target import load_agent
 from .broker import Broker
 from .orders import Assignment, Call, Ending, Reply, from_json
 from .runner import Runner
-from .workshop import Workshop
+from .workshop import SWITCH_SECONDS, Workshop
 
 __all__ = ["main"]
 
 log = logging.getLogger("safepoint")
 # When the supervisor has died: how long what runs may take to end by itself.
 ORPHAN_SECONDS = 3.0
-# The thread that answers must not wait 5 ms for the one that works.
-SWITCH_SECONDS = 0.0005
 
 
 class Child:
@@ -88,10 +86,7 @@ class Child:
                 pass
 
     def _answer(self, number: int, done: "Future[Reply]", busy: float) -> None:
-        reply = asdict(done.result())
-        if busy:
-            reply |= {"busy": busy, "message": f"{reply['message']} (its event loop has not moved for {busy:.1f} s)"}
-        self.say(n=number, reply=reply)
+        self.say(n=number, reply=asdict(done.result().while_blocked(busy)))
 
     def _begin(self, workshop: Workshop, assignment: Assignment) -> None:
         self._over.clear()

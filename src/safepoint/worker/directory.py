@@ -16,7 +16,6 @@ from .broker import Broker, Entry, Fenced, Link
 from .mirror import Mirror, status_of
 from .orders import Place, Send, Unreadable, WorkerInfo, from_json, to_json
 from .pages import last_seq
-from .stopping import Bell
 
 __all__ = ["Directory"]
 
@@ -33,7 +32,6 @@ class Directory:
         self._connecting = asyncio.Lock()
         self._connected: Link | None = None
         self._home: Home
-        self._bell: Bell
         self._closed = False
 
     async def _link(self) -> Link:
@@ -43,7 +41,6 @@ class Directory:
             if self._connected is None:
                 self._connected = await self._broker.connect("server")
                 self._home = Home()
-                self._bell = Bell(self._connected, self._home)
             return self._connected
 
     async def workers(self) -> list[WorkerInfo]:

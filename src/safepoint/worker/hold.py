@@ -13,21 +13,13 @@ from .orders import NOTE, Assignment, Call, Ending, Reply, StopCall, from_json, 
 from .seats import Seat
 from .stats import Stats
 from .stopping import recorded_stops
+from .waiting import set_within
 
 __all__ = ["Hold"]
 
 log = logging.getLogger("safepoint")
 ACK_TRIES = 5
 RENEWALS, RETRIES = 3, 10  # in the time of a lease
-
-
-async def _within(seconds: float, event: asyncio.Event) -> None:
-    """Wait so long, or until something has happened."""
-    try:
-        async with asyncio.timeout(max(seconds, 0.001)):
-            await event.wait()
-    except TimeoutError:
-        pass
 
 
 class Hold:
@@ -122,7 +114,7 @@ class Hold:
                 share = RENEWALS if await self._renew() else RETRIES
                 next_renewal = time.monotonic() + self._link.lease / share
             self._end_what_is_due()
-            await _within(min([next_renewal, *self._due.values()]) - time.monotonic(), self._look)
+            await set_within(min([next_renewal, *self._due.values()]) - time.monotonic(), self._look)
 
     async def _renew(self) -> bool:
         """Who comes too late has lost it, also if the broker takes the word of the one before."""
@@ -151,7 +143,7 @@ class Hold:
                     await self._read_stops()
             except (BrokerError, TimeoutError) as error:
                 log.debug("session %s: its stops cannot be read: %s", self._session, error)
-            await _within(lease / RENEWALS, self._read)
+            await set_within(lease / RENEWALS, self._read)
 
     async def _read_stops(self) -> None:
         for position, call in await recorded_stops(self._link, self._session, self._passed_on):

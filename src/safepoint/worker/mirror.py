@@ -17,6 +17,7 @@ from ..session.turn import TurnStatus
 from .broker import BrokerError, Link
 from .pages import LogPages
 from .store import News
+from .waiting import set_within
 
 __all__ = ["Mirror", "status_of"]
 
@@ -83,11 +84,7 @@ class Mirror:
     async def _keep_up(self) -> None:
         """While somebody follows: read what was missed."""
         while self.followers and not self._closed:
-            try:
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._look.wait()
-            except TimeoutError:
-                pass
+            await set_within(LOOK_SECONDS, self._look)
             self._look.clear()
             try:
                 await self.catch_up()

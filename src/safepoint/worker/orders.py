@@ -4,7 +4,7 @@ Knows nothing of how it travels. Deadlines travel as the seconds that are left: 
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -179,6 +179,13 @@ class Reply:
                 raise SessionEnded(self.message)
             case "broken":
                 raise BrokerError(self.message)
+
+    def while_blocked(self, seconds: float) -> "Reply":
+        """The same, said by a thread while the event loop has not moved for so many seconds; 0: it moves."""
+        if not seconds:
+            return self
+        told = f"{self.message} (its event loop has not moved for {seconds:.1f} s)".strip()
+        return replace(self, message=told, busy=seconds)
 
     @staticmethod
     def of(error: Exception) -> "Reply":

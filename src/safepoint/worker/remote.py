@@ -13,14 +13,11 @@ from typing import Literal
 from ..abort import AbortReason, current_clock
 from ..abort.clock import check_seconds
 from ..abort.reason import caller, reason_from
-from ..agent.talk import AgentResult
 from ..errors import UsageError
-from ..run.outcome import Aborted, Outcome, TimedOut
-from ..run.receipt import Entry as ReceiptEntry
 from ..run.receipt import Receipt
 from ..run.stop import NO_STOP, AckLevel, AckStatus, StopAck, StopAt, stop_request
 from ..session.admission import as_messages
-from ..session.ending import receipt_of
+from ..session.ending import never_started, receipt_of
 from ..session.host import TurnView
 from ..session.lane import SessionBusy, SessionEnded, WhenBusy
 from ..session.log import Recorded
@@ -44,6 +41,7 @@ from .orders import (
     queue_of,
     to_json,
 )
+from .stopping import Bell
 
 __all__ = ["RemoteHost"]
 
@@ -130,7 +128,7 @@ class RemoteHost(Directory):
             at = StopAt.SAFE_POINT
         why = reason_from(reason, origin).to_dict()
         call = StopCall(turn_id, (at or StopAt.NOW).name, within, why, uuid.uuid4().hex)
-        reply, recorded = await self._bell.stop(session_id, call)
+        reply, recorded = await Bell(await self._link(), self._home).stop(session_id, call)
         status, level, told = await self._verdict(session_id, turn_id, reply, recorded)
 
         async def settled(timeout: float | None) -> Receipt:
@@ -296,8 +294,5 @@ class RemoteHost(Directory):
 
 def _never(turn_id: str, reason: AbortReason) -> TurnView:
     """A turn that was stopped before it came: nothing of it is kept."""
-    now = current_clock().time()
-    receipt = Receipt(reason, now, now, (ReceiptEntry("turn", "child", "not_started"),))
-    ended = TimedOut if reason.timed_out else Aborted
-    outcome: Outcome[AgentResult] = ended(reason, receipt, AgentResult(""), finished_at=now)
+    outcome = never_started(reason, current_clock().time())
     return TurnView(turn_id, outcome.status, outcome)

@@ -43,6 +43,7 @@ from .orders import (
 )
 from .stopping import recorded_stops
 from .store import BrokerStore
+from .waiting import set_within
 
 __all__ = ["GIVEN_BACK", "Runner"]
 
@@ -144,6 +145,7 @@ class Runner:
         session, past, last = self._assignment.session, Past(), 0
         recorded = await recorded_stops(self._link, session)
         stopped = {call.turn_id: call for _, call in recorded}
+        self._early = stopped | self._early  # of some the message may still be in the inbox
         self._heeded = recorded[-1][0] if recorded else 0
         if not stopped:
             return True
@@ -168,12 +170,11 @@ class Runner:
         session.resume()
         while self._leaving is None and self._closing is None:
             self._wake.clear()
-            await self._heed_stops()
             for turn in await self._new_turns(session):
                 group.create_task(self._until_its_end(turn))
-            if not session.turns and not await self._woken(self._idle_for):
+            if not session.turns and not await set_within(self._idle_for, self._wake):
                 break
-            await self._woken(LOOK_SECONDS)
+            await set_within(LOOK_SECONDS, self._wake)
         if self._leaving is not None:
             await self._make_way(session, self._leaving)
             await session.saved()
@@ -185,27 +186,19 @@ class Runner:
             self.stop(call)
             self._heeded = position
 
-    async def _woken(self, seconds: float) -> bool:
-        """True: something has happened within so many seconds."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            return False
-        return True
-
     async def _until_its_end(self, turn: SessionTurn) -> None:
         await turn.wait()
         self._wake.set()
 
     async def _tell(self, session: Session) -> None:
         """Whoever supervises the work must know which turn runs: that one, and no other, may be ended by force."""
+        running = ""
         try:
             async for recorded in session.events(session.last_seq):
                 match recorded.event:
                     case TurnStarted(turn_id=turn_id) if turn_id in session.turns:
-                        self._heard(turn_id)
-                    case TurnEnded(turn_id=turn_id):
+                        self._heard(running := turn_id)
+                    case TurnEnded(turn_id=turn_id) if turn_id == running:
                         self._heard(None)
                     case _:
                         pass
@@ -216,6 +209,7 @@ class Runner:
         """What the inbox has: it becomes part of the log, then it leaves the inbox."""
         key = (session.id,)
         entries = await self._link.read("inbox", key, self._read)
+        await self._heed_stops()  # what was stopped before it was read is known before it is taken
         turns = [turn for entry in entries if (turn := await self._admitted(session, entry)) is not None]
         if entries:
             await session.saved()
@@ -230,9 +224,6 @@ class Runner:
             sent: Send = from_json(Send, entry.data)
             if sent.turn_id in session.turns or session.outcome_of(sent.turn_id) is not None:
                 return None  # it came twice, or its first owner died before it was taken out of the inbox
-            record = await self._link.last("stops", (session.id, sent.turn_id))
-            if record is not None:
-                self._early.setdefault(sent.turn_id, from_json(StopCall, record.data))
             return self._send(session, sent)
         except (Unreadable, UsageError) as error:
             log.warning("session %s: a message cannot be taken and is put aside: %s", session.id, error)

@@ -98,13 +98,13 @@ class TaskSeat:
         answer = self._workshop.ask(self._begun, call)
         busy = self._workshop.busy
         if answer.done():  # a stop: whoever waits for its answer waits for no event loop
-            return _with_busy(answer.result(), busy)
+            return answer.result().while_blocked(busy)
         try:
             async with asyncio.timeout(ANSWER_SECONDS if busy else CALL_SECONDS):
                 reply = await asyncio.wrap_future(answer)
         except TimeoutError:
             return None
-        return _with_busy(reply, busy)
+        return reply.while_blocked(busy)
 
     def leave(self, within: float) -> None:
         """Make way."""
@@ -117,13 +117,6 @@ class TaskSeat:
     def kill(self) -> bool:
         """Not possible here."""
         return False
-
-
-def _with_busy(reply: Reply, busy: float) -> Reply:
-    if not busy:
-        return reply
-    told = f"{reply.message} (its event loop has not moved for {busy:.1f} s)".strip()
-    return Reply(reply.ok, told, reply.status, reply.turn_id, reply.error, busy)
 
 
 class ProcessSeat:

@@ -21,6 +21,7 @@ from .hold import Hold
 from .orders import Assignment, Close, Hurry, Place, WorkerInfo, from_json, queue_of, to_json
 from .seats import ProcessSeat, Seat, TaskSeat
 from .stats import Stats
+from .waiting import set_within
 from .workshop import Workshop
 
 __all__ = ["Settings", "Supervisor"]
@@ -107,7 +108,7 @@ class Supervisor:
                 orders = await self._link.take(self._queues, room, TAKE_SECONDS)
             except BrokerError as error:
                 log.warning("worker %s: no orders: %s", self._settings.name, error)
-                await _set_within(TAKE_SECONDS, self._going)
+                await set_within(TAKE_SECONDS, self._going)
                 continue
             for order in orders:
                 await self._begin(order, group)
@@ -207,9 +208,7 @@ class Supervisor:
                 else:
                     group.create_task(self._end(hold, reason))
                     told.add(hold)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._free.wait()
+            await set_within(LOOK_SECONDS, self._free)
 
     async def _end(self, hold: Hold, reason: str) -> None:
         """Close its session for good, as soon as it is open."""
@@ -244,13 +243,13 @@ class Supervisor:
 
     async def _be_there(self) -> None:
         """Say again and again that this worker is there."""
-        while not await _set_within(BEAT_SECONDS, self._gone):
+        while not await set_within(BEAT_SECONDS, self._gone):
             with suppress(BrokerError):
                 await self._announce()
 
     async def _look_for_the_forgotten(self) -> None:
         """Sessions with something in their inbox and no order: whoever should have put one up has died."""
-        while not await _set_within(self._link.lease * random.uniform(0.5, 1.5), self._gone):
+        while not await set_within(self._link.lease * random.uniform(0.5, 1.5), self._gone):
             with suppress(BrokerError):
                 waiting = {key[0] for key in await self._link.keys("inbox")}
                 for session in waiting - await self._link.ordered() if waiting else ():
@@ -258,12 +257,3 @@ class Supervisor:
                     if entry is not None:
                         place: Place = from_json(Place, entry.data)
                         await self._link.order(queue_of(place), session, entry.data)
-
-
-async def _set_within(seconds: float, event: asyncio.Event) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

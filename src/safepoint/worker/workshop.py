@@ -13,9 +13,11 @@ from .broker import Broker, Link
 from .orders import Assignment, Call, Ending, Reply, StopCall
 from .runner import Runner
 
-__all__ = ["Workshop"]
+__all__ = ["SWITCH_SECONDS", "Workshop"]
 
 BEAT_SECONDS = 0.1
+# For the process: a stop is acknowledged by another thread, which must not wait 5 ms for the one that works.
+SWITCH_SECONDS = 0.0005
 
 
 class Workshop:
