@@ -274,7 +274,7 @@ class TurnLoop(Generic[T]):
 
 
 def _heard_of(task: "asyncio.Task[Any]") -> None:
-    """Only the end of the program is raised, and that comes out of the event loop itself: it is not told again later."""
+    """Only the end of the program is raised, and the event loop itself raises that: it is not told again later."""
     if not task.cancelled():
         task.exception()
 
