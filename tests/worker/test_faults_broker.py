@@ -10,13 +10,12 @@ from pathlib import Path
 import nats
 import pytest
 
-from safepoint.worker import BrokerError, RemoteHost
 from tests.conftest import TORTURE, counts
 from tests.rigs.nats import NatsServer, free_port, nats_server
 from tests.worker.faulty import PATIENCE, Lab, lab
 
 AWAY = 5.0  # seconds for the answer to a stop while the broker is away
-ELECTION = 12.0  # seconds that three servers may take to find a new leader, and the workers to find it
+ELECTION = 30.0  # seconds in which three servers have a new leader, and the workers have found it: 4 to 9 s as a rule
 BACK = 12.0  # seconds until everybody has found back to a broker that is there again
 RESTARTS = counts(1, 10)
 LEADERS = counts(1, 5)
@@ -101,25 +100,10 @@ async def three(folder: Path) -> AsyncIterator[Cluster]:
         cluster.kill()
 
 
-async def streams_are_there(there: Lab) -> None:
-    """A new cluster takes some seconds until it can keep something."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            host = RemoteHost(there.broker)
-            try:
-                await host.workers()
-                return
-            except BrokerError:
-                await asyncio.sleep(0.2)  # real time: they elect a leader
-            finally:
-                await host.close()
-
-
 @pytest.mark.parametrize("seed", range(LEADERS))
 async def test_the_leader_of_three_brokers_is_killed_while_turns_are_stopped(tmp_path: Path, seed: int) -> None:
     stream = ["stops", "log", "orders", "inbox", "stops"][seed % 5]
     async with three(tmp_path) as cluster, lab(tmp_path, *cluster.urls, lease=2.0, replicas=3) as there:
-        await streams_are_there(there)
         await there.start_all("a", "b")
         clients = [await there.client(seed + number, stops=0.8) for number in range(2)]
         for client in clients:

@@ -1,12 +1,15 @@
 """Owns the names and settings of everything Safepoint keeps in JetStream. Knows nothing of what is kept."""
 
+import asyncio
 import base64
 import re
+import time
 from typing import Any
 
+from nats import errors
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StreamConfig
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from ..errors import UsageError
 from .broker import KEPT, BrokerError, Key, Queue
@@ -17,6 +20,10 @@ ORDERS = "orders"
 PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 # A server closes the connection on a line of 4096 bytes, for good.
 LONGEST = 2000
+# One question, how soon it is asked again, and how long a cluster may take until it has a leader.
+ASK_SECONDS = 1.0
+AGAIN_SECONDS = 0.1
+READY_SECONDS = 10.0
 EXISTS = 10058  # the server's number for "stream name already in use"
 
 
@@ -96,22 +103,34 @@ def configs(namespace: str, replicas: int) -> list[StreamConfig]:
 
 async def ensure(connection: Client, namespace: str, replicas: int, *, create: bool = True) -> None:
     """Make the streams that are missing; those that are there stay as they are. Raises: BrokerError."""
-    jetstream: Any = connection.jetstream(timeout=10)
-    for config in configs(namespace, replicas):
+    jetstream, until = connection.jetstream(timeout=ASK_SECONDS), time.monotonic() + READY_SECONDS
+    try:
+        for config in configs(namespace, replicas):
+            await _make(jetstream, config, create, until)
+    except BrokerError:
+        await connection.close()
+        raise
+
+
+async def _make(jetstream: Any, config: StreamConfig, create: bool, until: float) -> None:
+    """Make one stream. A cluster that has only just been started hears no question: it is asked again."""
+    while True:
         try:
-            await jetstream.stream_info(config.name)
-            continue
-        except NotFoundError:
-            if not create:
-                await connection.close()
-                raise BrokerError(f"there is no stream {config.name}: an operator has to make it") from None
-        except Exception as error:
-            await connection.close()
-            told = f"JetStream does not answer ({type(error).__name__}): is it switched on (-js)?"
-            raise BrokerError(told) from error
-        try:
-            await jetstream.add_stream(config)
+            try:
+                await jetstream.stream_info(config.name)
+            except NotFoundError:
+                if not create:
+                    raise BrokerError(f"there is no stream {config.name}: an operator has to make it") from None
+                await jetstream.add_stream(config)
+            return
+        except (TimeoutError, ServiceUnavailableError, errors.NoRespondersError) as error:
+            if isinstance(error, errors.NoRespondersError) or time.monotonic() > until:
+                told = f"JetStream does not answer ({type(error).__name__}): is it switched on (-js)?"
+                raise BrokerError(told) from error
         except APIError as error:
-            if error.err_code != EXISTS:  # else somebody was quicker
-                await connection.close()
-                raise BrokerError(f"cannot make the stream {config.name}: {error.description}") from error
+            if error.err_code == EXISTS:  # somebody was quicker
+                return
+            raise BrokerError(f"cannot make the stream {config.name}: {error.description}") from error
+        except (errors.Error, OSError) as error:
+            raise BrokerError(f"JetStream cannot be asked: {type(error).__name__}: {error}") from error
+        await asyncio.sleep(AGAIN_SECONDS)  # real time: a leader is elected

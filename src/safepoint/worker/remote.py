@@ -155,8 +155,11 @@ class RemoteHost(Directory):
             async with asyncio.timeout(LOOK_SECONDS):
                 turn, unseen = await self._known(session_id, turn_id, over)
         except (TimeoutError, BrokerError):
+            if over:  # should its worker die now, the stop is what ends it
+                told = "its worker says that it has ended, which is not written yet"
+                return "accepted", ("recorded" if recorded else "accepted"), told
             told = "the broker does not say how the turn stands"
-            return ("already_finished" if over else "accepted"), ("recorded" if reply is None else "delivered"), told
+            return "accepted", ("recorded" if reply is None else "delivered"), told
         if turn is not None and turn.outcome is not None:
             return "already_finished", "settled", f"turn {turn_id} has ended"
         if turn is None and not unseen:
