@@ -23,7 +23,7 @@ LONGEST = 2000
 # One question, how soon it is asked again, and how long a cluster may take until it has a leader.
 ASK_SECONDS = 1.0
 AGAIN_SECONDS = 0.1
-READY_SECONDS = 10.0
+READY_SECONDS = 15.0
 EXISTS = 10058  # the server's number for "stream name already in use"
 
 
@@ -123,10 +123,12 @@ async def _make(jetstream: Any, config: StreamConfig, create: bool, until: float
                     raise BrokerError(f"there is no stream {config.name}: an operator has to make it") from None
                 await jetstream.add_stream(config)
             return
-        except (TimeoutError, ServiceUnavailableError, errors.NoRespondersError) as error:
-            if isinstance(error, errors.NoRespondersError) or time.monotonic() > until:
-                told = f"JetStream does not answer ({type(error).__name__}): is it switched on (-js)?"
-                raise BrokerError(told) from error
+        except (TimeoutError, ServiceUnavailableError) as error:
+            if isinstance(error, ServiceUnavailableError) and error.err_code is None:  # nobody there to be asked
+                raise BrokerError("there is no JetStream: is it switched on (-js)?") from error
+            if time.monotonic() > until:
+                told = f"JetStream has not answered for {READY_SECONDS:g} s ({type(error).__name__})"
+                raise BrokerError(f"{told}: has the cluster a leader, and may this user ask it?") from error
         except APIError as error:
             if error.err_code == EXISTS:  # somebody was quicker
                 return
