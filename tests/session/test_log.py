@@ -86,7 +86,7 @@ async def test_readers_that_come_at_any_time_miss_nothing_and_see_nothing_twice(
         await store.close()
 
 
-async def test_live_readers_see_an_event_before_it_is_written() -> None:
+async def test_live_readers_see_what_is_only_said_before_it_is_written() -> None:
     store = GatedStore()
     async with opened(store) as log:
         store.shut()
@@ -95,6 +95,20 @@ async def test_live_readers_see_an_event_before_it_is_written() -> None:
             assert (await anext(events)).seq == 1
         assert log.saved == 0
         store.gate.set()
+
+
+async def test_what_must_survive_a_power_cut_is_shown_when_it_does() -> None:
+    store = GatedStore()
+    async with opened(store) as log, aclosing(log.follow()) as events:
+        store.shut()
+        log.add(text("before"))
+        log.add(text("a stop"), durable=True)
+        assert (await anext(events)).seq == 1
+        await store.writing.wait()
+        assert (log.shown, log.saved) == (1, 0)
+        store.gate.set()
+        assert (await anext(events)).seq == 2
+        assert log.saved == 2
 
 
 async def test_the_end_of_a_turn_and_what_comes_after_it_is_shown_when_it_stands() -> None:

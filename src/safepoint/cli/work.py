@@ -3,14 +3,11 @@
 import argparse
 import asyncio
 import logging
-import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 
+from ..abort.termination import hearing_the_end
 from ..errors import UsageError
 from ..worker import RemoteHost, Worker, WorkerInfo
 from ..worker.workshop import SWITCH_SECONDS
@@ -20,6 +17,8 @@ from .style import bold, table
 __all__ = ["list_workers", "work"]
 
 log = logging.getLogger("safepoint")
+# Beyond the time for safe points and the grace for what ignores a stop: to give back what was not done.
+LAST_SECONDS = 5.0
 
 
 def work(options: argparse.Namespace) -> int:
@@ -39,40 +38,21 @@ def work(options: argparse.Namespace) -> int:
         )
         if options.metrics is not None:
             _serve_metrics(worker, options.metrics)
-        loop, going, gone = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-
-        def go() -> None:
-            limit = options.within + options.grace + LAST_SECONDS
-            threading.Thread(target=_last_resort, args=[gone, limit], daemon=True).start()
-            loop.call_soon_threadsafe(going.set)
-
+        going = asyncio.Event()
+        tell = partial(asyncio.get_running_loop().call_soon_threadsafe, going.set)
+        limit = options.within + options.grace + LAST_SECONDS
         await worker.start()
-        print(f"{bold('Safepoint')} worker {worker.name} takes orders at {options.nats}. Ctrl-C makes way.", flush=True)
-        with _when_told(go):
+        with hearing_the_end(tell, limit, f"worker {worker.name}"):
+            where = f"takes orders at {options.nats}"
+            print(f"{bold('Safepoint')} worker {worker.name} {where}. Ctrl-C makes way.", flush=True)
             async with asyncio.TaskGroup() as group:
                 group.create_task(_until_ended(worker, going))
                 await going.wait()
                 await worker.close(options.within)
-        gone.set()
 
     asyncio.run(run())
     print("stopped: what was not done goes on elsewhere", flush=True)
     return 0
-
-
-LAST_SECONDS = 5.0
-
-
-@contextmanager
-def _when_told(call: Callable[[], object]) -> Iterator[None]:
-    """Call this when a signal says to go: at once, also while the event loop is blocked."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *about: call()) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 async def _until_ended(worker: Worker, going: asyncio.Event) -> None:
@@ -82,13 +62,6 @@ async def _until_ended(worker: Worker, going: asyncio.Event) -> None:
     except Exception as error:
         log.error("worker %s has ended: %s", worker.name, error)
     going.set()
-
-
-def _last_resort(gone: threading.Event, seconds: float) -> None:
-    """A thread of its own: it also ends a process whose event loop is blocked."""
-    if not gone.wait(seconds):
-        log.error("the worker did not end within %g s: what still runs is cut off", seconds)
-        os._exit(1)
 
 
 def _serve_metrics(worker: Worker, port: int) -> None:

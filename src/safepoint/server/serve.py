@@ -7,17 +7,14 @@ session is opened again.
 
 import asyncio
 import ipaddress
-import logging
-import os
-import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import uvicorn
 
+from ..abort.termination import hearing_the_end
 from ..errors import UsageError
 from ..session.host import Host
 from .app import App, create_app
@@ -26,8 +23,6 @@ from .limits import Limits
 __all__ = ["Server", "is_loopback"]
 
 BACKLOG = 2048
-ENDS = (signal.SIGINT, signal.SIGTERM)
-log = logging.getLogger("safepoint")
 
 
 def is_loopback(address: str) -> bool:
@@ -82,7 +77,8 @@ class Server:
         # Its own handlers would close the door before the turns have ended; ours come first.
         server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
         going = asyncio.Event()
-        with listening, self._hearing_signals(going):
+        tell = partial(asyncio.get_running_loop().call_soon_threadsafe, going.set)
+        with listening, hearing_the_end(tell, self._within, "the server"):
             async with asyncio.TaskGroup() as group:
                 group.create_task(server.serve(sockets=[listening]))
                 if self._started is not None:
@@ -91,45 +87,6 @@ class Server:
                 self.app.drain()
                 await self._host.close(self._within / 2, "the server shuts down")
                 server.should_exit = True
-
-    @contextmanager
-    def _hearing_signals(self, going: asyncio.Event) -> Iterator[None]:
-        """Inside the block a thread of its own hears the signals, so that nothing can keep them from being heard."""
-        gone = threading.Event()
-        heard, tell = socket.socketpair()
-        tell.setblocking(False)
-
-        def poke(number: int, frame: object) -> None:
-            with suppress(OSError):  # it is full: then it has been told
-                tell.send(bytes([number]))
-
-        before = {number: signal.signal(number, poke) for number in ENDS}
-        # Python calls a handler in the main thread, when that comes back from C; the system writes here at once.
-        other = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
-        tell_loop = partial(asyncio.get_running_loop().call_soon_threadsafe, going.set)
-        watch = threading.Thread(target=self._watch, args=[heard, other, tell_loop, gone], name="signals", daemon=True)
-        watch.start()
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(other)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            gone.set()
-            tell.close()
-            watch.join()
-            heard.close()
-
-    def _watch(self, heard: socket.socket, other: int, tell_loop: Callable[[], object], gone: threading.Event) -> None:
-        """Pass on the first signal, and end the process in time, also when its event loop is blocked."""
-        while (number := heard.recv(1)) and number[0] not in ENDS:
-            if other >= 0:  # for whoever listened before
-                os.write(other, number)
-        if number:
-            tell_loop()
-            if not gone.wait(self._within):
-                log.error("the server did not end within %g s: what still runs is cut off", self._within)
-                os._exit(1)
 
     def _name(self) -> str:
         return f"[{self._address}]" if ":" in self._address else self._address

@@ -52,7 +52,7 @@ class Log:
         self._written = asyncio.Event()
         self._durable = 0  # up to here it must survive a power cut
         self._closed = False
-        self._ends: deque[tuple[int, Stands]] = deque()  # the first, and what comes after it, is not shown yet
+        self._held: deque[tuple[int, Stands | None]] = deque()  # the first, and what comes after it, is not shown yet
         self.error: Exception | None = None
         self.last = 0  # the newest number given out
         self.saved = 0  # up to here it is written
@@ -73,10 +73,10 @@ class Log:
             after = page[-1].seq
 
     def add(self, event: Event, *, durable: bool = False, ends: "tuple[str, Stands] | None" = None) -> int:
-        """Number an event and show it to the readers. It is written soon; `durable`: for good.
+        """Number an event and show it to the readers. It is written soon; `durable`: for good, and before it is shown.
 
-        `ends`: it is the end of this turn. It is written first; when it stands the function is told, with what went
-        wrong if something did, and only then the readers.
+        `ends`: it is the end of this turn. It is durable; when it stands the function is told, with what went wrong if
+        something did, and only then the readers.
         """
         record = Record(self.last + 1, to_json(event, AgentResult), None if ends is None else ends[0])
         self.last += 1
@@ -84,11 +84,10 @@ class Log:
             if ends is not None:
                 ends[1](self.error)
             return self.last
-        if ends is not None:
-            self._ends.append((self.last, ends[1]))
         self._pending.append(record)
         self._recent.append(Recorded(self.last, event))
         if durable or ends is not None:
+            self._held.append((self.last, None if ends is None else ends[1]))
             self._durable = self.last
             self._urgent.set()
         self._work.set()
@@ -100,7 +99,7 @@ class Log:
         """Up to here readers may read."""
         if self.error is not None:
             return self.saved
-        return self._ends[0][0] - 1 if self._ends else self.last
+        return self._held[0][0] - 1 if self._held else self.last
 
     def _announce(self) -> None:
         self._news.set()
@@ -159,8 +158,10 @@ class Log:
         self._tell_written()
 
     def _tell_written(self) -> None:
-        while self._ends and (self.error is not None or self._ends[0][0] <= self.saved):
-            self._ends.popleft()[1](self.error)
+        while self._held and (self.error is not None or self._held[0][0] <= self.saved):
+            stands = self._held.popleft()[1]
+            if stands is not None:
+                stands(self.error)
         self._written.set()
         self._written = asyncio.Event()
         self._announce()

@@ -5,7 +5,7 @@ Knows nothing of which cells there are.
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,16 @@ from ..abort import AbortController
 from ..agent.history import validate
 from ..agent.talk import AgentResult
 from ..agent.tool import ToolContext
-from ..run.events import AnswerStarted, QuestionAsked, TextStreamed, ToolCalled, TurnEnded, TurnQueued, TurnStarted
+from ..run.events import (
+    AnswerStarted,
+    QuestionAsked,
+    SessionOpened,
+    TextStreamed,
+    ToolCalled,
+    TurnEnded,
+    TurnQueued,
+    TurnStarted,
+)
 from ..run.outcome import Completed, Outcome
 from ..run.wire import outcome_to_json
 from ..session.host import Host, NotFound
@@ -116,6 +125,7 @@ class Play:
             await self.rig.host.send(self.id, "wait", turn_id="ahead")
             await self._until(TurnStarted, "ahead")
         if phase == "while it is stored" and hold is not None:
+            await self._until(SessionOpened, self.id)  # a reader is there
             hold[0]()
         group = self.group
         self.starting = group.create_task(self._start())
@@ -124,8 +134,8 @@ class Play:
                 await self._until(TurnQueued)
             case "while it is stored":
                 assert hold is not None
-                await hold[1]()
-                await self._until(TurnQueued)
+                await hold[1]()  # nobody can read of it yet
+                await self._soon(lambda session: self.turn_id in session.turns, "does not come")
             case "before the first token":
                 await self._until(AnswerStarted)
             case "in a tool":
@@ -138,21 +148,24 @@ class Play:
                 hold[0]()
                 assert await self.rig.host.answer(self.id, question.event.question_id, "so so")  # type: ignore[union-attr]
                 await hold[1]()
-                await self._decided()
+                await self._soon(self._decided, "does not end")
             case "after the end":
                 await self._until(TurnEnded)
             case _:
                 await self._until(TextStreamed)
 
-    async def _decided(self) -> None:
-        """Its end waits to be written."""
+    async def _soon(self, fact: Callable[[Session], bool], otherwise: str) -> None:
+        """Of what is not written yet, and cannot be read of."""
         session = await self._session()
         for _ in range(TURNS):
-            turn = session.turns.get(self.turn_id)
-            if turn is None or turn.outcome is not None:
+            if fact(session):
                 return
             await asyncio.sleep(0)
-        raise AssertionError(f"{self}: the turn does not end")
+        raise AssertionError(f"{self}: the turn {otherwise}")
+
+    def _decided(self, session: Session) -> bool:
+        turn = session.turns.get(self.turn_id)
+        return turn is None or turn.outcome is not None
 
     async def _until(self, kind: type[Any], turn_id: str | None = None) -> Recorded:
         assert self.reader is not None
