@@ -4,7 +4,8 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.ready
 BENCH   = $(VENV)/.bench-ready
-WORKERS ?= 2
+# One more than the two cores it is meant for: many tests wait for processes more than they compute.
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser test check fix demo acceptance bench torture mutate coverage clean
