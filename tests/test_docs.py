@@ -26,6 +26,16 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
+def test_every_room_is_on_the_map() -> None:
+    map_ = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    rooms = re.findall(r"^## Rooms of `(\w+)/`$(.*?)(?=^## |\Z)", map_, re.DOTALL | re.MULTILINE)
+    assert {"abort", "run", "agent", "flow", "turns", "session", "worker", "server"} <= {room for room, _ in rooms}
+    for room, text in rooms:
+        rows = " ".join(re.findall(r"^\| (.+?) \|", text, re.MULTILINE))
+        there = {path.name for path in (DOCS.parent / "src" / "safepoint" / room).glob("*.py")} - {"__init__.py"}
+        assert set(re.findall(r"`(\w+\.py)`", rows)) == there, f"the map of {room}/"
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_page_runs_and_says_what_it_prints(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
