@@ -2,9 +2,11 @@
 
 import asyncio
 import signal
+import time
 from pathlib import Path
 
 from safepoint.worker import RemoteHost
+from safepoint.worker.child import ORPHAN_SECONDS
 from tests.worker.cast import TARGET
 from tests.worker.lab import eventually, hosting, nats, until_kind
 from tests.worker.processes import WorkerProcess, worker_process
@@ -47,12 +49,14 @@ async def test_a_supervisor_that_is_killed_leaves_no_process_that_goes_on():
         worker_process(str(broker.url), broker.namespace, *QUICK, agent=TARGET) as worker,
     ):
         children, _ = await at_work(host, worker, "talk", "text_streamed")
+        killed = time.monotonic()
         await worker.kill()
 
         async def ended() -> bool:
             return gone(*children)
 
         await eventually(ended)
+        assert time.monotonic() - killed < ORPHAN_SECONDS, "its work was not told to end, and was cut off at last"
 
 
 async def test_a_supervisor_that_is_killed_leaves_nothing_of_a_child_whose_loop_is_blocked():

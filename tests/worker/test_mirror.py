@@ -130,6 +130,23 @@ async def test_news_that_came_in_a_wrong_order_or_twice_do_no_harm(monkeypatch: 
             assert [one.seq for one in await reading] == [1, 2, 3, 4, 5]
 
 
+async def test_news_after_a_gap_lead_to_what_was_missed_at_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("safepoint.worker.mirror.LOOK_SECONDS", 2 * SECONDS)
+    async with linked(MemoryBroker()) as link, mirrored(link) as mirror, asyncio.TaskGroup() as group:
+        silent: Any = Silent(link)
+        reading = group.create_task(follow(mirror, 5))
+
+        async def there() -> bool:
+            return mirror.followers == 1
+
+        await eventually(there)
+        async with live(silent, "one") as session:
+            await session.send("hello")
+            await session.saved()
+            await link.publish(*silent.unsaid[-1])
+            assert [one.seq for one in await reading] == [1, 2, 3, 4, 5]
+
+
 @each_broker
 async def test_the_end_of_a_turn_is_told_when_it_has_come(new: New):
     broker = new()
