@@ -110,7 +110,12 @@ async def test_what_nobody_speaks_of_is_found_all_the_same(new: New, monkeypatch
             assert [one.seq for one in await reading][:3] == [1, 2, 3]
 
 
-async def test_news_that_came_in_a_wrong_order_or_twice_do_no_harm(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "told",
+    [lambda said: [*reversed(said), *said], lambda said: said[-1:]],
+    ids=["in a wrong order and twice", "after a gap"],
+)
+async def test_whatever_news_come_what_was_missed_is_read_at_once(told: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("safepoint.worker.mirror.LOOK_SECONDS", 2 * SECONDS)
     async with linked(MemoryBroker()) as link, mirrored(link) as mirror, asyncio.TaskGroup() as group:
         silent: Any = Silent(link)
@@ -125,25 +130,8 @@ async def test_news_that_came_in_a_wrong_order_or_twice_do_no_harm(monkeypatch: 
             await session.saved()
             assert len(silent.unsaid) > 2
             assert not reading.done()
-            for subject, said in [*reversed(silent.unsaid), *silent.unsaid]:
+            for subject, said in told(silent.unsaid):
                 await link.publish(subject, said)
-            assert [one.seq for one in await reading] == [1, 2, 3, 4, 5]
-
-
-async def test_news_after_a_gap_lead_to_what_was_missed_at_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("safepoint.worker.mirror.LOOK_SECONDS", 2 * SECONDS)
-    async with linked(MemoryBroker()) as link, mirrored(link) as mirror, asyncio.TaskGroup() as group:
-        silent: Any = Silent(link)
-        reading = group.create_task(follow(mirror, 5))
-
-        async def there() -> bool:
-            return mirror.followers == 1
-
-        await eventually(there)
-        async with live(silent, "one") as session:
-            await session.send("hello")
-            await session.saved()
-            await link.publish(*silent.unsaid[-1])
             assert [one.seq for one in await reading] == [1, 2, 3, 4, 5]
 
 
