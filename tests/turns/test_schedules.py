@@ -262,7 +262,7 @@ class World:
 
 @pytest.fixture(scope="module", autouse=True)
 def _little_garbage() -> Iterator[None]:
-    """Garbage is collected after many schedules: what other tests have left in memory is not looked through each time."""
+    """Garbage is collected after many schedules: what other tests have left in memory is not looked at each time."""
     gc.collect()
     gc.freeze()
     yield
