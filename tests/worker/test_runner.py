@@ -150,6 +150,8 @@ async def test_a_stop_before_the_session_is_open_keeps_the_turn_from_beginning()
     async with linked(MemoryBroker()) as link:
         await send(link, "t1", "t2")
         work = Work(link, agent)
+        await record(link, "t3")
+        noted = work.runner._early
         reply = work.runner.stop(StopCall("t1", "NOW", None, USER))
         assert (reply.status, reply.turn_id) == ("unknown", "t1")
         assert await work.runner.run() == "idle"
@@ -157,6 +159,7 @@ async def test_a_stop_before_the_session_is_open_keeps_the_turn_from_beginning()
         outcome = (await ended(link))["t1"]
         assert (outcome.reason.kind, outcome.reason.message) == ("user", "enough")
         assert (asked(agent), work.told) == (1, ["t2", None])
+        assert work.runner._early is noted, "a stop that another thread notes meanwhile would be lost"
 
 
 async def test_a_turn_in_the_inbox_whose_stop_was_recorded_never_begins_and_its_end_is_recorded():

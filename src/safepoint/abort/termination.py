@@ -34,8 +34,9 @@ def hearing_the_end(told: Callable[[], object], within: float, who: str) -> Iter
 
     def listen() -> None:
         while (number := heard.recv(1)) and number[0] not in ENDS:
-            if other >= 0:  # for whoever listened before
-                os.write(other, number)
+            if other >= 0:  # for whoever listened before; if that is full, it has been told
+                with suppress(OSError):
+                    os.write(other, number)
         if number:
             told()
             if not gone.wait(within):

@@ -145,7 +145,8 @@ class Runner:
         session, past, last = self._assignment.session, Past(), 0
         recorded = await recorded_stops(self._link, session)
         stopped = {call.turn_id: call for _, call in recorded}
-        self._early = stopped | self._early  # of some the message may still be in the inbox
+        for turn_id, call in stopped.items():  # of some the message may still be in the inbox
+            self._early.setdefault(turn_id, call)  # in place: another thread may note a stop in this moment
         self._heeded = recorded[-1][0] if recorded else 0
         if not stopped:
             return True
