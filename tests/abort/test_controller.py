@@ -1,5 +1,6 @@
 """The controller: one abort, one winner; children follow their parent; Ctrl-C aborts, and a second one interrupts."""
 
+import asyncio
 import os
 import select
 import signal as os_signals
@@ -201,6 +202,21 @@ def test_the_origin_is_the_line_that_was_interrupted():
     assert controller.signal.reason is not None
     assert controller.signal.reason.origin is not None
     assert controller.signal.reason.origin.startswith(f"{__file__}:")
+
+
+def test_a_ctrl_c_while_the_event_loop_waits_comes_from_the_line_that_runs_the_loop():
+    """The interrupted frame is the selector's; what runs the loop is the innermost line of the user's."""
+    controller = AbortController()
+
+    async def main():
+        threading.Timer(0.05, os.kill, (os.getpid(), SIGUSR1)).start()  # when the loop waits in its selector
+        await asyncio.wait_for(controller.signal.wait_async(), SECONDS)
+
+    with controller.on_signals(SIGUSR1):
+        line = sys._getframe().f_lineno + 1
+        asyncio.run(main())
+    assert controller.signal.reason is not None
+    assert controller.signal.reason.origin == f"{__file__}:{line}"
 
 
 def test_a_handler_called_without_a_frame_has_no_origin():

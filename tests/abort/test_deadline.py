@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from safepoint.abort import AbortController, AbortReason, AbortSignal, AbortTimeout, SystemClock, Timer, use_clock
-from safepoint.abort.deadline import _kept
+from safepoint.abort.deadline import _forked, _kept
 from safepoint.testing import FakeClock
+from tests.abort.programs import printed, wait_until
 
 
 def test_a_timeout_aborts_when_its_time_has_come_and_says_how_long_and_where(clock: FakeClock):
@@ -103,6 +104,74 @@ def test_a_real_timeout_needs_no_loop_and_fires_on_its_own():
         assert heard.wait(10)
 
 
+async def test_a_listener_that_blocks_delays_no_other_deadline_nor_the_other_listeners(
+    caplog: pytest.LogCaptureFixture,
+):
+    gate, blocks, heard = threading.Event(), threading.Event(), threading.Event()
+
+    def hangs() -> None:
+        blocks.set()
+        gate.wait(10)
+
+    try:
+        first = AbortSignal.timeout(0.05)
+        first.add_listener(hangs)
+        first.add_listener(heard.set)
+        assert await asyncio.to_thread(blocks.wait, 10)
+        began = time.monotonic()
+        with pytest.raises(AbortTimeout):
+            await AbortSignal.timeout(0.1).run(asyncio.get_running_loop().create_future())
+        assert time.monotonic() - began < 1
+        assert await asyncio.to_thread(heard.wait, 10)
+        later = threading.Event()
+        AbortSignal.timeout(0.01).add_listener(later.set)
+        assert await asyncio.to_thread(later.wait, 10)
+        while not caplog.records:
+            await asyncio.sleep(0.01)  # real time: the watchdog's
+    finally:
+        gate.set()
+    assert "hangs" in caplog.records[0].getMessage()
+
+
+async def test_a_guard_is_woken_while_every_callback_thread_is_blocked_and_no_more_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    gate, blocks = threading.Event(), threading.Event()
+
+    def hangs() -> None:
+        blocks.set()
+        gate.wait(10)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with use_clock(SystemClock()):
+        try:
+            AbortSignal.timeout(0.01).add_listener(hangs)
+            assert await asyncio.to_thread(blocks.wait, 10)
+            with monkeypatch.context() as patch, pytest.raises(AbortTimeout):
+                patch.setattr(threading.Thread, "start", refuse)
+                await AbortSignal.timeout(0.05).run(asyncio.get_running_loop().create_future())
+        finally:
+            gate.set()
+
+
+def test_a_deadline_that_finds_a_closed_loop_says_so_elsewhere_than_on_the_timer_thread(
+    caplog: pytest.LogCaptureFixture,
+):
+    loop = asyncio.new_event_loop()
+    signal = AbortSignal.timeout(0.05)
+    task = loop.create_task(signal.run(loop.create_future()))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    with caplog.at_level("DEBUG", logger="safepoint"):
+        wait_until(lambda: "closed event loop" in caplog.text)
+    assert caplog.records[0].threadName == "safepoint-callbacks"
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # we destroy it on purpose
+    del task
+    gc.collect()
+
+
 def test_a_timeout_does_not_keep_the_process_alive():
     program = "from safepoint import AbortSignal; AbortSignal.timeout(3600).add_listener(print)"
     began = time.monotonic()
@@ -112,7 +181,7 @@ def test_a_timeout_does_not_keep_the_process_alive():
 
 @pytest.mark.backends("asyncio", "uvloop")
 async def test_a_deadline_outlives_the_loop_that_first_looked_at_it():
-    signal = AbortSignal.timeout(0.05)
+    signal = AbortSignal.timeout(0.5)
 
     def look_on_another_loop() -> None:
         async def look() -> None:
@@ -213,3 +282,67 @@ def test_a_composite_of_a_timeout_with_a_listener_survives_until_it_fired(clock:
     assert heard == [1]
     assert ref() is None
     assert parent.signal.observers == 0
+
+
+def test_a_deadline_observed_before_a_fork_fires_for_those_who_observe_it_in_the_child():
+    output = printed("""
+        import asyncio, os, threading, warnings
+        from safepoint.abort import AbortController, AbortSignal, AbortTimeout
+
+        warnings.simplefilter("ignore")  # newer Pythons warn of every fork beside a thread
+        signal = AbortSignal.timeout(0.2)
+        composite = AbortSignal.any([signal, AbortController().signal])
+        heard = []
+        signal.add_listener(lambda: heard.append("parent's"))
+
+        async def guarded(signal):
+            try:
+                await asyncio.wait_for(signal.run(asyncio.sleep(30)), 10)
+            except AbortTimeout:
+                return True
+
+        def in_child(works):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if works() else 1)
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        print(in_child(lambda: asyncio.run(guarded(signal))), end=" ")
+        signal = AbortSignal.timeout(0.2)
+        composite = AbortSignal.any([signal, AbortController().signal])
+        told = threading.Event()
+        composite.add_listener(lambda: (heard.append("parent's"), told.set()))
+        print(in_child(lambda: asyncio.run(guarded(composite))), told.wait(10), len(heard))
+    """)
+    assert output == "0 0 True 2"
+
+
+def test_what_was_registered_before_a_fork_is_not_called_by_a_child_that_does_not_observe_the_deadline():
+    output = printed("""
+        import os, time, warnings
+        from safepoint.abort import AbortSignal
+
+        warnings.simplefilter("ignore")
+        read, write = os.pipe()
+        signal = AbortSignal.timeout(0.1)
+        signal.add_listener(lambda: os.write(write, b"x"))
+        child = os.fork()
+        if child == 0:
+            time.sleep(0.4)
+            os._exit(0 if signal.aborted else 1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.read(read, 10))
+    """)
+    assert output == "0 b'x'"
+
+
+def test_after_a_fork_the_timer_is_set_once_more_and_not_at_each_observation(clock: FakeClock):
+    signal = AbortSignal.timeout(5)
+    heard: list[int] = []
+    signal.add_listener(partial(heard.append, 1))
+    _forked()
+    assert clock.pending == 1
+    for number in (2, 3):
+        signal.add_listener(partial(heard.append, number))
+    assert clock.pending == 2, "one of before, which has no thread after a real fork, and a new one"
+    clock.advance(5)
+    assert heard == [1, 2, 3]

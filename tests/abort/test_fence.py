@@ -4,9 +4,12 @@ import asyncio
 import datetime
 import enum
 import functools
+import math
 import operator
+import os
 import sys
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
@@ -449,3 +452,147 @@ def test_a_fence_in_a_fence_is_closed_by_either_signal():
 def test_a_fence_needs_a_signal(signal):
     with pytest.raises(TypeError, match=f"^signal must be an AbortSignal, not {type(signal).__name__}$"):
         fence(Resource(), signal)
+
+
+class Matrix:
+    """Like an array: operators give new ones, or change it in place, and a comparison gives no bool."""
+
+    def __init__(self, *numbers):
+        self.numbers = list(numbers)
+
+    def __add__(self, other):
+        return Matrix(*(number + other for number in self.numbers))
+
+    __radd__ = __add__
+
+    def __matmul__(self, other):
+        return sum(a * b for a, b in zip(self.numbers, other.numbers, strict=True))
+
+    def __iadd__(self, other):
+        self.numbers = [number + other for number in self.numbers]
+        return self
+
+    def __eq__(self, other):
+        return [number == other for number in self.numbers]
+
+    def __ne__(self, other):
+        return [number != other for number in self.numbers]
+
+    def __hash__(self):
+        return id(self)
+
+
+def test_a_path_can_be_used_as_a_path(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    root = fence(tmp_path, AbortSignal.never())
+    assert root / "a.txt" == tmp_path / "a.txt"
+    assert "x" / fence(Path("y"), AbortSignal.never()) == Path("x/y")
+    assert Path("/x") / root == tmp_path
+    assert os.fspath(root) == str(tmp_path)
+    assert os.path.exists(root), "and is not taken for the number of an open file"
+    assert os.listdir(root) == ["a.txt"]
+    with open(fence(tmp_path / "a.txt", AbortSignal.never())) as file:
+        assert file.read() == "a"
+    assert sorted([root, tmp_path.parent]) == [tmp_path.parent, tmp_path]
+    assert f"{fence(1.5, AbortSignal.never()):6.2f}" == "  1.50"
+
+
+def test_what_is_no_path_says_so():
+    with pytest.raises(TypeError, match="not Resource"):
+        os.fspath(fenced()[1])
+    with pytest.raises(TypeError, match="'Resource' and 'int'"):
+        fenced()[1] + 1
+
+
+def test_operators_reach_the_resource_from_either_side_and_between_fences():
+    never = AbortSignal.never()
+    matrix = fence(Matrix(1, 2), never)
+    assert (matrix + 1).numbers == (1 + matrix).numbers == [2, 3]
+    assert matrix @ matrix == 5
+    assert type(matrix + 1) is Matrix, "what an operator returns is not fenced"
+    assert (matrix == 1) == [True, False]
+    assert (matrix != 1) == [False, True]
+    assert fence(3, never) == fence(3, never)
+    assert (fence(3, never) != fence(3, never)) is False
+    assert fence([1], never) + fence([2], never) == [1, 2]
+    assert [1] + fence([2], never) == [1, 2]  # noqa: RUF005  # the operator is the test
+
+
+def test_numbers_are_converted_rounded_and_divided():
+    number = fence(-7.5, AbortSignal.never())
+    assert (-number, +number, abs(number), int(number), float(number)) == (7.5, -7.5, 7.5, -7, -7.5)
+    assert (round(number), round(number, 1), math.trunc(number), math.floor(number)) == (-8, -7.5, -7, -8)
+    assert (math.ceil(number), complex(number), divmod(number, 2)) == (-7, -7.5 + 0j, divmod(-7.5, 2))
+    assert (divmod(20, number), 2**number, number // 2) == (divmod(20, -7.5), 2**-7.5, -4)
+    assert (~fence(5, AbortSignal.never()), bytes(fence([1], AbortSignal.never()))) == (-6, b"\x01")
+    assert (number < 0, number <= 0, number > 0, number >= 0) == (True, True, False, False)
+    assert list(reversed(fence([1, 2], AbortSignal.never()))) == [2, 1]
+
+
+def test_changing_in_place_keeps_the_fence():
+    controller, matrix = AbortController(), Matrix(1, 2)
+    stand_in = fence(matrix, controller.signal)
+    before = stand_in
+    stand_in += 1
+    assert stand_in is before
+    assert matrix.numbers == [2, 3]
+    number = fence(3, controller.signal)
+    number += 1
+    assert type(number) is int, "a new value is not fenced"
+    controller.abort()
+    with pytest.raises(AbortError):
+        stand_in += 1
+    assert matrix.numbers == [2, 3]
+
+
+def test_no_fence_gets_into_the_resource_by_changing_its_parts_in_place():
+    resource, stand_in, _ = fenced()
+    stand_in.story += ["more"]
+    assert resource.story == ["more"]
+    assert type(resource.story) is list
+    resource.items["list"] = items = [1]
+    stand_in["list"] += [2]
+    stand_in["copy"] = stand_in.story
+    assert resource.items["list"] is items
+    assert items == [1, 2]
+    assert type(resource.items["copy"]) is list
+
+
+def test_another_fence_stays_one_inside_the_resource():
+    resource, stand_in, _ = fenced()
+    other = fence([1], AbortSignal.never())
+    stand_in.other = other
+    assert resource.other is other
+
+
+OPERATIONS = {
+    "adding": lambda thing: thing + 1,
+    "being added": lambda thing: 1 + thing,
+    "between fences": lambda thing: fence(Matrix(1), AbortSignal.never()) @ thing,
+    "ordering": lambda thing: thing < 1,
+    "a path": os.fspath,
+    "negating": operator.neg,
+    "a number": float,
+    "bytes": bytes,
+    "rounding": round,
+    "backwards": reversed,
+    "dividing": lambda thing: divmod(thing, 2),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS.keys())
+def test_after_the_abort_no_operator_reaches_the_resource(operation):
+    controller = AbortController()
+    stand_in = fence(Matrix(1), controller.signal)
+    controller.abort("stop")
+    with pytest.raises(AbortError):
+        operation(stand_in)
+
+
+def test_a_capsule_is_handed_on_as_it_is():
+    """As arrays give them to the C code of others, which looks at the real type."""
+
+    class Array:
+        capsule = datetime.datetime_CAPI
+
+    assert fence(Array(), AbortSignal.never()).capsule is Array.capsule

@@ -592,7 +592,7 @@ def test_an_abort_that_finds_the_program_over_is_harmless():
     heard, tell = socket.socketpair()
     heard.close()
     tell.close()
-    processes._poke(tell)
+    processes.poke(tell)
 
 
 def test_the_program_ends_also_when_the_loop_ends(folder):

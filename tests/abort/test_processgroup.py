@@ -63,7 +63,7 @@ def test_a_name_with_blanks_and_parentheses_is_no_obstacle(tmp_path):
     odd = tmp_path / "x) R 1 (y"
     odd.symlink_to("/usr/bin/sleep" if os.path.exists("/usr/bin/sleep") else "/bin/sleep")
     with program(str(odd), "60") as process:
-        wait_until(lambda: b"x) R 1 (y" in (processgroup._read(f"/proc/{process.pid}/stat")))
+        wait_until(lambda: b"x) R 1 (y" in (processgroup.read(f"/proc/{process.pid}/stat")))
         assert members(process.pid) == [process.pid]
 
 

@@ -1,17 +1,22 @@
 """Reasons: typed, with the place that asked, and the same after JSON and pickling."""
 
 import _thread
+import asyncio
 import copy
 import inspect
 import json
+import os
 import pickle
+import sysconfig
 import threading
+from signal import SIGUSR1
 from typing import get_args
 
 import pytest
 
+import safepoint
 from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal, AbortTimeout, ReasonKind
-from safepoint.abort.reason import caller, error_from, reason_from
+from safepoint.abort.reason import caller, error_from, owner_of, reason_from
 from safepoint.errors import RemoteError, SafepointError, UsageError
 
 ALL_KINDS = ["user", "deadline", "timeout", "parent", "preempted", "shutdown", "disconnected", "lease_lost", "error"]
@@ -152,6 +157,115 @@ def test_where_python_code_does_not_call_there_is_no_origin():
     assert done.wait(10)
     assert origins == [None]
     assert caller(10_000) is None
+
+
+def test_the_origin_of_a_callback_of_the_event_loop_is_the_line_that_runs_the_loop():
+    """The loop has called, on behalf of the user's code that runs it. Nobody knows who asked for the callback."""
+
+    async def main():
+        controller = AbortController()
+        asyncio.get_running_loop().call_later(0, controller.abort, "x")
+        await asyncio.wait_for(controller.signal.wait_async(), 10)
+        return controller.signal.reason
+
+    reason = asyncio.run(main())
+    assert reason.origin == here(lines_up=1)
+
+
+def test_the_origin_of_a_signal_handler_of_the_event_loop_is_the_line_that_runs_the_loop():
+    async def main():
+        controller = AbortController()
+        asyncio.get_running_loop().add_signal_handler(SIGUSR1, controller.abort, "x")
+        os.kill(os.getpid(), SIGUSR1)
+        await asyncio.wait_for(controller.signal.wait_async(), 10)
+        return controller.signal.reason
+
+    reason = asyncio.run(main())
+    assert reason.origin == here(lines_up=1)
+
+
+def test_a_timer_thread_has_no_line_of_the_users_so_there_is_no_origin():
+    controller = AbortController()
+    threading.Timer(0, controller.abort, ("x",)).start()
+    assert controller.signal.wait(10)
+    assert controller.signal.reason is not None
+    assert controller.signal.reason.origin is None
+    assert str(controller.signal.reason) == "user: x"
+
+
+def test_a_callback_of_the_users_is_the_origin_also_where_a_library_calls_it():
+    controller = AbortController()
+    lines = []
+
+    def callback():
+        controller.abort("x")
+        lines.append(here(lines_up=1))
+
+    timer = threading.Timer(0, callback)
+    timer.start()
+    timer.join(10)
+    assert controller.signal.reason is not None
+    assert [controller.signal.reason.origin] == lines
+
+
+def in_file(file):
+    """A function of this file that aborts."""
+    namespace = {}
+    exec(compile("def abort(controller):\n    controller.abort('x')", file, "exec"), namespace)
+    return namespace["abort"]
+
+
+def test_a_package_that_aborts_for_the_user_is_skipped():
+    controller = AbortController()
+    in_file("/opt/app/lib/python3/site-packages/helper/tools.py")(controller)
+    assert controller.signal.reason is not None
+    assert controller.signal.reason.origin == here(lines_up=2)
+
+
+@pytest.mark.parametrize(
+    ("file", "origin"),
+    [
+        ("/opt/app/site-packages/service/main.py", "/opt/app/site-packages/service/main.py:2"),
+        ("/usr/lib/python3/dist-packages/service.py", "/usr/lib/python3/dist-packages/service.py:2"),
+        ("/usr/local/service.py", "/usr/local/service.py:2"),
+        ("<stdin>", "<stdin>:2"),
+        ("<frozen importlib._bootstrap>", None),
+        (os.path.join(sysconfig.get_path("stdlib"), "sched.py"), None),
+        (os.path.join(os.path.dirname(safepoint.__file__), "server", "api.py"), None),
+    ],
+)
+def test_without_a_line_of_the_users_an_installed_package_may_be_the_origin(file, origin):
+    controller = AbortController()
+    _thread.start_new_thread(in_file(file), (controller,))  # so that this test is not on the stack
+    assert controller.signal.wait(10)
+    assert controller.signal.reason is not None
+    assert controller.signal.reason.origin == origin
+
+
+def test_what_was_typed_is_the_users_and_what_is_frozen_is_pythons():
+    assert [owner_of(file) for file in ("<stdin>", "<string>", "<frozen runpy>")] == ["user", "user", "system"]
+
+
+class Wordless(Exception):
+    def __str__(self):
+        raise LookupError("no words")
+
+
+def test_an_error_that_cannot_be_put_into_words_aborts_all_the_same():
+    controller = AbortController()
+    assert controller.abort(error := Wordless())
+    assert controller.signal.reason is not None
+    assert controller.signal.reason == AbortReason("error", "Wordless: (its text cannot be read: LookupError)")
+    assert controller.signal.reason.cause is error
+    assert through_json(controller.signal.reason) == controller.signal.reason
+    with pytest.raises(AbortError, match="aborted by error: Wordless"):
+        controller.signal.raise_if_aborted()
+
+
+def test_a_reason_made_of_a_long_error_is_short_also_on_its_way():
+    reason = reason_from(ValueError("x" * 20_000_000), None)
+    assert len(json.dumps(reason.to_dict())) < 10_000
+    assert through_json(reason).to_dict() == reason.to_dict()
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)

@@ -1,30 +1,31 @@
 """Owns time: what deadlines, sleeps and timers ask. Knows nothing of signals.
 
 The system clock's timers live on one daemon thread, so that a deadline needs no event loop, outlives the loop that
-first looked at it, and never keeps the process alive. A test puts a clock of its own in place with `use_clock`.
+first looked at it, and never keeps the process alive. That thread calls only what never blocks (`NonBlocking`); other
+callbacks it hands to the threads of `callbacks.py`. A test puts a clock of its own in place with `use_clock`.
 """
 
 import _thread
 import asyncio
 import heapq
 import itertools
-import logging
 import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
 from ..errors import UsageError
+from .callbacks import Callback, CallbackThreads, call, log_failure
 
-__all__ = ["Clock", "SystemClock", "Timer", "current_clock", "use_clock"]
+__all__ = ["Clock", "NonBlocking", "SystemClock", "Timer", "current_clock", "use_clock"]
 
-log = logging.getLogger("safepoint")
 SWEEP = 64
 
 
@@ -45,23 +46,44 @@ class Timer:
 
     def disarm(self) -> bool:
         """True: the callback will not run, because of this call."""
-        return self._take() is not None
+        return self.take() is not None
 
     def fire(self) -> None:
         """Run the callback, if nobody has yet. What it raises is logged: a clock outlives its users' mistakes."""
-        callback = self._take()
-        if callback is None:
-            return
-        try:
-            callback()
-        except BaseException:
-            log.exception("A timer's callback failed: %r", callback)
+        callback = self.take()
+        if callback is not None:
+            call(callback)
 
-    def _take(self) -> Callable[[], object] | None:
+    def take(self) -> Callable[[], object] | None:
+        """The callback, for the one caller who gets it; None for everybody else."""
         try:
             return self._callback.pop()
         except IndexError:
             return None
+
+
+class NonBlocking:
+    """A timer's callback whose first part never blocks: `first()` posts or wakes, and returns what may block.
+
+    The system clock's timer thread calls `first` itself, so that nothing can delay it: no thread has to be free and
+    no other callback has to return. What `first` returns it hands to other threads, which call each by itself. To a
+    clock that knows nothing of this it is a plain callback, which does all of it in the thread that calls.
+    """
+
+    __slots__ = ("first",)
+
+    def __init__(self, first: Callable[[], Iterable[Callback]]) -> None:
+        self.first = first
+
+    def __call__(self) -> None:
+        failed: BaseException | None = None
+        for callback in self.first():
+            try:
+                callback()
+            except BaseException as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
 
 class Clock(Protocol):
@@ -123,9 +145,10 @@ class SystemClock:
 
 
 class _Alarms:
-    """The timers of a clock, and the thread that fires them. It alone owns the heap; others only add to its inbox.
+    """The timers of a clock, and the thread that waits for them. It alone owns the heap; others only add to its inbox.
 
-    A thread that sleeps is woken only for what comes before its own time: waking it costs more than all the rest.
+    It calls nothing that could block, so that no callback can delay the timer of another. While it sleeps it is woken
+    only for what comes before its own time: waking it costs more than all the rest.
     """
 
     def __init__(self) -> None:
@@ -135,6 +158,7 @@ class _Alarms:
         self._heap: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()  # equal times fire in the order in which they were asked for
         self._sweep_at = SWEEP
+        self._callbacks = CallbackThreads()
 
     def add(self, timer: Timer) -> None:
         """Any thread, and in the middle of anything."""
@@ -149,11 +173,25 @@ class _Alarms:
         while True:
             self._take_in()
             while self._heap and (not self._heap[0][2].armed or self._heap[0][0] <= time.monotonic()):
-                heapq.heappop(self._heap)[2].fire()
-            self._wakes_at = self._heap[0][0] if self._heap else math.inf
+                self._fire(heapq.heappop(self._heap)[2])
+            next_look = self._callbacks.look(time.monotonic())
+            self._wakes_at = min(next_look, self._heap[0][0] if self._heap else math.inf)
             if not self._inbox:
-                self._sleep()
+                self._sleep(self._wakes_at)
             self._wakes_at = -math.inf
+
+    def _fire(self, timer: Timer) -> None:
+        callback = timer.take()
+        if callback is None:
+            return
+        rest: Iterable[Callback] = (callback,)
+        if isinstance(callback, NonBlocking):
+            try:
+                rest = callback.first()
+            except BaseException as error:
+                rest = (partial(log_failure, callback, error),)
+        if rest:
+            self._callbacks.post(rest)
 
     def _take_in(self) -> None:
         """All there are, before any fires: the first in the inbox need not be the first in time."""
@@ -167,8 +205,8 @@ class _Alarms:
             heapq.heapify(self._heap)
             self._sweep_at = max(SWEEP, 2 * len(self._heap))
 
-    def _sleep(self) -> None:
-        wait = None if not self._heap else max(0.0, self._heap[0][0] - time.monotonic())
+    def _sleep(self, until: float) -> None:
+        wait = None if until == math.inf else max(0.0, until - time.monotonic())
         try:
             self._nudges.get(timeout=None if wait is None else min(wait, threading.TIMEOUT_MAX))
             while True:  # one waking is enough for all who asked for it

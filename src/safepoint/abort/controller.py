@@ -8,7 +8,7 @@ from types import FrameType
 
 from ..errors import UsageError
 from .clock import current_clock
-from .reason import AbortReason, ReasonKind, caller, reason_from
+from .reason import AbortReason, ReasonKind, caller, reason_from, user_line
 from .signal import AbortSignal, Composite, Source, roots_of
 
 __all__ = ["AbortController"]
@@ -31,6 +31,7 @@ class AbortController:
         """Abort, now and for ever. True: this call did it. Any thread, any signal handler, `__del__`.
 
         When it returns, the whole graph is aborted, all listeners have run, and every guarded task has been woken.
+        An exception as the reason is put into words; one whose own `__str__` fails aborts all the same.
         """
         return self._abort(reason_from(reason, caller(1)))
 
@@ -54,7 +55,7 @@ class AbortController:
             if len(seen) > 1:
                 raise KeyboardInterrupt
             kind: ReasonKind = "user" if number == os_signals.SIGINT else "shutdown"
-            self._abort(AbortReason(kind, _name(number), _place(frame)))
+            self._abort(AbortReason(kind, _name(number), user_line(frame)))
 
         before = {}
         try:
@@ -71,7 +72,3 @@ def _name(number: int) -> str:
         return os_signals.Signals(number).name
     except ValueError:  # most real-time signals have a number only
         return f"signal {number}"
-
-
-def _place(frame: FrameType | None) -> str | None:
-    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,13 +1,17 @@
 """Owns the signal that aborts when its time has come. Knows nothing of who set the time.
 
 Asked, it looks at its clock: that needs no loop, no thread and no timer. Only while somebody observes it does it have a
-timer, one for all.
+timer, one for all. When it fires, guards are woken by the clock's timer thread itself, listeners run elsewhere.
 """
 
+import os
 import weakref
+from collections.abc import Iterable, Iterator
+from functools import partial
 
-from .clock import Timer, current_clock
-from .guard import Guard, Waiter
+from .callbacks import Callback
+from .clock import NonBlocking, Timer, current_clock
+from .guard import Guard, Waiter, log_unreached
 from .listeners import Registration
 from .reason import AbortReason, ReasonKind
 from .signal import Composite, Root
@@ -16,12 +20,21 @@ __all__ = ["Deadline"]
 
 # Deadlines with listeners, which nobody else may hold on to: they are kept until their time or the last removal.
 _kept: "dict[Deadline, bool]" = {}
+# How often this process is a fork of a fork. A timer of an earlier one has no thread here that would fire it.
+_forks = [0]
+
+
+def _forked() -> None:
+    _forks[0] += 1
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Deadline(Root):
     """The root that aborts when its time has come. Asked, it looks at the clock; observed, it sets one timer."""
 
-    __slots__ = ("_clock", "_kind", "_origin", "_seconds", "_timer", "deadline")
+    __slots__ = ("_clock", "_forks", "_kind", "_origin", "_seconds", "_timer", "deadline")
 
     def __init__(self, seconds: float, kind: ReasonKind, origin: str | None) -> None:
         super().__init__()
@@ -30,6 +43,7 @@ class Deadline(Root):
         self._kind: ReasonKind = kind
         self._origin = origin
         self._timer: Timer | None = None
+        self._forks = 0  # at the time when the timer was set
         self.deadline: float | None = self._clock.monotonic() + seconds
 
     @property
@@ -65,22 +79,32 @@ class Deadline(Root):
         return forgotten
 
     def _arm(self) -> None:
-        if self._timer is not None:
+        # After a fork whoever observes it in the child sets the timer anew. It is not set by the fork itself: what was
+        # registered before belongs to the parent, and would send its signals and messages twice.
+        if self._timer is not None and self._forks == _forks[0]:
             return
 
-        def expire() -> None:
+        def expire() -> Iterable[Callback]:
             signal = ref()
-            if signal is not None:
-                signal._expire()
+            return () if signal is None else signal._expire()
 
         # Weak, so that a far-off deadline does not keep what its guards and listeners held.
         ref = weakref.ref(self, lambda _: timer.disarm())
-        timer = self._timer = self._clock.call_at(self.at, expire)
+        self._forks = _forks[0]
+        timer = self._timer = self._clock.call_at(self.at, NonBlocking(expire))
 
-    def _expire(self) -> None:
+    def _expire(self) -> Iterable[Callback]:
+        """Wake the guards. Returns what is left of `announce()`: to run the listeners, which may block."""
         if not self.aborted:  # some clocks fire early
             self._timer = None
             self._arm()
-            return
-        self.announce()
+            return ()
+        unreached = self.wake_guards()
+        return self._announcements(unreached) if unreached or self._listeners else ()
+
+    def _announcements(self, unreached: int) -> Iterator[Callback]:
+        if unreached:
+            yield partial(log_unreached, unreached)
+        for registration in self._owned():
+            yield registration.run
         _kept.pop(self, None)

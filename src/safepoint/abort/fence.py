@@ -5,9 +5,12 @@ import decimal
 import enum
 import functools
 import inspect
+import math
+import operator
+import os
 import types
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 from .reason import AbortError
@@ -20,6 +23,8 @@ T = TypeVar("T")
 PLAIN = (
     *(type(None), bool, int, float, complex, decimal.Decimal, str, bytes, tuple, frozenset, enum.Enum, uuid.UUID),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, type, types.ModuleType),
+    # What C code hands to C code, such as the memory of an array; a name for the type is new in Python 3.13.
+    type(datetime.datetime_CAPI),
 )
 ROUTINES = (
     types.FunctionType,
@@ -31,10 +36,14 @@ ROUTINES = (
 
 
 def fence(obj: T, signal: AbortSignal) -> T:
-    """A stand-in for `obj` on which every call, read and write raises AbortError once the signal is aborted.
+    """A stand-in for `obj` on which every call, read, write and operator raises AbortError once the signal is aborted.
 
-    An orphaned tool that holds it has no further effect. Objects reached through attributes are fenced too, what
-    calls return is not. Leaving a `with` block is always allowed: it ends something, it begins nothing.
+    An orphaned tool that holds it has no further effect. Objects reached through attributes are fenced too; what calls
+    and operators return is not, so a cursor or a path made before the abort still works after it. Leaving a `with`
+    block is always allowed: it ends something, it begins nothing.
+
+    It is no instance of the resource's type for code written in C, which looks at the real type: `"".join()`, a buffer,
+    `re` with a fenced text. `isinstance()` sees the resource's type.
     """
     if not isinstance(signal, AbortSignal):
         raise TypeError(f"signal must be an AbortSignal, not {type(signal).__name__}")
@@ -63,7 +72,7 @@ class Fence:
         return value if isinstance(value, PLAIN) else Fence(value, _signal_of(self))
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(_through(self), name, value)
+        setattr(_through(self), name, _own(self, value))
 
     def __delattr__(self, name: str) -> None:
         delattr(_through(self), name)
@@ -75,7 +84,7 @@ class Fence:
         return _through(self)[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        _through(self)[key] = value
+        _through(self)[key] = _own(self, value)
 
     def __delitem__(self, key: Any) -> None:
         del _through(self)[key]
@@ -115,14 +124,29 @@ class Fence:
     async def __aexit__(self, *error: Any) -> Any:
         return await _behind(self).__aexit__(*error)
 
-    def __eq__(self, other: object) -> bool:
-        return bool(_behind(self) == other)
+    def __reversed__(self) -> Any:
+        return Fence(reversed(_through(self)), _signal_of(self))
+
+    def __fspath__(self) -> str | bytes:
+        path: str | bytes = os.fspath(_through(self))
+        return path
+
+    # What it is stays known after the abort. These give what the resource gives, also where that is no bool.
+
+    def __eq__(self, other: object) -> Any:
+        return _behind(self) == (_behind(other) if type(other) is Fence else other)
+
+    def __ne__(self, other: object) -> Any:
+        return _behind(self) != (_behind(other) if type(other) is Fence else other)
 
     def __hash__(self) -> int:
         return hash(_behind(self))
 
     def __str__(self) -> str:
         return str(_behind(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(_behind(self), spec)
 
     def __repr__(self) -> str:
         return f"fence({_behind(self)!r})"
@@ -143,6 +167,78 @@ def _signal_of(fence: Fence) -> AbortSignal:
 def _through(fence: Fence) -> Any:
     _signal_of(fence).raise_if_aborted()
     return _behind(fence)
+
+
+def _own(fence: Fence, value: object) -> object:
+    """What is put into the resource: of a fence of our own, as after `resource.items += [1]`, what is behind it."""
+    return _behind(value) if type(value) is Fence and _signal_of(value) is _signal_of(fence) else value
+
+
+def _operand(value: Any) -> Any:
+    return _through(value) if type(value) is Fence else value
+
+
+def _operator(operate: Callable[[Any, Any], Any]) -> Callable[[Fence, Any], Any]:
+    return lambda fence, other: operate(_through(fence), _operand(other))
+
+
+def _reflected(operate: Callable[[Any, Any], Any]) -> Callable[[Fence, Any], Any]:
+    return lambda fence, other: operate(_operand(other), _through(fence))
+
+
+def _in_place(operate: Callable[[Any, Any], Any]) -> Callable[[Fence, Any], Any]:
+    def change(fence: Fence, other: Any) -> Any:
+        result = operate(_through(fence), _operand(other))
+        return fence if result is _behind(fence) else result
+
+    return change
+
+
+def _conversion(convert: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda fence, *args: convert(_through(fence), *args)
+
+
+# Special methods are looked up on the type, so every stand-in has them all; where the resource has not, it says so.
+# Not `__index__`: `os.stat()` and others take whatever has it for the number of an open file.
+ARITHMETIC = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "lshift",
+    "rshift",
+    "and",
+    "or",
+    "xor",
+)
+CONVERSIONS: dict[str, Callable[..., Any]] = {
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "abs": operator.abs,
+    "invert": operator.invert,
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "bytes": bytes,
+    "round": round,
+    "trunc": math.trunc,
+    "floor": math.floor,
+    "ceil": math.ceil,
+}
+OPERATORS: dict[str, Callable[..., Any]] = {
+    **{name: _operator(getattr(operator, f"__{name}__")) for name in (*ARITHMETIC, "lt", "le", "gt", "ge")},
+    **{f"r{name}": _reflected(getattr(operator, f"__{name}__")) for name in ARITHMETIC},
+    **{f"i{name}": _in_place(getattr(operator, f"__i{name}__")) for name in ARITHMETIC},
+    **{name: _conversion(convert) for name, convert in CONVERSIONS.items()},
+    "divmod": _operator(divmod),
+    "rdivmod": _reflected(divmod),
+}
+for _name, _forward in OPERATORS.items():
+    setattr(Fence, f"__{_name}__", _forward)
 
 
 def _fenced_call(function: Any, signal: AbortSignal) -> Any:

@@ -33,6 +33,8 @@ __all__ = [
     "abort_error",
     "asked_from_outside",
     "enclosing",
+    "end_main_task",
+    "end_tasks",
     "run",
     "scope",
     "wake",
@@ -119,7 +121,7 @@ class Guard(Scope):
     pass through unchanged. Once per object, entered and left by the same task.
     """
 
-    __slots__ = ("_base", "_held", "_inner", "_pending", "_sent", "_state", "_token")
+    __slots__ = ("_base", "_held", "_inner", "_pending", "_sent", "_state", "_token", "waited_for")
 
     def __init__(self, signal: Observable, *, shields: bool = False) -> None:
         self.signal = signal
@@ -220,17 +222,30 @@ class Guard(Scope):
             return
         self._state = SENT
         self._sent = 0
+        # Who else hears of the end of this wait, such as a thread that goes on. Afterwards nobody could tell.
+        self.waited_for: object = getattr(waiter, "_callbacks", None)
         self._send(task)
+
+    @property
+    def delivered(self) -> bool:
+        """True: the interruption has reached the body, or the block is over. False: the body knows nothing of it."""
+        return self._state != ARMED
+
+    @property
+    def shielded(self) -> bool:
+        """True: the body is inside of a shield, which holds the interruption off."""
+        inner = self._inner if self._state != NEW else None
+        while inner is not None and not inner.shields:
+            inner = inner._inner
+        return inner is not None
 
     def deliver_again(self) -> bool:
         """Interrupt once more a body that went on after the first time. True: sent. Call it in the task's loop.
 
         Each one is taken back on exit. A shield inside the body holds it off: that is clean-up, and bounded.
         """
-        task, inner = self.task, self._inner
-        while inner is not None and not inner.shields:
-            inner = inner._inner
-        if self._state != SENT or task is None or inner is not None:
+        task = self.task
+        if self._state != SENT or task is None or self.shielded:
             return False
         self._send(task)
         return True
@@ -263,12 +278,15 @@ class Waiter:
             self.future.set_result(None)
 
 
-def wake(entries: Iterable[Guard | Waiter]) -> None:
-    """Deliver to all of them: one call per loop, from any thread, signal handler or `__del__`.
+def wake(entries: Iterable[Guard | Waiter]) -> int:
+    """Deliver to all of them: one call per loop, from any thread, signal handler or `__del__`. Never blocks.
+
+    Returns how many could not be reached, as their loop is closed. It does not log that itself: logging may block.
 
     Also from the loop's own thread it goes through the self-pipe: a raw signal handler interrupts `select()`, which
     then goes on sleeping, and a plain `call_soon` would wait for the next timer.
     """
+    unreached = 0
     loops: dict[asyncio.AbstractEventLoop, list[Guard | Waiter]] = {}
     for entry in entries:
         task = entry.task
@@ -278,7 +296,13 @@ def wake(entries: Iterable[Guard | Waiter]) -> None:
         try:
             loop.call_soon_threadsafe(_deliver_all, batch)
         except RuntimeError:
-            log.debug("An abort found a closed event loop with %d entries still attached", len(batch))
+            unreached += len(batch)
+    return unreached
+
+
+def log_unreached(count: int) -> None:
+    """Log what `wake` returned."""
+    log.debug("An abort found a closed event loop with %d entries still attached", count)
 
 
 def _deliver_all(batch: list[Guard | Waiter]) -> None:
@@ -293,6 +317,11 @@ async def run(signal: Observable, awaitable: Awaitable[T]) -> T:
         with Guard(signal):
             begun = True
             return await awaitable
+    except BaseExceptionGroup as group:
+        # Some task groups collect the aborts of their children. If nothing else went wrong, that is the abort.
+        if signal.aborted and group.split((AbortError, asyncio.CancelledError))[1] is None:
+            raise abort_error(signal) from group
+        raise
     finally:
         if not begun:
             discard(awaitable)
@@ -326,3 +355,19 @@ def abort_error(signal: Observable) -> AbortError:
     reason = signal.reason
     assert reason is not None, "asked only of an aborted signal"
     return error_from(reason)
+
+
+def end_main_task(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[object]") -> None:
+    """End the main task of a loop that runs in another thread, as Ctrl-C would: for a loop inside a function."""
+    try:
+        loop.call_soon_threadsafe(task.cancel, "abort signal")
+    except RuntimeError:
+        pass  # that loop has just closed
+
+
+async def end_tasks(tasks: "Iterable[asyncio.Task[object]]", seconds: float) -> None:
+    """End tasks that nobody waits for any more, and wait until they have ended; not longer than this."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel("abort signal")
+    await asyncio.wait(ending, timeout=seconds)

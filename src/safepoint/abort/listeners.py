@@ -64,8 +64,8 @@ def on_abort_timeout(signal: "AbortSignal", seconds: float, callback: Callable[[
     """Call back if nobody has removed the registration within `seconds` after the abort.
 
     This finds work that ignores its signal: register when it begins, remove when it ends. On a signal that is
-    already aborted the time is up at once and the callback runs before this returns; otherwise it runs on the
-    clock's timer thread.
+    already aborted the time is up at once and the callback runs before this returns; otherwise it runs on a
+    callback thread of the clock. If it blocks, other timers go on, and a warning names it.
     """
     seconds = check_seconds("seconds", seconds)
     if not callable(callback):

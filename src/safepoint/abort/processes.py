@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from typing import IO
 
 from . import processgroup
+from .accounting import report_survivors
 from .ambient import current_signal, shield
 from .clock import check_seconds
 from .controller import AbortController
 from .guard import Guard
 from .processgroup import POLL_SECONDS, collect, end_group, exit_watch, has_ended, members_of
+from .processtree import descendants, identify, is_alive
 from .reason import AbortError, AbortReason, error_from
 from .signal import AbortSignal
 from .threads import start_in_thread
@@ -83,6 +85,7 @@ async def run_process(
         await _settle(ended, grace)
         raise
     result = ended.result()
+    report_survivors(result.survivors)
     if result.stopped:
         raise error_from(signal.reason or AbortReason(), result)
     return result
@@ -118,15 +121,18 @@ class _Program:
         """Run it to its end, or to the end that the signal makes."""
         stop.raise_if_aborted()
         heard, tell = socket.socketpair()
-        with heard, tell, stop.add_listener(lambda: _poke(tell)), selectors.DefaultSelector() as self._selector:
+        with heard, tell, stop.add_listener(lambda: poke(tell)), selectors.DefaultSelector() as self._selector:
             self._selector.register(heard, selectors.EVENT_READ)
             with _started(self._argv, bool(self._input), self._cwd, self._env) as process:
                 self._register(process)
+                started = identify(process.pid)  # now: later it may have ended
                 stopped = self._run_until(process, stop)
                 survivors = self._stop(process, grace) if stopped else self._drain()
                 returncode = collect(process)
-            if not stopped and processgroup.send(process.pid, 0):
-                survivors = tuple(processgroup.members(process.pid))
+            if not stopped:
+                since = 0 if started is None else started.started
+                marked = processgroup.marked(self._mark, since)
+                survivors = tuple(sorted({*processgroup.members(process.pid), *marked}))
         out, err = (bytes(kept) for kept in self._output.values())
         return ProcessResult(returncode, out, err, self._dropped, survivors, stopped)
 
@@ -151,9 +157,12 @@ class _Program:
 
     def _stop(self, process: "subprocess.Popen[bytes]", grace: float) -> tuple[int, ...]:
         """TERM, grace, KILL; ends when the group is empty. What left the group is not touched, but named."""
+        # Before the first signal: what has left the group and cleared its environment is known only by its parent.
+        family = descendants([process.pid])
         end_group(process, grace=grace, kill=KILL_SECONDS, wait=self._carry)
         self._drain()
-        return tuple(sorted({*members_of(process), *processgroup.marked(self._mark)}))
+        living = (descendant.pid for descendant in family if is_alive(descendant))
+        return tuple(sorted({*members_of(process), *processgroup.marked(self._mark), *living}))
 
     def _drain(self) -> tuple[int, ...]:
         """Take what is still in the pipes."""
@@ -225,7 +234,8 @@ def _started(
                 pipe.close()
 
 
-def _poke(tell: socket.socket) -> None:
+def poke(tell: socket.socket) -> None:
+    """Wake a supervisor that waits in its selector."""
     try:
         tell.send(b"!")
     except OSError:

@@ -30,6 +30,8 @@ __all__ = [
 MARK = "SAFEPOINT_PROCESS"
 PROC = "/proc"
 POLL_SECONDS = 0.01
+# The fields of /proc/<pid>/stat that are asked for, counted from the state on.
+PARENT, GROUP, STARTED = 1, 2, 19
 
 
 def tells_the_dead() -> bool:
@@ -41,12 +43,22 @@ def members(group: int) -> list[int]:
     """The living processes of this group."""
     if not tells_the_dead():
         return [group] if send(group, 0) else []
-    return [pid for pid, pgrp in _living() if pgrp == group]
+    return [pid for pid, fields in _living() if int(fields[GROUP]) == group]
 
 
-def marked(mark: str) -> list[int]:
-    """The living processes that descend from the one started with this mark, in the group or not."""
-    return [pid for pid, _ in _living() if mark.encode() in _marks(_read(f"{PROC}/{pid}/environ"))]
+def marked(mark: str, since: int = 0) -> list[int]:
+    """The living processes that descend from the one started with this mark, in the group or not.
+
+    Args:
+        mark: The mark, as `with_mark` put it into the program's environment.
+        since: When the program was started, in clock ticks since boot: what is older need not be looked into.
+    """
+    wanted = mark.encode()
+    return [
+        pid
+        for pid, fields in _living()
+        if (not since or int(fields[STARTED]) >= since) and wanted in _marks(read(f"{PROC}/{pid}/environ"))
+    ]
 
 
 def with_mark(environment: Mapping[str, str], mark: str) -> dict[str, str]:
@@ -122,13 +134,18 @@ def collect(process: "subprocess.Popen[bytes]") -> int | None:
         return None
 
 
-def _living() -> Iterator[tuple[int, int]]:
+def _living() -> Iterator[tuple[int, list[bytes]]]:
+    """Every living process: its pid and what the system says of it."""
     for name in os.listdir(PROC) if tells_the_dead() else ():
-        if name.isdigit():
-            # The command's name, in parentheses, may itself hold blanks and parentheses.
-            fields = _read(f"{PROC}/{name}/stat").rpartition(b")")[2].split()
-            if fields and fields[0] not in (b"Z", b"X"):
-                yield int(name), int(fields[2])
+        if name.isdigit() and (fields := stat(int(name))):
+            yield int(name), fields
+
+
+def stat(pid: int) -> list[bytes]:
+    """What /proc says of a living process, from its state on; empty if there is none, or only a zombie."""
+    # The command's name, in parentheses, may itself hold blanks and parentheses.
+    fields = read(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()
+    return fields if fields and fields[0] not in (b"Z", b"X") else []
 
 
 def _marks(environment: bytes) -> list[bytes]:
@@ -136,7 +153,8 @@ def _marks(environment: bytes) -> list[bytes]:
     return [mark for entry in environment.split(b"\0") if entry.startswith(name) for mark in entry[len(name) :].split()]
 
 
-def _read(path: str) -> bytes:
+def read(path: str) -> bytes:
+    """A small file of the system's; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()

@@ -1,10 +1,14 @@
 """Owns why something was aborted, and the two errors that carry it. Knows nothing of signals."""
 
+import functools
+import os
 import sys
+import sysconfig
 from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Literal, TypeAlias, get_args
 
-from ..errors import RemoteError, SafepointError
+from ..errors import RemoteError, SafepointError, describe, name_of, shorten, text_of
 
 __all__ = ["AbortError", "AbortReason", "AbortTimeout", "ReasonKind"]
 
@@ -19,7 +23,8 @@ TIMED_OUT = ("deadline", "timeout")
 class AbortReason:
     """Why work was aborted. Two reasons are equal when kind and message are: origin and cause only explain.
 
-    `origin` is the `file:line` that called `abort()` (or made the timeout); `cause` the exception behind an `error`.
+    `origin` is the `file:line` of the user's code that called `abort()` (or made the timeout), None where no code of
+    the user's is known to have; `cause` is the exception behind an `error`.
     """
 
     kind: ReasonKind = "user"
@@ -47,7 +52,7 @@ class AbortReason:
             "kind": self.kind,
             "message": self.message,
             "origin": self.origin,
-            "cause": None if cause is None else {"type": name_of(cause), "message": text_of(cause)},
+            "cause": None if cause is None else {"type": name_of(cause), "message": shorten(text_of(cause))},
         }
 
     @classmethod
@@ -69,14 +74,6 @@ class AbortReason:
         )
 
 
-def name_of(error: BaseException) -> str:
-    return error.type_name if isinstance(error, RemoteError) else type(error).__name__
-
-
-def text_of(error: BaseException) -> str:
-    return error.message if isinstance(error, RemoteError) else str(error)
-
-
 def reason_from(given: object, origin: str | None) -> AbortReason:
     """What `abort(given)` means: a string is a user's, nothing is a silent user's, an exception is an error."""
     match given:
@@ -87,7 +84,7 @@ def reason_from(given: object, origin: str | None) -> AbortReason:
         case str():
             return AbortReason("user", given, origin)
         case BaseException():
-            return AbortReason("error", f"{type(given).__name__}: {given}", origin, given)
+            return AbortReason("error", describe(given), origin, given)
         case _:
             raise TypeError(
                 f"reason must be a string, an AbortReason, an exception or None, not {type(given).__name__}"
@@ -95,12 +92,53 @@ def reason_from(given: object, origin: str | None) -> AbortReason:
 
 
 def caller(depth: int) -> str | None:
-    """`file:line` of the frame `depth` levels above the function that asks, or None where there is no such frame."""
+    """`file:line` of the user's code that called: `depth` levels above the function that asks, or further out."""
     try:
         frame = sys._getframe(depth + 1)
     except ValueError:  # called straight from C: a signal handler, a thread's first frame
         return None
+    return user_line(frame)
+
+
+def user_line(frame: FrameType | None) -> str | None:
+    """`file:line` of this frame, or of the next one further out that is the user's.
+
+    Libraries are skipped: it is the event loop, a timer thread or Safepoint itself that calls for somebody. Where no
+    code of the user's is on the stack, it is an installed package that called, or None: then nobody knows.
+    """
+    outer = frame
+    while outer is not None:
+        if owner_of(outer.f_code.co_filename) == "user":
+            return _line(outer)
+        outer = outer.f_back
+    # An application may be an installed package as well.
+    return _line(frame) if frame is not None and owner_of(frame.f_code.co_filename) == "package" else None
+
+
+def _line(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+@functools.cache
+def owner_of(file: str) -> Literal["user", "package", "system"]:
+    """Whose code a file is: the user's, an installed package's, or that of Python and Safepoint.
+
+    Cached, because it is asked at every abort.
+    """
+    if file.startswith("<"):  # not a file: `<string>` and `<stdin>` are what a user has typed
+        return "system" if file.startswith("<frozen ") else "user"
+    path = os.path.realpath(file)
+    if path.startswith(_SAFEPOINT):
+        return "system"
+    if not _INSTALLED.isdisjoint(path.split(os.sep)):  # inside of Python's own folder, so it is looked at first
+        return "package"
+    return "system" if path.startswith(_PYTHON) else "user"
+
+
+_SAFEPOINT = os.path.realpath(os.path.dirname(os.path.dirname(__file__))) + os.sep
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+# Not the whole installation: programs may stand next to it, as in /usr/local.
+_PYTHON = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "scripts"))
 
 
 class AbortError(SafepointError):

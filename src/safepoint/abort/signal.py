@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import UsageError
 from .clock import check_seconds, current_clock
-from .guard import Guard, Waiter, abort_error, run, wake
+from .guard import Guard, Waiter, abort_error, log_unreached, run, wake
 from .listeners import Registration, run_all
 from .reason import AbortReason, caller, reason_from
 
@@ -213,8 +213,13 @@ class Root(AbortSignal):
 
     def announce(self) -> None:
         """Wake the guards, then the listeners in order, then composites by age. The state is set before, everywhere."""
-        wake([entry for entry in list(self._guards) if self._guards.pop(entry, False)])
+        if unreached := self.wake_guards():
+            log_unreached(unreached)
         run_all(self._owned())
+
+    def wake_guards(self) -> int:
+        """The first part of it, which never blocks. Returns how many guards could not be reached."""
+        return wake([entry for entry in list(self._guards) if self._guards.pop(entry, False)])
 
     def _owned(self) -> Iterable[Registration]:
         composites: list[Composite] = []

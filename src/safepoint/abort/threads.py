@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from .accounting import accounted
 from .ambient import current_signal
 from .guard import Guard, Scope, scope
 from .signal import AbortSignal
 
-__all__ = ["AbandonedThreads", "abandoned_threads", "run_in_thread", "start_in_thread"]
+__all__ = ["AbandonedThreads", "abandoned_threads", "run_in_thread", "start_in_thread", "submit"]
 
 log = logging.getLogger("safepoint")
 T = TypeVar("T")
@@ -54,9 +55,9 @@ async def run_in_thread(fn: Callable[..., T], *args: object, signal: AbortSignal
     if not callable(fn):
         raise TypeError(f"fn must be callable, not {type(fn).__name__}")
     signal = current_signal() if signal is None else signal
-    call = _Call(fn, args, signal)
+    call = _Call(accounted(fn), args, signal)
     with Guard(signal):
-        _submit(call.run)
+        submit(call.run)
         try:
             return await call.future
         except asyncio.CancelledError:  # ours or an outer one: nobody waits any more
@@ -67,7 +68,7 @@ async def run_in_thread(fn: Callable[..., T], *args: object, signal: AbortSignal
 def start_in_thread(fn: Callable[..., T], *args: object) -> "asyncio.Future[T]":
     """Run `fn(*args)` in a thread, deaf to the caller's signal: for functions that end by themselves."""
     call = _Call(fn, args, None)
-    _submit(call.run)
+    submit(call.run)
     return call.future
 
 
@@ -127,7 +128,7 @@ class _Call(Generic[T]):
         log.info("%r ended after its caller had been aborted; what it returned or raised is dropped", self.fn)
 
 
-def _submit(job: Callable[[], None]) -> None:
+def submit(job: Callable[[], None]) -> None:
     try:
         inbox = _idle.pop()
     except IndexError:
