@@ -1,10 +1,14 @@
-"""Press Ctrl-C: a polite tool, a deaf thread, a process tree and a retry stop, and the receipt says how."""
+"""Press Ctrl-C: eight tools stop, written as people write them, and the receipt says how."""
 
 import asyncio
 import signal
+import socket
+import subprocess
 import threading
+import urllib.request
+from collections.abc import Callable
 
-from safepoint import AbortController, AbortError, run_process
+from safepoint import AbortController, run_process
 from safepoint.run import Context, Policy, Retry, leaf, settle
 
 
@@ -21,8 +25,23 @@ def deaf(ctx: Context, _: object) -> None:
     threading.Event().wait(60)  # inside a library: named and left behind, never pretended to be stopped
 
 
+def convert(ctx: Context, _: object) -> None:
+    subprocess.run(["sleep", "60"], check=True)  # the program ends with the tool
+
+
+def download(ctx: Context, _: object) -> bytes:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection, and never says a word
+        data: bytes = urllib.request.urlopen(f"http://127.0.0.1:{silent.getsockname()[1]}/").read()
+    return data
+
+
+async def transcode(ctx: Context, _: object) -> None:
+    program = await asyncio.create_subprocess_exec("sleep", "60")
+    await program.wait()
+
+
 async def build(ctx: Context, _: object) -> None:
-    await run_process(["sh", "-c", "trap '' TERM; sleep 60 & sleep 60"], signal=ctx.signal, grace=0.5)
+    await run_process(["sh", "-c", "trap '' TERM; sleep 60 & sleep 60"], signal=ctx.signal, grace=0.1)
 
 
 async def fetch(ctx: Context, _: object) -> None:
@@ -32,21 +51,22 @@ async def fetch(ctx: Context, _: object) -> None:
     await Retry(attempts=100, delay=20).run(attempt, ctx=ctx)
 
 
-TOOLS = {polite: Policy(), naive: Policy(), deaf: Policy(abandon_after=1), build: Policy(grace=30), fetch: Policy()}
+TOOLS: list[Callable[..., object]] = [polite, naive, deaf, convert, download, transcode, build, fetch]
+POLICIES: dict[Callable[..., object], Policy] = {deaf: Policy(abandon_after=0.2), build: Policy(grace=30)}
 
 
 async def work(ctx: Context, _: object) -> None:
-    print("Five tools are at work. Press Ctrl-C.", flush=True)
+    print("Eight tools are at work. Press Ctrl-C.", flush=True)
 
-    async def tool(function: object, policy: Policy) -> None:
+    async def tool(function: Callable[..., object]) -> None:
         try:
-            await leaf(ctx, function, policy=policy)  # type: ignore[arg-type]
-        except AbortError:
-            pass  # the signal is the truth: settle looks at it
+            await leaf(ctx, function, policy=POLICIES.get(function, Policy()))
+        except Exception:
+            pass  # whatever it was, the signal is the truth: settle looks at it
 
     async with asyncio.TaskGroup() as group:
-        for function, policy in TOOLS.items():
-            group.create_task(tool(function, policy))
+        for function in TOOLS:
+            group.create_task(tool(function))
 
 
 async def main() -> None:

@@ -1,5 +1,6 @@
 """Every example runs, prints what it promises, and stays short enough to read."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -7,6 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from safepoint.abort import processgroup
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -22,11 +25,11 @@ PROMISES = {
         "Why: user: the user pressed Stop",
     ],
     "02_receipt.py": [
-        "Five tools are at work. Press Ctrl-C.",
+        "Eight tools are at work. Press Ctrl-C.",
         "Stopped: user: SIGINT",
-        "run/build   await     stopped        after",
-        "run/deaf    thread    still running  at",
-        "02_receipt.py:21 in deaf (in",
+        "run/build            await     stopped        after",
+        "run/deaf             thread    still running  at",
+        "02_receipt.py:25 in deaf (in",
     ],
     "03_archivist.py": [
         "A patient visitor:",
@@ -109,6 +112,7 @@ PROMISES = {
 }
 # How long an example may be: one that tells a whole story, longer.
 MOST_LINES = {
+    "02_receipt.py": 80,
     "03_archivist.py": 125,
     "04_agent.py": 70,
     "05_subagents.py": 65,
@@ -158,3 +162,20 @@ def test_the_archivist_can_be_resumed_by_hand(tmp_path: Path):
     assert all(flag in told("--help") for flag in ("--save FILE", "--resume FILE", "--scale"))
     by_itself = told("--scale", "0.1", "--save", str(saved)).partition("Another process")[2]
     assert told("--scale", "0.1", "--resume", str(saved)).partition("Another process")[2] == by_itself
+
+
+def test_the_naive_tools_of_the_receipt_end_at_once_and_leave_no_program():
+    """Nothing but the tool that cannot be reached still runs, and whatever a tool started is gone."""
+    command = [sys.executable, str(EXAMPLES / "02_receipt.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        time.sleep(0.7)  # real time: its tools have to be in the middle of their work
+        os.kill(program.pid, signal.SIGINT)
+        told, _ = program.communicate(timeout=50)
+    lines = {line.split()[0]: line for line in told.splitlines()[1:]}
+    still = [name for name, line in lines.items() if "still running" in line or "unknown" in line]
+    assert still == ["run/deaf"]
+    for name in ("run/convert", "run/convert/sleep", "run/download", "run/transcode", "run/transcode/sleep"):
+        assert "stopped" in lines[name], told
+    assert processgroup.members(program.pid) == []

@@ -36,6 +36,13 @@ def test_a_provider_that_says_outright_whether_to_come_back_is_believed():
     assert refused("m", "come again", 500, {"x-should-retry": "perhaps"}).retryable
 
 
+def test_a_quota_that_is_used_up_is_final_whatever_the_status_and_headers_say():
+    assert not refused("m", "pay first", 429, {"retry-after": "1"}, "insufficient_quota", None).retryable
+    assert not refused("m", "pay first", 429, {"x-should-retry": "true"}, None, "insufficient_quota").retryable
+    assert refused("m", "slow down", 429, {}, "requests", "rate_limit_exceeded").retryable
+    assert not failed_within("m", "pay first", "insufficient_quota", 429).retryable
+
+
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [

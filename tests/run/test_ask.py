@@ -108,7 +108,7 @@ async def test_a_thread_that_waits_for_a_keyboard_cannot_hang_the_stop():
         await task
     assert "question_withdrawn" in bench.kinds()
     gate.set()
-    await until(lambda: bench.fates() == ["stopped"])
+    await until(lambda: bench.fates() == ["finished"])
 
 
 async def test_an_aborted_run_asks_nobody():

@@ -1,10 +1,8 @@
-"""Interrupting a function in its thread: only in its own file, at most once, never in what the thread does next."""
+"""Interrupting a function in its thread: where nothing is held, at most once, never in what the thread does next."""
 
-import functools
-import io
+import asyncio
 import itertools
 import logging
-import operator
 import os
 import queue
 import random
@@ -12,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
@@ -21,14 +19,13 @@ from typing import Any
 import pytest
 
 from safepoint.errors import UsageError
-from safepoint.run import interrupt
 from safepoint.run.interrupt import AbortInterrupt, InterruptibleCall
-from tests.abort.programs import printed, wait_until
+from tests.abort.programs import wait_until
 from tests.conftest import counts
 
 SECONDS = 20.0
-LOOKS = 30
-drifts = pytest.mark.skipif(interrupt.EXACT, reason="on this Python a call raises it where the thread was seen")
+let_go = partial(time.sleep, 0)  # real time: none, it only lets other threads run
+nap = partial(time.sleep, 0.01)  # real time: this is what naive tools do
 
 
 class Gate:
@@ -38,16 +35,6 @@ class Gate:
         self.lock = threading.Lock()
         self.lock.acquire()
         self.wait, self.open = partial(self.lock.acquire, True, SECONDS), self.lock.release
-
-
-def stands(call, text):
-    """Whether the thread waits at that place."""
-    looks = []
-    for _ in range(3):
-        frame = sys._current_frames().get(call.thread_id)
-        looks.append((frame and frame.f_lasti, call.where() or ""))
-        threading.Event().wait(0.001)
-    return text in looks[0][1] and len(set(looks)) == 1
 
 
 class Worker:
@@ -73,54 +60,39 @@ class Worker:
 
     def is_at(self, text):
         """Wait until the thread waits at that place."""
-        wait_until(lambda: stands(self.call, text))
+        wait_until(lambda: text in (self.call.where() or ""))
+        wait_until(lambda: all(text in (self.call.where() or "") for _ in range(20)))
         return self
-
-    def refuses(self):
-        """Whether it is not interrupted, however often it is tried."""
-        return [self.call.interrupt() for _ in range(LOOKS)] == [False] * LOOKS
 
 
 @pytest.fixture
 def library(tmp_path):
-    """A module that is not the tool's own file."""
-    path = tmp_path / "library.py"
+    """A module that is not the tool's own code."""
+    path = tmp_path / "site-packages" / "library.py"
+    path.parent.mkdir()
     path.write_text(
-        textwrap.dedent('''
-        import json, logging, threading
+        textwrap.dedent("""
+        import threading
+
+        lock = threading.Lock()
 
         def wait(gate):
             gate.wait()
             return "waited"
 
-        def parse(gate):
-            json.loads('{"a": 1}', object_hook=lambda found: gate.wait())
-
         def under_lock(callback):
             with lock:
                 callback()
 
-        class Handler(logging.Handler):
-            gate = None
-            def emit(self, record):
-                self.gate.wait()
-
-        class Block:
-            """What `with` calls is Python code."""
-            def __init__(self):
-                self.lock = threading.Lock()
-            def __enter__(self):
-                self.lock.acquire()
-            def __exit__(self, *_):
-                self.lock.release()
-
-        lock = threading.Lock()
-        ''')
+        def loop(steps, over):
+            while not over:
+                steps[0] += 1
+            return "left alone"
+        """)
     )
-    loader = SourceFileLoader("library", str(path))
     module = ModuleType("library")
     module.__file__ = str(path)
-    loader.exec_module(module)
+    SourceFileLoader("library", str(path)).exec_module(module)
     return module
 
 
@@ -133,17 +105,35 @@ def test_a_naive_loop_ends_and_its_finally_blocks_run():
     def tool():
         try:
             while True:
-                time.sleep(0.01)  # real time: this is what naive tools do
+                nap()
                 effects.append("effect")
         finally:
             effects.append("finally")
 
     worker = Worker(tool)
     wait_until(lambda: effects)
-    wait_until(worker.call.interrupt)
+    assert worker.call.interrupt()
     assert worker.end() is AbortInterrupt
     assert effects.pop() == "finally"
     assert set(effects) == {"effect"}
+
+
+def test_in_a_c_call_it_arrives_when_that_returns_and_before_the_next_effect():
+    gate, steps = Gate(), []
+
+    def tool():
+        steps.append("before")
+        gate.wait()
+        steps.append("after")
+
+    worker = Worker(tool).is_at("in tool")
+    assert worker.call.interrupt()
+    assert not worker.call.interrupted
+    assert not worker.call.ended
+    gate.open()
+    assert worker.end() is AbortInterrupt
+    assert worker.call.interrupted
+    assert steps == ["before"]
 
 
 def test_a_finally_block_runs_to_its_end_and_is_not_hit_again():
@@ -159,12 +149,36 @@ def test_a_finally_block_runs_to_its_end_and_is_not_hit_again():
             steps.append("end")
 
     worker = Worker(tool)
-    wait_until(worker.call.interrupt)
+    wait_until(lambda: steps)
+    assert worker.call.interrupt()
     wait_until(lambda: "begin" in steps)
-    assert worker.refuses()
+    assert worker.call.interrupt()
     gate.open()
     assert worker.end() is AbortInterrupt
     assert steps[-2:] == ["begin", "end"]
+
+
+def test_a_function_that_is_cleaning_up_already_is_left_alone():
+    gate, steps = Gate(), []
+
+    def tidy():
+        gate.wait()
+        steps.append("tidy")
+        steps.append("up")
+
+    def tool():
+        try:
+            steps.append("work")
+        finally:
+            tidy()
+            steps.append("end")
+        return "done"
+
+    worker = Worker(tool).is_at("in tidy")
+    assert worker.call.interrupt()
+    gate.open()
+    assert worker.end() == "done"
+    assert steps == ["work", "tidy", "up", "end"]
 
 
 def test_a_function_may_catch_it_and_return_a_value():
@@ -190,6 +204,7 @@ def test_a_function_that_swallows_it_goes_on_and_is_not_hit_again():
                 while True:
                     if hits:
                         gate.wait()
+                        nap()
                         break
             except AbortInterrupt:
                 hits.append("hit")
@@ -198,7 +213,7 @@ def test_a_function_that_swallows_it_goes_on_and_is_not_hit_again():
     worker = Worker(tool)
     wait_until(worker.call.interrupt)
     wait_until(lambda: hits)
-    assert worker.refuses()
+    assert worker.call.interrupt()
     gate.open()
     assert worker.end() == "done"
     assert hits == ["hit"]
@@ -218,23 +233,6 @@ def test_no_except_exception_catches_it():
     assert worker.end() is AbortInterrupt
 
 
-def test_in_a_c_call_it_arrives_when_that_returns():
-    gate, steps = Gate(), []
-
-    def tool():
-        steps.append("before")
-        gate.wait()
-        steps.append("after")
-
-    worker = Worker(tool).is_at("in tool")
-    wait_until(worker.call.interrupt)
-    assert worker.call.interrupted
-    assert not worker.call.ended
-    gate.open()
-    assert worker.end() is AbortInterrupt
-    assert steps == ["before"]
-
-
 def test_what_is_not_interrupted_returns_and_raises_as_ever():
     error = ValueError("wrong")
 
@@ -251,130 +249,198 @@ def test_what_is_not_interrupted_returns_and_raises_as_ever():
         InterruptibleCall(partial(next, iter(()))).run()
 
 
-# Where it is sent
+# Naive tools, all of which must end
 
 
-def own_generator(gate):
-    return list(gate.wait() for _ in range(1))  # noqa: C400
+def spin():
+    while True: pass  # fmt: skip  # noqa: E701
 
 
-def own_comprehension(gate):
-    return [gate.wait() for _ in range(1)]
+def compute():
+    number = 0
+    for turn in itertools.count():
+        number += turn
 
 
-def own_nested(gate):
-    def nested():
-        return gate.wait()
-
-    return nested()
+def sleep_in_a_loop():
+    while True:
+        nap()
 
 
-def own_class(gate):
-    class Body:
-        value = gate.wait()
-
-    return Body
+def assign_in_a_loop():
+    while True:
+        value = nap()  # noqa: F841
 
 
-def own_method(gate):
-    class Tool:
-        def wait(self):
-            gate.wait()
-
-    Tool().wait()
+def check_in_a_loop():
+    begun = time.monotonic()
+    while time.monotonic() > begun - 1:
+        value = nap()  # noqa: F841
 
 
-def own_callback(gate):
-    return sorted([1, 2], key=lambda _: gate.wait())
+def comprehend():
+    return [nap() for _ in itertools.count()]
 
 
-def own_block(gate):
-    with threading.Lock():
-        gate.wait()
+def generate():
+    return sum(number for number in itertools.count())
 
 
-@pytest.mark.parametrize(
-    "tool",
-    [own_generator, own_comprehension, own_nested, own_class, own_method, own_callback, own_block],
-    ids=lambda tool: tool.__name__,
-)
-def test_everything_in_the_file_is_the_functions_own(tool):
-    gate = Gate()
-    worker = Worker(partial(tool, gate))
-    wait_until(worker.call.interrupt)
-    gate.open()
-    assert worker.end() is AbortInterrupt
+def deep_recursion():
+    def down(left):
+        nap()
+        return down(left - 1) if left else 0
+
+    while True:
+        down(900)
 
 
-def log_slowly(library, gate):
-    handler = library.Handler()
-    handler.gate = gate
-    logger = logging.Logger("slow")
-    logger.addHandler(handler)
-    logger.error("message")
-    assert handler.lock.acquire(timeout=SECONDS)
+def wide_recursion():
+    def fibonacci(number):
+        return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
+
+    return fibonacci(100)
 
 
-def take_from_a_queue(library, gate):
-    inbox: queue.Queue[None] = queue.Queue()
-
-    def put():
-        gate.wait()
-        inbox.put(None)
-
-    threading.Thread(target=put, daemon=True).start()
-    inbox.get(timeout=SECONDS)
-    assert inbox.mutex.acquire(timeout=SECONDS)
+def log_in_a_loop():
+    logger = logging.Logger("naive")
+    logger.addHandler(logging.NullHandler())
+    while True:
+        logger.warning("hello")
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda library, gate: library.wait(gate),
-        lambda library, gate: library.parse(gate),
-        log_slowly,
-        take_from_a_queue,
-    ],
-    ids=["function", "called back from C", "logging", "queue"],
-)
-def test_in_a_library_it_is_never_sent(use, library):
-    gate = Gate()
+def put_in_a_loop():
+    inbox = queue.Queue(1)
+    while True:
+        inbox.put(1)
+        value = inbox.get()  # noqa: F841
+
+
+def retry_in_a_loop():
+    while True:
+        try:
+            os.stat("/missing")
+        except OSError:
+            nap()
+
+
+def loop_beside_its_block():
+    number = 0
+    try:
+        while True:
+            number += 1
+            if number:
+                continue
+            while number > 0:
+                number += 1
+    finally:
+        nap()
+
+
+def asynchronous():
+    async def main():
+        while True:
+            await asyncio.sleep(0.01)  # real time: this is what naive tools do
+
+    asyncio.run(main())
+
+
+class Tool:
+    def __call__(self):
+        while True:
+            self.step()
+
+    def step(self):
+        nap()
+
+
+NAIVE = [
+    spin,
+    compute,
+    sleep_in_a_loop,
+    assign_in_a_loop,
+    check_in_a_loop,
+    comprehend,
+    generate,
+    deep_recursion,
+    wide_recursion,
+    log_in_a_loop,
+    put_in_a_loop,
+    retry_in_a_loop,
+    loop_beside_its_block,
+    asynchronous,
+    Tool(),
+]
+
+
+@pytest.mark.parametrize("tool", NAIVE, ids=lambda tool: getattr(tool, "__name__", "object"))
+def test_naive_tools_are_stopped(tool):
+    for _ in range(counts(3, 30)):
+        worker = Worker(tool)
+        wait_until(lambda: worker.call.thread_id is not None)  # noqa: B023
+        nap()
+        wait_until(worker.call.interrupt)
+        assert worker.end() is AbortInterrupt
+
+
+# Whose code it is
+
+
+def test_in_a_library_it_waits_until_the_library_returns(library):
+    gate, steps = Gate(), []
 
     def tool():
-        use(library, gate)
+        value = library.wait(gate)
+        steps.append(value)
+        steps.append("after")
         return "untouched"
 
     worker = Worker(tool).is_at("(in ")
-    assert worker.refuses()
+    assert worker.call.interrupt()
     gate.open()
-    assert worker.end() == "untouched"
-    assert not worker.call.interrupted
+    assert worker.end() is AbortInterrupt
+    assert steps == ["waited"]  # what the library had given was handed on first
 
 
-def test_back_from_the_library_it_is_sent(library):
-    first, second = Gate(), Gate()
+def test_a_loop_in_a_library_is_left_alone_unless_the_package_is_named(library):
+    steps, over = [0], []
 
     def tool():
-        library.wait(first)
-        second.wait()
+        return library.loop(steps, over)
 
     worker = Worker(tool).is_at("(in ")
-    assert worker.refuses()
-    first.open()
-    wait_until(worker.call.interrupt)
-    second.open()
+    assert worker.call.interrupt()
+    seen = steps[0]
+    wait_until(lambda: steps[0] > seen + 1000)
+    over.append("over")
+    assert worker.end() == "left alone"
+    over.clear()
+    worker = Worker(tool, interruptible=("library",)).is_at("in loop")
+    assert worker.call.interrupt()
+    assert worker.end() is AbortInterrupt
+
+
+def test_a_function_of_the_same_project_in_another_file_is_its_own(tmp_path):
+    path = tmp_path / "beside.py"
+    path.write_text("import time\n\ndef work():\n    while True:\n        time.sleep(0.01)\n")
+    beside = ModuleType("beside")
+    SourceFileLoader("beside", str(path)).exec_module(beside)
+
+    def tool():
+        return beside.work()
+
+    worker = Worker(tool).is_at("in work")
+    assert worker.call.interrupt()
     assert worker.end() is AbortInterrupt
 
 
 def test_a_callback_under_a_librarys_lock_gives_the_lock_back(library):
-    gate = Gate()
-
     def callback():
-        gate.wait()
+        while True:
+            nap()
 
-    worker = Worker(lambda: library.under_lock(callback))
-    wait_until(worker.call.interrupt)
-    gate.open()
+    worker = Worker(lambda: library.under_lock(callback)).is_at("in callback")
+    assert worker.call.interrupt()
     assert worker.end() is AbortInterrupt
     assert not library.lock.locked()
 
@@ -382,98 +448,225 @@ def test_a_callback_under_a_librarys_lock_gives_the_lock_back(library):
 def test_what_is_written_in_c_is_never_interrupted():
     gate = Gate()
     worker = Worker(gate.wait)
-    assert worker.refuses()
+    wait_until(lambda: worker.call.thread_id is not None)
+    assert worker.call.interrupt()
     assert worker.call.where() is None
     gate.open()
     assert worker.end() is True
+    assert not worker.call.interrupted
 
 
-def test_without_a_gil_the_rules_cannot_be_kept_and_it_is_never_sent(monkeypatch):
-    gate = Gate()
-    monkeypatch.setattr(interrupt, "_gil", lambda: False)
-    worker = Worker(partial(own_nested, gate)).is_at("in nested")
-    assert worker.refuses()
+# What was cut
+
+
+def test_what_was_cut_is_not_used():
+    gate, written = Gate(), []
+
+    def tool():
+        data = gate.wait()
+        written.append(data)
+
+    worker = Worker(tool).is_at("in tool")
+    assert worker.call.interrupt(cut=True)
     gate.open()
-    assert worker.end() is True
+    assert worker.end() is AbortInterrupt
+    assert written == []
 
 
-# Whose file it is
+def test_without_the_cut_what_was_received_is_handed_on():
+    gate = Gate()
+    written: list[object] = []
+
+    def tool():
+        data = gate.wait()
+        written.append(data)
+        written.append("next")
+
+    worker = Worker(tool).is_at("in tool")
+    assert worker.call.interrupt()
+    gate.open()
+    assert worker.end() is AbortInterrupt
+    assert written == [True]  # and no more than that
 
 
-class Tools:
-    def method(self, gate):
-        gate.wait()
+def test_a_cut_may_come_after_an_ordinary_interrupt():
+    gate, written = Gate(), []
 
-    def __call__(self, gate):
-        gate.wait()
+    def tool():
+        written.append(gate.wait())
 
-    @staticmethod
-    def static(gate):
-        gate.wait()
-
-
-class Made:
-    def __init__(self, gate):
-        gate.wait()
+    worker = Worker(tool).is_at("in tool")
+    assert worker.call.interrupt()
+    assert worker.call.interrupt(cut=True)
+    gate.open()
+    assert worker.end() is AbortInterrupt
+    assert written == []
 
 
-@functools.lru_cache
-def cached(gate):
-    gate.wait()
+class Uses:
+    """Tools that use in many ways what they have waited for."""
+
+    def __init__(self, wait):
+        self.wait = wait
+        self.written: list[object] = []
+
+    def write(self, data):
+        return self.written.append(data)
+
+    def fetch(self):
+        return self.wait()
+
+    def in_except(self):
+        try:
+            raise KeyError("missing")
+        except KeyError:
+            data = self.wait()
+            self.write(data)
+
+    def in_except_through_a_helper(self):
+        try:
+            raise KeyError("missing")
+        except KeyError:
+            data = self.fetch()
+            self.write(data)
+
+    def next_line_in_except(self):
+        try:
+            raise KeyError("missing")
+        except KeyError:
+            self.wait()
+            self.written.append("uploaded")
+
+    def in_if(self):
+        if self.write(self.wait()):
+            pass
+
+    def in_for(self):
+        for _ in [self.write(self.wait())]:
+            pass
+
+    def in_while(self):
+        while self.write(self.wait()):
+            pass
+
+    def in_match(self):
+        match self.write(self.wait()):
+            case 1:
+                pass
+            case _:
+                pass
+
+    def in_generator(self):
+        def parts():
+            yield self.wait()
+
+        return list(map(self.written.append, parts()))
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Uses) if name.startswith(("in_", "next_"))])
+def test_what_was_cut_is_not_used_wherever_the_tool_waits_for_it(name):
+    gate = Gate()
+    uses = Uses(gate.wait)
+    worker = Worker(getattr(uses, name))
+    wait_until(lambda: (worker.call.where() or "").endswith(("in " + name, "in fetch", "in parts")))
+    worker.is_at(" in ")
+    assert worker.call.interrupt(cut=True)
+    gate.open()
+    assert worker.end() is AbortInterrupt
+    assert uses.written == []
 
 
 @pytest.mark.parametrize(
-    "find",
-    [
-        lambda gate: lambda: own_nested(gate),
-        lambda gate: partial(partial(own_nested), gate),
-        lambda gate: partial(Tools().method, gate),
-        lambda gate: partial(Tools(), gate),
-        lambda gate: partial(Tools.static, gate),
-        lambda gate: partial(Made, gate),
-        lambda gate: partial(cached, gate),
-        lambda gate: partial(functools.singledispatch(own_nested), gate),
-    ],
-    ids=["lambda", "partial", "method", "object", "static", "class", "decorated in C", "decorated"],
+    ("clean_up", "expected"),
+    [("finally", True), ("except BaseException", True), ("except", True), ("except KeyError", False), ("else", False)],
 )
-def test_the_file_is_found_beneath_what_a_function_is_wrapped_in(find):
+def test_another_thread_can_ask_whether_it_is_cleaning_up(tmp_path, clean_up, expected):
     gate = Gate()
-    worker = Worker(find(gate))
-    wait_until(worker.call.interrupt)
+    path = tmp_path / "tool.py"
+    begin = "pass" if clean_up in ("finally", "else") else "raise KeyError"
+    handler = "    except ValueError: pass\n" if clean_up == "else" else ""
+    path.write_text(f"def tool(wait):\n    try: {begin}\n{handler}    {clean_up}:\n        wait()\n")
+    module = ModuleType("tool")
+    SourceFileLoader("tool", str(path)).exec_module(module)
+    worker = Worker(partial(module.tool, gate.wait)).is_at("in tool")
+    assert worker.call.cleaning_up() is expected
+    gate.open()
+    worker.end()
+    assert not worker.call.cleaning_up()
+
+
+def test_a_cut_in_clean_up_code_lets_it_end():
+    gate = Gate()
+    steps: list[object] = []
+
+    def tool():
+        try:
+            steps.append("work")
+        finally:
+            steps.append(gate.wait())
+            steps.append("end")
+        steps.append("after")
+
+    worker = Worker(tool).is_at("in tool")
+    assert worker.call.interrupt(cut=True)
     gate.open()
     assert worker.end() is AbortInterrupt
+    assert steps == ["work", True, "end"]
 
 
-def test_another_file_can_be_given(library):
-    gate = Gate()
-    worker = Worker(lambda: library.wait(gate), file=library.__file__).is_at("in wait")
-    wait_until(worker.call.interrupt)
+# Raised by somebody who knows that the function must not go on
+
+
+def test_what_is_owed_is_raised_at_once_and_only_once():
+    gate, calls = Gate(), []
+
+    def tool():
+        value: object = gate.wait()
+        try:
+            value = calls[0].raise_if_owed()
+        except AbortInterrupt:
+            value = "raised"
+        return value, calls[0].raise_if_owed()
+
+    worker = Worker(tool).is_at("in tool")
+    calls.append(worker.call)
+    assert worker.call.interrupt()
     gate.open()
-    assert worker.end() is AbortInterrupt
+    assert worker.end() == ("raised", None)
+    assert worker.call.interrupted
 
 
-@pytest.mark.parametrize("fn", [os.getpid, partial(len, ()), int, type("Empty", (int,), {})])
-def test_a_function_without_a_file_runs(fn):
-    assert InterruptibleCall(fn).run() == fn()
+def test_nothing_is_owed_before_it_is_asked_for_nor_in_clean_up_nor_elsewhere():
+    gate, calls = Gate(), []
 
+    def tool():
+        try:
+            calls[0].raise_if_owed()
+        finally:
+            gate.wait()
+            calls[0].raise_if_owed()
+        return "done"
 
-def test_a_function_that_wraps_itself_has_no_file():
-    def fn():
-        return "value"
-
-    fn.__wrapped__ = fn  # type: ignore[attr-defined]
-    assert InterruptibleCall(fn).run() == "value"
+    calls.append(InterruptibleCall(tool))
+    worker = Worker(partial(InterruptibleCall.run, calls[0]))
+    wait_until(lambda: "in tool" in (calls[0].where() or ""))
+    assert calls[0].interrupt()
+    calls[0].raise_if_owed()  # this is not its thread
+    gate.open()
+    assert worker.end() == "done"
+    calls[0].raise_if_owed()  # it has ended
+    assert not calls[0].interrupted
 
 
 # At most once, and nobody else
 
 
-def test_before_the_beginning_and_after_the_end_it_is_not_sent():
+def test_before_the_beginning_and_after_the_end_it_is_not_raised():
     call = InterruptibleCall(lambda: "value")
     assert not call.interrupt()
     assert (call.thread_id, call.where()) == (None, None)
     assert call.run() == "value"
-    assert not call.interrupt()
+    assert call.interrupt()
     assert call.where() is None
     assert not call.interrupted
 
@@ -485,159 +678,68 @@ def test_a_call_runs_once():
         call.run()
 
 
-@pytest.fixture
-def meanwhile(monkeypatch):
-    """Have something happen between the look at the thread and the sending."""
-
-    def happens(event):
-        monkeypatch.setattr(InterruptibleCall, "_slips", lambda *_: event())
-
-    return happens
-
-
-def test_a_thread_that_has_entered_a_library_since_the_look_is_left_alone(library, meanwhile):
-    first, second = Gate(), Gate()
-
-    def wait(gate):
-        gate.wait()
-        return "waited"
-
-    assert wait.__code__.co_code == library.wait.__code__.co_code
-    worker = Worker(lambda: (wait(first), library.wait(second))).is_at("in wait")
-
-    def enters_the_library():
-        first.open()
-        worker.is_at("(in ")
-
-    meanwhile(enters_the_library)
-    assert not worker.call.interrupt()
-    second.open()
-    assert worker.end() == ("waited", "waited")
-
-
-def test_a_thread_that_has_moved_on_in_its_own_file_since_the_look_is_left_alone(meanwhile):
-    first, second = Gate(), Gate()
-
-    def tool():
-        first.wait()
-        return second.wait()
-
-    worker = Worker(tool).is_at("in tool")
-
-    def moves_on():
-        first.open()
-        worker.is_at(f":{tool.__code__.co_firstlineno + 2} in tool")
-
-    meanwhile(moves_on)
-    assert not worker.call.interrupt()
-    second.open()
-    assert worker.end() is True
-
-
-def test_a_call_that_has_ended_since_the_look_does_not_hand_it_to_the_next(meanwhile):
+def test_the_next_call_in_the_same_thread_is_not_interrupted():
     gates = [Gate(), Gate()]
 
-    def tool():
-        for gate in gates:
-            gate.wait()
-            yield "value"
+    def tool(gate):
+        gate.wait()
+        return "value"
 
-    # Both calls run in one thread, go on in the same frame, and wait at the same instruction.
-    resume = tool().__next__
-    calls = [InterruptibleCall(resume, file=__file__) for _ in gates]
+    calls = [InterruptibleCall(partial(tool, gate)) for gate in gates]
     pool = Worker(lambda: [call.run() for call in calls])
-    wait_until(lambda: stands(calls[0], "in tool"))
-
-    def goes_on_to_the_next():
-        gates[0].open()
-        wait_until(lambda: stands(calls[1], "in tool"))
-
-    meanwhile(goes_on_to_the_next)
-    assert not calls[0].interrupt()
+    wait_until(lambda: "in tool" in (calls[0].where() or ""))
+    assert calls[0].interrupt()
+    gates[0].open()  # the only statement left is a return: it ends without being interrupted
+    wait_until(lambda: "in tool" in (calls[1].where() or ""))
     gates[1].open()
     assert pool.end() == ["value", "value"]
     assert not calls[0].interrupted
 
 
-def test_what_is_not_sent_to_the_function_is_sent_to_nobody():
-    nobody, _ = interrupt._NOBODY
-    assert nobody.value not in {0, *sys._current_frames()}
-    assert interrupt._raise_in(*interrupt._NOBODY) == 0
+def test_of_many_who_interrupt_at_once_it_is_raised_once():
+    hits, over = [], threading.Event()
 
+    def tool():
+        while not over.is_set():
+            try:
+                while not over.is_set():
+                    nap()
+            except AbortInterrupt:
+                hits.append("hit")
 
-def test_of_many_who_interrupt_at_once_one_does_it():
-    gate = Gate()
-    worker = Worker(partial(own_nested, gate)).is_at("in nested")
-    start, answers = threading.Barrier(8), []
+    worker = Worker(tool).is_at("in tool")
+    start = threading.Barrier(8)
 
     def sender():
         start.wait(SECONDS)
-        until = time.monotonic() + SECONDS
-        while not worker.call.interrupted and time.monotonic() < until:
-            answers.append(worker.call.interrupt())
+        for _ in range(100):
+            worker.call.interrupt()
 
     senders = [threading.Thread(target=sender) for _ in range(8)]
     for thread in senders:
         thread.start()
     for thread in senders:
         thread.join(SECONDS)
-    assert answers.count(True) == 1
-    gate.open()
+    wait_until(lambda: hits)
+    over.set()
+    assert worker.end() is None
+    assert hits == ["hit"]
+
+
+def test_a_tool_that_runs_another_one_in_its_thread_is_interrupted_too():
+    def inner():
+        while True:
+            nap()
+
+    worker = Worker(lambda: InterruptibleCall(inner).run()).is_at("in inner")
+    assert worker.call.interrupt()
     assert worker.end() is AbortInterrupt
 
 
-def returns_late(wait):
-    # A subscript waits in C and then returns without a check: what is pending arrives in the wrapper.
-    waiting: defaultdict[None, bool] = defaultdict(wait)
-    return waiting[None]
-
-
-def raises_late(wait):
-    divide = map(operator.truediv, iter(wait, "no end"), itertools.repeat(0))
-    failing: defaultdict[None, bool] = defaultdict(partial(next, divide))
-    return failing[None]
-
-
-@pytest.mark.parametrize(("tool", "end"), [(returns_late, True), (raises_late, ZeroDivisionError)])
-@pytest.mark.parametrize("wrap", [partial, lambda tool, wait: lambda: tool(wait)], ids=["partial", "function"])
-def test_what_arrives_after_the_function_is_consumed_and_its_end_kept(tool, end, wrap):
-    gate = Gate()
-    worker = Worker(wrap(tool, gate.wait)).is_at("_late")
-    wait_until(worker.call.interrupt)
-    gate.open()
-    assert worker.end() is end
-    assert worker.call.interrupted
-
-
-def test_nothing_is_left_for_the_interpreter_to_check():
-    # Python 3.11 does not enter a traced function while an exception is pending anywhere.
-    program = """
-        import sys, threading, time
-        from safepoint.run.interrupt import AbortInterrupt, InterruptibleCall
-
-        def tool():
-            try:
-                while True:
-                    time.sleep(0.001)
-            except AbortInterrupt:
-                pass
-
-        call = InterruptibleCall(tool)
-        thread = threading.Thread(target=call.run)
-        thread.start()
-        while not call.interrupt():
-            time.sleep(0.001)
-        thread.join()
-        sys.settrace(lambda *event: None)
-        print((lambda: "entered")())
-    """
-    assert printed(program) == "entered"
-
-
-let_go = partial(time.sleep, 0)  # real time: none, it only lets other threads run
-
-
-ENDS = {"returns": 1, "returns late": None, "raises": ZeroDivisionError, "raises late": TypeError, "swallows": 1}
+def ends(how):
+    if how == "raises":
+        raise ZeroDivisionError
+    return 1
 
 
 class Races:
@@ -647,21 +749,17 @@ class Races:
         self.number = number
         self.random = random.Random(number)
         self.now = InterruptibleCall(let_go)
-        self.sent: Counter[InterruptibleCall[Any]] = Counter()
         self.hits: Counter[int] = Counter()
-        self.calls, self.ends, self.errors = [], [], []
+        self.calls: list[InterruptibleCall[Any]] = []
+        self.ends: list[Any] = []
+        self.errors: list[BaseException] = []
 
     def tool(self, number, how, turns):
-        for turn in range(turns):
-            if turn % 8 == 0:
-                let_go()
-        if how == "returns late":
-            return returns_late(let_go)
-        if how == "raises late":
-            return raises_late(let_go)
         try:
-            let_go()
-            return 1 // (how != "raises")
+            for turn in range(turns):
+                if turn % 8 == 0:
+                    let_go()
+            return ends(how)
         except AbortInterrupt:
             self.hits[number] += 1
             if how == "swallows":
@@ -670,12 +768,12 @@ class Races:
 
     def pool(self):
         for number in range(self.number):
-            how = self.random.choice(list(ENDS))
+            how = self.random.choice(["returns", "raises", "swallows"])
             self.now = InterruptibleCall(partial(self.tool, number, how, self.random.randrange(32)))
-            self.calls.append((self.now, ENDS[how]))
+            self.calls.append(self.now)
             try:
                 self.ends.append(self.now.run())
-            except (ZeroDivisionError, TypeError, AbortInterrupt) as error:
+            except (ZeroDivisionError, AbortInterrupt) as error:
                 self.ends.append(type(error))
             let_go()
 
@@ -693,7 +791,7 @@ class Races:
             call = self.now
             for _ in range(self.random.randrange(4)):
                 let_go()
-            self.sent[call] += call.interrupt()
+            call.interrupt()
         thread.join(SECONDS)
 
 
@@ -712,190 +810,11 @@ def test_an_interrupt_that_races_with_the_end_hits_its_own_call_once_or_nothing(
     assert races.errors == []
     assert len(races.ends) == races.number
     fates: Counter[str] = Counter()
-    for number, ((call, own_end), end) in enumerate(zip(races.calls, races.ends, strict=True)):
-        assert races.sent[call] == call.interrupted
-        assert races.hits[number] <= call.interrupted
-        if end is AbortInterrupt or races.hits[number]:
-            assert call.interrupted
-            fates["in the function"] += 1
-        else:
-            assert end is own_end
-            fates["in the wrapper" if call.interrupted else "not at all"] += 1
+    for number, (call, end) in enumerate(zip(races.calls, races.ends, strict=True)):
+        assert races.hits[number] == call.interrupted
+        assert (end is AbortInterrupt) <= call.interrupted
+        fates["interrupted" if call.interrupted else "asked in vain" if call.asked else "not at all"] += 1
     assert len(fates) == 3, f"these races have not been all there are: {fates}"
-
-
-# Locks
-
-
-def chatter(logger, inbox, locks):
-    """Uses locks of libraries all the time."""
-
-    def say(number):
-        logger.warning("%s of %s", number, sum(n * n for n in range(number % 50)))
-
-    for number in itertools.count():
-        say(number)
-        inbox.put(number)
-        locks.append(threading.Lock())
-        with threading.Condition(locks[0]):
-            say(inbox.get())
-
-
-def test_no_lock_is_left_held(restless):
-    logger, handler = logging.Logger("chatter"), logging.StreamHandler(io.StringIO())
-    logger.addHandler(handler)
-    for _ in range(counts(200, 1_000)):
-        inbox, locks = queue.Queue[int](), deque[threading.Lock](maxlen=10)
-        worker = Worker(partial(chatter, logger, inbox, locks))
-        until = time.monotonic() + SECONDS
-        while not worker.call.interrupt():
-            assert time.monotonic() < until
-            let_go()
-        assert worker.end() is AbortInterrupt
-        for lock in (logging._lock, handler.lock, inbox.mutex, *locks):  # type: ignore[attr-defined]
-            assert lock.acquire(timeout=1.0)
-            lock.release()
-
-
-def busy_in_a_block(block):
-    while True:
-        with block:
-            time.time()
-
-
-def busy_loop_in_a_block(block):
-    with block:
-        for number in itertools.count():
-            number += 1
-
-
-def busy_calls_in_a_block(block):
-    def step(number):
-        return number + 1
-
-    number = 0
-    with block:
-        while True:
-            number = step(number)
-
-
-def busy_recursion(block):
-    def fibonacci(number):
-        return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
-
-    with block:
-        fibonacci(100)
-
-
-def sleepy_in_a_block(block):
-    while True:
-        with block:
-            time.sleep(0.01)  # real time: this is what naive tools do
-
-
-@pytest.mark.parametrize(
-    "tool",
-    [
-        busy_in_a_block,
-        busy_loop_in_a_block,
-        busy_calls_in_a_block,
-        busy_recursion,
-        sleepy_in_a_block,
-    ],
-    ids=lambda tool: tool.__name__,
-)
-def test_a_block_is_left_by_its_exit(tool, library):
-    for _ in range(counts(5, 50)):
-        block = library.Block()
-        worker = Worker(partial(tool, block))
-        wait_until(worker.call.interrupt)
-        assert worker.end() is AbortInterrupt
-        assert not block.lock.locked()
-
-
-def loop_beside_its_block(effects):
-    # The jump of the loop is outside the block: of the first up to Python 3.12, of the second from 3.13 on.
-    number = 0
-    try:
-        while True:
-            number += 1
-            if interrupt.EXACT:
-                continue
-            while number > 0:
-                number += 1
-    finally:
-        effects.append("finally")
-
-
-def test_a_jump_outside_its_block_is_a_last_resort(monkeypatch):
-    monkeypatch.setattr(interrupt, "SLIPPERY_SECONDS", 0.2)
-    worker = Worker(partial(loop_beside_its_block, []))
-    wait_until(lambda: worker.call.interrupt() or worker.call._slippery)
-    assert worker.refuses()
-    wait_until(worker.call.interrupt)
-    assert worker.end() is AbortInterrupt
-
-
-def read_in_a_block(block, file):
-    with block:
-        for _ in file:
-            pass
-    return "read"
-
-
-def test_where_it_would_slip_out_of_its_block_it_is_not_sent_at_first(library):
-    block = library.Block()
-    reading, writing = os.pipe()
-    with open(reading, "rb", buffering=0) as file, open(writing, "wb", buffering=0) as pen:
-        worker = Worker(partial(read_in_a_block, block, file)).is_at("in read_in_a_block")
-        wait_until(block.lock.locked)
-        assert worker.refuses()
-        pen.close()
-        assert worker.end() == "read"
-    assert not block.lock.locked()
-
-
-def test_where_it_might_slip_it_is_sent_in_the_end(library, monkeypatch):
-    monkeypatch.setattr(interrupt, "SLIPPERY_SECONDS", 0.05)
-    block = library.Block()
-    reading, writing = os.pipe()
-    with open(reading, "rb", buffering=0) as file, open(writing, "wb", buffering=0) as pen:
-        worker = Worker(partial(read_in_a_block, block, file)).is_at("in read_in_a_block")
-        wait_until(worker.call.interrupt)
-        pen.write(b"line\n")
-        assert worker.end() is AbortInterrupt
-    assert not block.lock.locked()
-
-
-@drifts
-def test_a_call_at_the_end_of_a_block_is_interrupted_once_it_is_seen_to_wait(library, monkeypatch):
-    gate, block = Gate(), library.Block()
-
-    def tool():
-        with block:
-            gate.wait()
-
-    worker = Worker(tool).is_at("in tool")
-    wait_until(block.lock.locked)
-    assert worker.refuses()
-    monkeypatch.setattr(interrupt, "SLIPPERY_SECONDS", SECONDS)
-    wait_until(worker.call.interrupt)
-    gate.open()
-    assert worker.end() is AbortInterrupt
-    assert not block.lock.locked()
-
-
-@drifts
-def test_a_system_without_processor_clocks_of_threads_takes_longer(monkeypatch):
-    monkeypatch.setattr(interrupt, "_processor_clock", lambda thread_id: -1)
-    monkeypatch.setattr(interrupt, "WAITING_SECONDS", 0.0)
-    monkeypatch.setattr(interrupt, "SLIPPERY_SECONDS", 0.2)
-    gate = Gate()
-    worker = Worker(partial(own_block, gate)).is_at("in own_block")
-    assert worker.refuses()
-    wait_until(worker.call.interrupt)
-    gate.open()
-    assert worker.end() is AbortInterrupt
 
 
 # Where it is

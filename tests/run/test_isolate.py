@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from safepoint.abort import AbortController, AbortError, AbortSignal, AbortTimeout, processgroup
+from safepoint.abort import AbortController, AbortError, AbortSignal, AbortTimeout, processes, processgroup
 from safepoint.errors import RemoteError, UsageError
 from safepoint.run import isolate
 from safepoint.run.isolate import ChildDied, IsolatedEnd, run_isolated, target_of
@@ -520,4 +520,4 @@ def test_an_abort_that_finds_the_child_over_is_harmless():
     heard, tell = socket.socketpair()
     heard.close()
     tell.close()
-    isolate._poke(tell)
+    processes.poke(tell)

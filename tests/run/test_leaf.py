@@ -350,7 +350,7 @@ async def test_a_thread_that_cannot_be_interrupted_is_named_and_can_be_abandoned
     assert entry.where.startswith(f"{__file__}:{stuck.__code__.co_firstlineno + 2}")
     assert "run/stuck still runs 0.2 s after the abort" in caplog.text
     gate.set()
-    await until(lambda: bench.fates() == ["stopped"])
+    await until(lambda: bench.fates() == ["finished"])
 
 
 async def test_a_limit_interrupts_a_thread_too():

@@ -1,6 +1,8 @@
 """The bookkeeping of a leaf: what ignores the abort is named once, what is abandoned is fenced off."""
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -181,3 +183,69 @@ def test_a_warning_for_a_loop_that_is_gone_is_still_logged(clock: FakeClock, cap
     bench.controller.abort()
     clock.advance(3)
     assert "run/deaf still runs 3 s after the abort" in caplog.text
+
+
+class BlockedLoop:
+    """A tool's function that blocks the event loop, and a thread that stops the run and lets time pass meanwhile."""
+
+    def __init__(self, bench: Bench, clock: FakeClock, seconds: float) -> None:
+        self._bench, self._clock, self._seconds = bench, clock, seconds
+
+    def block(self) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(self._stop).result(30)
+
+    def _stop(self) -> None:
+        self._bench.controller.abort("stop")
+        self._clock.advance(self._seconds)
+
+
+def deep(loop: BlockedLoop) -> None:
+    loop.block()
+
+
+def line_in(function: Callable[..., object], offset: int) -> str:
+    return f"{__file__}:{function.__code__.co_firstlineno + offset} in {function.__name__}"
+
+
+@pytest.mark.backends("asyncio", "uvloop", "eager")
+@pytest.mark.parametrize("abandon_after", [None, 600.0], ids=["in the caller's task", "in a task of its own"])
+async def test_an_async_tool_that_blocks_the_event_loop_is_named_by_the_line_where_it_does(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture, abandon_after: float | None
+):
+    bench = Bench()
+
+    async def tool(ctx: Context, value: object) -> str:
+        deep(BlockedLoop(bench, clock, 3))
+        return "done"
+
+    assert await leaf(bench.ctx, tool, policy=Policy(abandon_after=abandon_after)) == "done"
+    await settle()
+    (record,) = caplog.records
+    blocked = f"{line_in(BlockedLoop.block, 2)} (in "
+    assert f"It is at {blocked}" in record.getMessage()
+    (event,) = [event for event in bench.events if isinstance(event, AbortIgnored)]
+    assert event.where is not None
+    assert event.where.startswith(blocked)
+    assert event.note == ""
+
+
+@pytest.mark.backends("asyncio", "uvloop", "eager")
+async def test_the_receipt_names_where_an_abandoned_tool_blocked_the_event_loop(clock: FakeClock):
+    bench, gate = Bench(), asyncio.Event()
+
+    async def tool(ctx: Context, value: object) -> None:
+        deep(BlockedLoop(bench, clock, 1))
+        await gate.wait()
+
+    with pytest.raises(AbortError):
+        await leaf(bench.ctx, tool, policy=Policy(on_abort="cooperate", abandon_after=1))
+    (entry,) = bench.entries()
+    assert entry.fate == "still_running"
+    assert entry.where is not None
+    waits, _, blocked = entry.where.partition(" (when its time was up, it blocked the event loop at ")
+    assert waits == line_in(tool, 2)
+    assert blocked.startswith(line_in(BlockedLoop.block, 2))
+    gate.set()
+    await settle()
+    assert bench.fates() == ["finished"]

@@ -1,11 +1,13 @@
 """Receipts: filled by the leaves, true, readable, and the same after a journey through JSON."""
 
 import json
+import threading
 
 import pytest
 
 from safepoint.abort import AbortController, AbortReason
-from safepoint.run.receipt import LISTED, Entry, Ledger, Receipt, Usage, duration
+from safepoint.errors import RemoteError, WireError
+from safepoint.run.receipt import LISTED, LISTED_OF_INTEREST, Entry, Fate, Ledger, Receipt, Usage, duration
 from safepoint.testing import FakeClock
 
 
@@ -51,6 +53,15 @@ def test_what_still_runs_may_end_later_and_an_end_stays(clock: FakeClock):
     assert ledger.receipt(controller.signal).still_running == ()
 
 
+def test_a_line_knows_the_process_behind_it(clock: FakeClock):
+    ledger = Ledger(clock)
+    line = ledger.begin("run/build/make", "program")
+    line.pid, line.pid_started = 123, 4567
+    line.end("still_running")
+    (entry,) = ledger.receipt(AbortController().signal).entries
+    assert (entry.pid, entry.pid_started) == (123, 4567)
+
+
 def test_thousands_of_finished_leaves_are_counted_and_the_newest_listed(clock: FakeClock):
     ledger = Ledger(clock)
     for number in range(LISTED + 50):
@@ -60,14 +71,65 @@ def test_thousands_of_finished_leaves_are_counted_and_the_newest_listed(clock: F
     assert (len(receipt.entries), receipt.omitted) == (LISTED + 1, 50)
     assert receipt.entries[0].name == "leaf 50"
     assert receipt.entries[-1].name == live.name
-    assert "and 50 more that had finished" in str(receipt)
+    assert "and 50 more that had ended" in str(receipt)
 
 
-def test_what_was_stopped_is_always_listed(clock: FakeClock):
+def test_a_stop_of_a_thousand_leaves_lists_each_of_them(clock: FakeClock):
     ledger = Ledger(clock)
-    for number in range(3 * LISTED):
+    for number in range(LISTED_OF_INTEREST):
         ledger.begin(f"leaf {number}", "await").end("stopped")
-    assert len(ledger.receipt(AbortController().signal).entries) == 3 * LISTED
+    receipt = ledger.receipt(AbortController().signal)
+    assert (len(receipt.entries), receipt.omitted) == (LISTED_OF_INTEREST, 0)
+
+
+@pytest.mark.parametrize(
+    ("fate", "listed"), [("finished", LISTED), ("not_started", LISTED), ("stopped", LISTED_OF_INTEREST)]
+)
+def test_of_each_fate_the_newest_are_listed_and_the_others_counted(clock: FakeClock, fate: Fate, listed: int):
+    ledger = Ledger(clock)
+    before = ledger.begin("another fate", "await")
+    before.end("stopped" if fate == "finished" else "finished")
+    for number in range(5_000):
+        ledger.begin(f"leaf {number}", "await").end(fate)
+    receipt = ledger.receipt(AbortController().signal)
+    names = [entry.name for entry in receipt.entries if entry.fate == fate]
+    assert names == [f"leaf {number}" for number in range(5_000 - listed, 5_000)]
+    assert len(receipt.entries) == listed + 1, "one fate does not push out another"
+    assert receipt.omitted == 5_000 - listed
+    assert f"… and {5_000 - listed} more that had ended before" in str(receipt)
+    assert len(receipt.to_json()) < 200_000
+
+
+@pytest.mark.parametrize("fate", ["still_running", "unknown", None])
+def test_of_what_may_still_run_a_thousand_are_listed_and_a_warning_counts_the_others(
+    clock: FakeClock, fate: Fate | None
+):
+    ledger = Ledger(clock)
+    for number in range(LISTED_OF_INTEREST + 7):
+        line = ledger.begin(f"leaf {number}", "await")
+        if fate is not None:
+            line.end(fate)
+    receipt = ledger.receipt(AbortController().signal)
+    assert len(receipt.still_running) == LISTED_OF_INTEREST
+    assert receipt.omitted == 0, "these have not ended"
+    assert receipt.warnings == ("7 more operations may still run: they are not listed",)
+    assert ledger.warnings == []
+
+
+def test_what_ended_is_listed_in_the_order_of_the_ends(clock: FakeClock):
+    ledger = Ledger(clock)
+    lines = [ledger.begin(name, "await") for name in ("a", "b", "c", "d")]
+    for line, fate in zip(lines, ("stopped", "not_started", "unknown", "stopped"), strict=True):
+        line.end(fate)  # type: ignore[arg-type]  # a list of words is a list of strings to the type checker
+    assert [entry.name for entry in ledger.receipt(AbortController().signal).entries] == ["a", "b", "c", "d"]
+
+
+def test_a_long_note_is_cut(clock: FakeClock):
+    ledger = Ledger(clock)
+    ledger.begin("tool", "await").end("finished", note="failed: " + "x" * 20_000_000)
+    receipt = ledger.receipt(AbortController().signal)
+    assert receipt.entries[0].note.endswith("x… (20000008 characters)")
+    assert len(receipt.to_json()) < 10_000
 
 
 def test_usage_adds_up_and_an_estimate_stays_one():
@@ -81,6 +143,7 @@ FULL = Receipt(
     (
         Entry("run/search", "await", "stopped", 0.004),
         Entry("run/crawl", "thread", "still_running", None, "crawl.py:9 in fetch"),
+        Entry("run/build/make", "program", "still_running", note="it ignored TERM", pid=123, pid_started=4567),
     ),
     Usage(3, 1200, 80, estimated=True),
     "checkpoint-7",
@@ -96,16 +159,93 @@ def test_a_receipt_survives_json_and_ignores_fields_it_does_not_know():
     data["entries"][0]["new"] = 1
     data["usage"]["new"] = 1
     assert Receipt.from_json(json.dumps(data)) == FULL
-    with pytest.raises(ValueError, match="JSON object"):
-        Receipt.from_json("[]")
+
+
+class Unlike(Exception):
+    """Cannot be copied or pickled: it takes a keyword, and holds a lock."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.lock = threading.Lock()
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("plain"), "plain"),
+        (Unlike(code=7), "code 7"),
+        (Wordless(), "(its text cannot be read: LookupError)"),
+        (ValueError("half \ud83d of a pair"), "half \ud83d of a pair"),
+        (ExceptionGroup("some", [Unlike(code=1)]), "some (1 sub-exception)"),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_a_receipt_can_be_written_whatever_exception_was_the_reason(clock: FakeClock, error: Exception, told: str):
+    controller = AbortController()
+    controller.abort(error)
+    receipt = Ledger(clock).receipt(controller.signal)
+    back = Receipt.from_json(receipt.to_json())
+    assert back == receipt
+    assert back.reason is not None
+    assert isinstance(back.reason.cause, RemoteError)
+    assert (back.reason.cause.type_name, back.reason.cause.message) == (type(error).__name__, told)
+    assert type(error).__name__ in str(receipt)
+    assert receipt.reason is not None
+    assert receipt.reason.cause is error
+
+
+def test_a_reason_of_twenty_megabytes_makes_a_small_receipt(clock: FakeClock):
+    controller = AbortController()
+    controller.abort(ValueError("x" * 20_000_000))
+    receipt = Ledger(clock).receipt(controller.signal)
+    assert len(receipt.to_json()) < 10_000
+    assert len(str(receipt)) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[]", "this receipt is not a JSON object but list"),
+        ("{}", "this receipt cannot be read: it has no 'settled_at'"),
+        ("{", "this receipt is not JSON"),
+        ("[" * 100_000, "this receipt is not JSON: RecursionError"),
+        ('{"settled_at": "abc"}', "'settled_at' must be a finite number, not str"),
+        ('{"settled_at": NaN}', "'settled_at' must be a finite number"),
+        ('{"settled_at": 1, "reason": "x"}', "'reason' must be an object, not str"),
+        ('{"settled_at": 1, "usage": null}', "'usage' must be an object, not NoneType"),
+        ('{"settled_at": 1, "entries": [1]}', "this entry is not a JSON object but int"),
+        (
+            '{"settled_at": 1, "entries": [{"name": "a", "kind": "await"}]}',
+            "this entry cannot be read: it has no 'fate'",
+        ),
+        ('{"settled_at": 1, "warnings": [1]}', "'warnings' must be a list of strings"),
+        ('{"settled_at": 1, "omitted": true}', "'omitted' must be a whole number"),
+    ],
+)
+def test_what_is_no_receipt_is_refused_with_what_and_why(text: str, told: str):
+    with pytest.raises(WireError) as caught:
+        Receipt.from_json(text)
+    assert told in str(caught.value)
+
+
+def test_a_fate_of_a_newer_writer_is_unknown_and_keeps_its_name():
+    text = '{"settled_at": 1, "entries": [{"name": "a", "kind": "await", "fate": "moved", "note": "to Mars"}]}'
+    receipt = Receipt.from_json(text)
+    assert receipt.still_running == (Entry("a", "await", "unknown", note="[moved] to Mars"),)
 
 
 def test_a_receipt_is_a_small_table_a_person_likes_to_read():
     assert str(FULL).splitlines() == [
         "Stopped: user: Stop (app.py:7), settled after 250 ms",
-        "  run/search  await     stopped        after 4.0 ms",
-        "  run/crawl   thread    still running  at crawl.py:9 in fetch",
-        "  … and 2 more that had finished before",
+        "  run/search      await     stopped        after 4.0 ms",
+        "  run/crawl       thread    still running  at crawl.py:9 in fetch",
+        "  run/build/make  program   still running  pid 123  it ignored TERM",
+        "  … and 2 more that had ended before",
         "  warning: the clean-up close took too long",
         "  usage: 3 requests, about 1200 tokens in, 80 out",
         "  resume: checkpoint-7",

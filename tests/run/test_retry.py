@@ -1,6 +1,9 @@
 """Retry: owns its sleep, wakes at once, starts nothing after an abort, keeps no state."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -8,7 +11,7 @@ from safepoint.abort import AbortController, AbortError, AbortReason, AbortSigna
 from safepoint.errors import UsageError
 from safepoint.run.context import Context
 from safepoint.run.events import Event, RetryScheduled
-from safepoint.run.retry import Retry
+from safepoint.run.retry import Retry, as_seconds
 from safepoint.run.stop import StopAt, StopRequest
 from safepoint.testing import FakeClock, settle
 
@@ -130,6 +133,105 @@ async def test_a_pause_that_the_server_asks_for_replaces_a_shorter_one(clock: Fa
     await clock.elapse(20)
     await task
     assert flaky.calls == [0, 7]
+
+
+def asking(wait: Any) -> Exception:
+    error = ConnectionError("busy")
+    error.retry_after = wait  # type: ignore[attr-defined]  # as clients of servers do
+    return error
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        7,
+        7.0,
+        "7",
+        " 7 ",
+        timedelta(seconds=7),
+        Decimal(7),
+        "Tue, 14 Nov 2023 22:30:07 GMT",
+        "Tue, 14 Nov 2023 22:30:07",
+    ],
+    ids=repr,
+)
+async def test_a_pause_may_be_a_number_a_timedelta_or_the_text_of_a_header(clock: FakeClock, wait: object):
+    clock.advance(datetime(2023, 11, 14, 22, 30, tzinfo=UTC).timestamp() - clock.time())
+    start = clock.monotonic() - 1000
+    flaky = Flaky(1, clock, asking(wait))
+    task = asyncio.ensure_future(STEADY.run(flaky))
+    await clock.elapse(20)
+    assert await task == "value"
+    assert flaky.calls == [start, start + 7]
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [None, True, "soon", "", "nan", float("inf"), object(), [], "Tue, 99 Nov 2023", 10**400],
+    ids=lambda value: f"{value!r:.20}" if type(value) is not object else "object",
+)
+async def test_a_pause_that_cannot_be_read_is_ignored(clock: FakeClock, wait: object):
+    flaky = Flaky(9, clock, error := asking(wait))
+    task = asyncio.ensure_future(STEADY.run(flaky))
+    await clock.elapse(20)
+    with pytest.raises(ConnectionError) as caught:
+        await task
+    assert caught.value is error, "the error itself, and not what went wrong when it was read"
+    assert flaky.calls == [0, 1, 3]
+
+
+async def test_a_function_that_fails_to_read_the_pause_does_not_hide_the_error(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+):
+    def read(error: Exception) -> float:
+        raise LookupError("no such header")
+
+    task = asyncio.ensure_future(Retry(attempts=2, delay=1, jitter=0, retry_after=read).run(Flaky(9, clock)))
+    await clock.elapse(20)
+    with pytest.raises(ConnectionError, match="down"):
+        await task
+    assert "the time to wait could not be read from a ConnectionError" in caplog.text
+
+
+@pytest.mark.parametrize("wait", [86400, "86400", timedelta(days=1), 30.5])
+async def test_a_pause_beyond_the_longest_one_is_not_waited_for(clock: FakeClock, wait: Any):
+    events: list[Event] = []
+    flaky = Flaky(9, clock, error := asking(wait))
+    with pytest.raises(ConnectionError) as caught:
+        await Retry(attempts=3, jitter=0).run(flaky, ctx=Context("job", emit=events.append))
+    assert caught.value is error
+    seconds = "30.5" if wait == 30.5 else "86400"
+    assert error.__notes__ == [f"it asked to wait {seconds} s, more than max_delay=30 s: not tried again"]
+    assert flaky.calls == [0]
+    assert events == []
+    assert clock.pending == 0
+
+
+async def test_a_pause_of_just_the_longest_one_is_waited_for(clock: FakeClock):
+    flaky = Flaky(1, clock, error := asking(30))
+    task = asyncio.ensure_future(Retry(jitter=0).run(flaky))
+    await clock.elapse(30)
+    assert await task == "value"
+    assert not hasattr(error, "__notes__")
+
+
+def test_the_date_of_an_object_counts_too(clock: FakeClock):
+    now = datetime.fromtimestamp(clock.time(), UTC)
+    assert as_seconds(now + timedelta(seconds=5)) == pytest.approx(5)
+    assert as_seconds(now - timedelta(seconds=5)) == 0.0
+
+
+async def test_the_text_of_an_error_that_has_none_does_not_keep_it_from_being_tried_again(clock: FakeClock):
+    class Wordless(Exception):
+        def __str__(self) -> str:
+            raise LookupError("no words")
+
+    events: list[Event] = []
+    retry = Retry(attempts=2, delay=0)
+    assert await retry.run(Flaky(1, clock, Wordless()), ctx=Context("job", emit=events.append)) == "value"
+    (event,) = events
+    assert isinstance(event, RetryScheduled)
+    assert event.error == "Wordless: (its text cannot be read: LookupError)"
 
 
 async def test_each_retry_is_told(clock: FakeClock):

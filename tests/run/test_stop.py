@@ -26,6 +26,7 @@ def some_request(draw: st.DrawFn) -> StopRequest:
         draw(st.none() | st.floats(0, 100)),
         reason,
         math.inf if reason is None else draw(st.sampled_from([1.0, 2.0, 3.0])),
+        draw(st.none() | st.floats(0, 100)),
     )
 
 
@@ -65,7 +66,9 @@ def test_a_joined_request_is_never_weaker(a: StopRequest, b: StopRequest):
         assert both.at.includes(each.at)
         assert both.scope == "tree" or each.scope == "root"
         assert each.deadline is None or (both.deadline is not None and both.deadline <= each.deadline)
+        assert each.abandon is None or (both.abandon is not None and both.abandon <= each.abandon)
         assert both.join(each) == both
+    assert both.abandon in (a.abandon, b.abandon)
     assert (both.reason is None) == (a.reason is None and b.reason is None)
 
 
@@ -273,6 +276,8 @@ def test_none_in_a_later_call_leaves_as_it_is():
         ({"within": 0}, "within must be more than 0 seconds, not 0; to stop at once use at=StopAt.NOW"),
         ({"within": -1}, "within"),
         ({"within": math.nan}, "within"),
+        ({"abandon": -1}, "abandon must be a relative number of seconds, 0 or more, not -1"),
+        ({"abandon": math.nan}, "abandon"),
     ],
 )
 def test_a_wrong_call_is_refused_with_its_fix(given: dict[str, object], told: str):
@@ -283,3 +288,26 @@ def test_a_wrong_call_is_refused_with_its_fix(given: dict[str, object], told: st
 async def test_an_ack_of_nothing_has_nothing_to_wait_for():
     with pytest.raises(UsageError, match="unknown"):
         await StopAck("unknown", message="no such run").settled()
+
+
+@pytest.mark.parametrize("given", [True, "2", None])
+def test_only_a_number_is_a_time_after_which_things_are_left_behind(given: object):
+    if given is None:
+        assert asked(abandon=None).abandon is None
+        return
+    with pytest.raises(TypeError, match="abandon must be a number of seconds"):
+        asked(abandon=given)
+
+
+def test_a_stop_that_only_says_abandon_is_now_and_a_later_one_leaves_the_rest_as_it_is():
+    assert asked(abandon=0).at is StopAt.NOW
+    before = asked(StopAt.AFTER_MODEL, reason="first")
+    later = asked(abandon=2, before=before, now=20.0)
+    assert (later.at, later.abandon, later.reason) == (StopAt.AFTER_MODEL, 2.0, None)
+    assert asked(within=3.0, abandon=2).at is StopAt.SAFE_POINT
+
+
+def test_a_request_says_what_will_happen():
+    assert str(request()) == "at SAFE_POINT"
+    assert str(asked(abandon=2)) == "at NOW; what has not ended in 2 s is left behind"
+    assert str(asked(abandon=0)) == "at NOW; what has not ended by then is left behind"

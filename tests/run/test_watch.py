@@ -1,5 +1,7 @@
 """The watch of a leaf: the gate before its body, and what is due when it goes on after the abort."""
 
+import asyncio
+import logging
 import random
 import sys
 import threading
@@ -9,10 +11,13 @@ from typing import Any
 
 import pytest
 
-from safepoint.abort import AbortController, AbortSignal, Timer
+from safepoint.abort import AbortController, AbortSignal, AbortTimeout, SystemClock, Timer
+from safepoint.run import Aborted, Context, Policy, leaf, settle
 from safepoint.run.watch import Alarm, Watch
 from safepoint.testing import FakeClock
 from tests.conftest import counts
+
+SECONDS = 10.0
 
 
 def test_the_body_may_begin_without_an_abort_and_not_after_one(clock: FakeClock):
@@ -232,3 +237,130 @@ def test_a_timer_that_is_set_while_the_last_leaf_ends_is_taken_back():
     watch.begin()
     controller.abort()
     assert clock.pending == 0
+
+
+@pytest.mark.parametrize("failing", [ValueError("wrong"), KeyboardInterrupt()], ids=repr)
+def test_a_callback_that_raises_keeps_neither_the_others_nor_what_is_due_later_from_happening(
+    clock: FakeClock, failing: BaseException, caplog: pytest.LogCaptureFixture
+):
+    controller = AbortController()
+    alarm = Alarm(controller.signal, clock)
+    watches = [Watch(alarm), Watch(alarm)]
+    heard: list[str] = []
+
+    def fail() -> None:
+        raise failing
+
+    watches[0].after_abort(1, fail)
+    watches[0].after_abort(1, partial(heard.append, "same leaf"))
+    watches[1].after_abort(1, partial(heard.append, "other leaf"))
+    watches[1].after_abort(2, partial(heard.append, "later"))
+    for watch in watches:
+        watch.begin()
+    controller.abort()
+    clock.advance(1)
+    assert heard == ["same leaf", "other leaf"]
+    clock.advance(1)
+    assert heard == ["same leaf", "other leaf", "later"]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_a_callback_that_blocks_keeps_neither_the_others_nor_what_is_due_later_from_happening():
+    controller, gate = AbortController(), threading.Event()
+    alarm = Alarm(controller.signal, SystemClock())
+    blocks, other, later = threading.Event(), threading.Event(), threading.Event()
+
+    def block() -> None:
+        blocks.set()
+        gate.wait(SECONDS)
+
+    watch = Watch(alarm)
+    watch.after_abort(0.01, block)
+    watch.after_abort(0.01, other.set)
+    watch.after_abort(0.1, later.set)
+    watch.begin()
+    try:
+        controller.abort()
+        for happens in (blocks, other, later):
+            assert happens.wait(SECONDS / 2)
+        assert not gate.is_set()
+    finally:
+        gate.set()
+        watch.end()
+
+
+def test_a_leaf_that_is_looked_at_for_hours_keeps_no_timers_that_have_fired(clock: FakeClock):
+    controller = AbortController()
+    alarm = Alarm(controller.signal, clock)
+    watch = Watch(alarm)
+
+    def look() -> None:
+        watch.again(0.01, look)
+
+    watch.after_abort(0.01, look)
+    watch.begin()
+    controller.abort()
+    clock.advance(10)
+    assert len(alarm._timers) < 5
+    watch.end()
+    assert clock.pending == 0
+
+
+async def test_a_logging_handler_that_a_leaf_blocks_delays_no_deadline_and_the_leaf_is_abandoned():
+    """A log shipper whose server hangs: the leaf holds the handler's lock, for which the warning then waits."""
+    holds, gate = threading.Event(), threading.Event()
+
+    class Shipper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage() == "ship me":
+                holds.set()
+                gate.wait(SECONDS)
+
+    def ship(ctx: Context, value: object) -> None:
+        logging.getLogger("shop").error("ship me")
+
+    async def work(ctx: Context, value: object) -> None:
+        await leaf(ctx, ship, policy=Policy(warn_after=0.1, abandon_after=0.4))
+
+    handler, controller = Shipper(), AbortController()
+    logging.getLogger().addHandler(handler)
+    try:
+        settling = asyncio.ensure_future(settle(Context(signal=controller.signal), work, None))
+        assert await asyncio.to_thread(holds.wait, SECONDS)
+        controller.abort()
+        await asyncio.sleep(0.2)  # real time: the warning is due, and waits for the handler
+        began = time.monotonic()
+        with pytest.raises(AbortTimeout):
+            await AbortSignal.timeout(0.1).run(asyncio.get_running_loop().create_future())
+        assert time.monotonic() - began < 1
+        async with asyncio.timeout(SECONDS / 2):
+            outcome = await settling
+    finally:
+        gate.set()
+        logging.getLogger().removeHandler(handler)
+    assert isinstance(outcome, Aborted)
+    [entry] = outcome.receipt.still_running
+    assert entry.name == "run/ship"
+
+
+def test_what_is_due_again_and_again_comes_once_each_time_whatever_the_rounding(clock: FakeClock):
+    """At these times the sum of the floats comes out a little later than the time at which the timer fires."""
+    controller = AbortController()
+    watch = Watch(Alarm(controller.signal, clock))
+    assert watch.begin()
+    calls: list[float] = []
+
+    def again() -> None:
+        calls.append(clock.monotonic())
+        assert len(calls) < 1000
+        watch.again(0.01, again)
+
+    watch.after_abort(0.1, again)
+    controller.abort()
+    fired = 0
+    while (when := clock.next_timer()) is not None and when <= 1001 and fired < 1000:
+        clock.advance(max(0.0, when - clock.monotonic()))
+        fired += 1
+    watch.end()
+    assert len(calls) == pytest.approx(91, abs=1)
+    assert fired == len(calls)

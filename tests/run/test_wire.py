@@ -1,17 +1,22 @@
 """The wire: versioned JSON both ways; unknown fields ignored, unknown kinds refused with a clear error."""
 
+import contextlib
 import dataclasses
+import functools
 import json
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BeforeValidator
 
 from safepoint.abort import AbortReason
 from safepoint.errors import RemoteError
-from safepoint.run.events import AbortIgnored, Event, LeafEnded, QuestionAsked, RunEnded, ToolEnded
+from safepoint.run.events import AbortIgnored, Event, LeafEnded, QuestionAsked, RunEnded, ToolEnded, TurnEnded
 from safepoint.run.messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolResult, UserMessage
 from safepoint.run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from safepoint.run.receipt import Entry, Receipt, Usage
@@ -167,6 +172,89 @@ def test_an_outcome_that_cannot_be_understood_is_refused(text: str, told: str):
     with pytest.raises(WireError) as caught:
         outcome_from_json(text, Answer)
     assert told in str(caught.value)
+
+
+DOCUMENTS: list[tuple[str, Callable[[str], object]]] = [
+    (to_json(LeafEnded(**PLACE, leaf="await", fate="stopped", seconds=0.25)), event_from_json),
+    (to_json(UserMessage(text="hi")), message_from_json),
+    (to_json(AssistantMessage(text="x", calls=(ToolCall(call_id="c", name="n", arguments="{}"),))), message_from_json),
+    (outcome_to_json(Completed(1, started_at=1.0)), outcome_from_json),
+    (outcome_to_json(Aborted(AbortReason("error", "x", "a:1", ValueError("x")), RECEIPT, "half")), outcome_from_json),
+    (outcome_to_json(Failed(LookupError("gone"), RECEIPT, "half")), outcome_from_json),
+    (to_json(TurnEnded(**PLACE, turn_id="t", outcome=TimedOut(AbortReason("deadline"), RECEIPT))), event_from_json),
+    (RECEIPT.to_json(), Receipt.from_json),
+]
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([10**400, -1]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where in a document something stands: each field and each item."""
+    keys: Any = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [place for key in keys for place in ((*path, key), *places_in(value[key], (*path, key)))]
+
+
+@given(st.data())
+def test_a_document_with_any_field_replaced_or_missing_is_read_or_refused_as_a_wire_error(data: st.DataObject):
+    text, read = data.draw(st.sampled_from(DOCUMENTS))
+    document = json.loads(text)
+    for _ in range(data.draw(st.integers(1, 2))):
+        *way, last = data.draw(st.sampled_from(places_in(document)))
+        around = functools.reduce(lambda inside, key: inside[key], way, document)
+        if data.draw(st.booleans()):
+            around[last] = data.draw(JSON_VALUES)
+        else:
+            del around[last]
+    with contextlib.suppress(WireError):  # whatever else comes out fails the test
+        read(json.dumps(document))
+
+
+@pytest.mark.parametrize(("text", "read"), DOCUMENTS)
+def test_brackets_nested_deeper_than_python_can_follow_are_refused(text: str, read: Callable[[str], object]):
+    with pytest.raises(WireError, match="is not JSON: RecursionError"):
+        read(f'{text[:-1]}, "new": {"[" * 100_000}{"]" * 100_000}}}')
+
+
+@pytest.mark.parametrize("version", ["true", "-1", "0", "2", "1.0", "null", '"1"', "[]", "NaN"])
+def test_a_version_that_was_never_written_is_refused(version: str):
+    for text, read in DOCUMENTS:
+        if '"v": 1,' in text:
+            with pytest.raises(WireError, match="is of version"):
+                read(text.replace('"v": 1,', f'"v": {version},', 1))
+
+
+def test_an_outcome_can_be_written_whatever_exception_is_in_it():
+    class Unlike(Exception):
+        def __init__(self, *, code: int) -> None:
+            self.lock = threading.Lock()
+
+        def __str__(self) -> str:
+            raise LookupError("no words")
+
+    error = Unlike(code=7)
+    reason = AbortReason("error", "x", None, error)
+    for outcome in (Aborted(reason, Receipt(reason, 1.0, 2.0)), Failed(error, Receipt(reason, 1.0, 2.0))):
+        back: Any = outcome_from_json(outcome_to_json(outcome))
+        assert isinstance(back.receipt.reason.cause, RemoteError)
+        assert back.receipt.reason.cause.message == "(its text cannot be read: LookupError)"
+        assert outcome_to_json(back) == outcome_to_json(outcome)
+
+
+def test_a_failure_of_twenty_megabytes_travels_in_short():
+    text = outcome_to_json(Failed(LookupError("x" * 20_000_000), RECEIPT))
+    assert len(text) < 10_000
+    assert outcome_to_json(outcome_from_json(text)) == text
+
+
+def test_a_type_of_the_users_that_raises_while_it_reads_is_a_wire_error():
+    def explode(value: object) -> object:
+        raise RuntimeError("at home")
+
+    with pytest.raises(WireError, match="this outcome cannot be read: at home"):
+        outcome_from_json(outcome_to_json(Completed(1)), Annotated[int, BeforeValidator(explode)])
 
 
 def test_the_wire_form_is_plain_json_with_its_version():

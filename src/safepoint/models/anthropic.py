@@ -24,6 +24,7 @@ from ..errors import SafepointError, UsageError
 from ..run.messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
 from ..run.receipt import Usage
 from .failure import MALFORMED, broke_off, failed_within, malformed, missing_sdk, refused, transport_errors, unreachable
+from .handshake import close_interrupted_handshakes
 from .source import Source
 from .wording import arguments_of, assistant_text, result_text
 
@@ -192,7 +193,9 @@ def _connect(base_url: str | None, api_key: str | None) -> "AsyncAnthropic":
         from anthropic import AsyncAnthropic
     except ImportError as error:
         raise missing_sdk("anthropic") from error
-    return AsyncAnthropic(base_url=base_url, api_key=api_key, max_retries=0)
+    client = AsyncAnthropic(base_url=base_url, api_key=api_key, max_retries=0)
+    close_interrupted_handshakes(client)
+    return client
 
 
 def _messages(messages: tuple[Message, ...]) -> list[dict[str, Any]]:

@@ -4,13 +4,11 @@ Decides by status codes and headers, never by the name or text of an exception. 
 """
 
 import json
-import math
 import sys
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 
-from ..abort import current_clock
 from ..agent.model import ModelError
+from ..run.retry import as_seconds
 
 __all__ = [
     "MALFORMED",
@@ -31,17 +29,28 @@ TRANSIENT_KINDS = frozenset(
     {"server_error", "api_error", "overloaded_error", "timeout_error", "rate_limit_error", "rate_limit_exceeded"}
 )
 
+# Whatever the status: nobody gets an answer before the account has been paid. OpenAI sends it as a 429.
+FINAL_KINDS = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"})
+
 
 def is_transient(status: int) -> bool:
     """Whether the same request may succeed later: a time-out, a conflict, a limit, or the server's own trouble."""
     return status in TRANSIENT or status >= 500
 
 
-def refused(model: str, message: str, status: int, headers: Mapping[str, str] | None = None) -> ModelError:
-    """The provider answered with an error status. `headers` have lower-case names, or do not care about case."""
+def refused(
+    model: str, message: str, status: int, headers: Mapping[str, str] | None = None, *kinds: object
+) -> ModelError:
+    """The provider answered with an error status.
+
+    Args:
+        headers: With lower-case names, or of a kind that does not care about case.
+        kinds: The type and code of the error, where the provider gives them.
+    """
     headers = headers or {}
     asked = headers.get("x-should-retry")  # some providers say it outright
     retryable = is_transient(status) if asked not in ("true", "false") else asked == "true"
+    retryable = retryable and FINAL_KINDS.isdisjoint(map(str, kinds))
     return ModelError(f"{model}: {message}", status=status, retryable=retryable, retry_after=retry_after(headers))
 
 
@@ -50,7 +59,7 @@ def failed_within(model: str, message: str, *kinds: object) -> ModelError:
     words = {str(kind) for kind in kinds}
     status = next((int(word) for word in words if word.isdecimal()), None)
     transient = bool(TRANSIENT_KINDS & words) if status is None else is_transient(status)
-    return ModelError(f"{model}: {message}", status=status, retryable=transient)
+    return ModelError(f"{model}: {message}", status=status, retryable=transient and FINAL_KINDS.isdisjoint(words))
 
 
 def unreachable(model: str, error: BaseException) -> ModelError:
@@ -83,23 +92,5 @@ def missing_sdk(extra: str) -> ImportError:
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """How many seconds the server asks to wait: from `Retry-After`, a number or a date, or its finer variant."""
-    milliseconds = _number(headers.get("retry-after-ms"))
-    if milliseconds is not None:
-        return milliseconds / 1000
-    asked = headers.get("retry-after")
-    seconds = _number(asked)
-    if seconds is not None or asked is None:
-        return seconds
-    try:
-        date = parsedate_to_datetime(asked)
-    except ValueError:
-        return None
-    return max(0.0, date.timestamp() - current_clock().time())
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        number = float(text or "")
-    except ValueError:
-        return None
-    return max(0.0, number) if math.isfinite(number) else None
+    milliseconds = as_seconds(headers.get("retry-after-ms"))
+    return as_seconds(headers.get("retry-after")) if milliseconds is None else milliseconds / 1000

@@ -28,6 +28,7 @@ from ..errors import SafepointError, UsageError
 from ..run.messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
 from ..run.receipt import Usage
 from .failure import MALFORMED, broke_off, failed_within, malformed, missing_sdk, refused, transport_errors, unreachable
+from .handshake import close_interrupted_handshakes
 from .wording import arguments_of, assistant_text, result_text
 
 if TYPE_CHECKING:
@@ -164,7 +165,9 @@ def _connect(host: str | None) -> "AsyncClient":
         from ollama import AsyncClient
     except ImportError as error:
         raise missing_sdk("ollama") from error
-    return AsyncClient(host)
+    client = AsyncClient(host)
+    close_interrupted_handshakes(client)
+    return client
 
 
 def _messages(messages: tuple[Message, ...]) -> list[dict[str, Any]]:

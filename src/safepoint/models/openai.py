@@ -25,6 +25,7 @@ from ..errors import SafepointError, UsageError
 from ..run.messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolResult, UserMessage
 from ..run.receipt import Usage
 from .failure import MALFORMED, broke_off, failed_within, malformed, missing_sdk, refused, transport_errors, unreachable
+from .handshake import close_interrupted_handshakes
 from .source import Source
 from .wording import arguments_text, assistant_text, result_text
 
@@ -189,9 +190,11 @@ def _connect(base_url: str | None, api_key: str | None) -> "AsyncOpenAI":
     except ImportError as error:
         raise missing_sdk("openai") from error
     try:
-        return AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+        client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
     except OpenAIError as error:
         raise UsageError(f"{error} (a server that needs no key takes any text as api_key)") from error
+    close_interrupted_handshakes(client)
+    return client
 
 
 def _messages(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
@@ -242,7 +245,8 @@ def _model_error(model: str, error: Exception) -> ModelError:
         case openai.APIStatusError():
             body = error.body
             said = body.get("message") if isinstance(body, dict) else None
-            return refused(model, str(said or error.message), error.status_code, error.response.headers)
+            told, headers = str(said or error.message), error.response.headers
+            return refused(model, told, error.status_code, headers, error.type, error.code)
         case openai.APIConnectionError():
             return unreachable(model, error)
         case openai.APIResponseValidationError():

@@ -16,14 +16,16 @@ from .checkpoints_sqlite import SqliteCheckpoints
 from .context import Context, Work
 from .interrupt import AbortInterrupt
 from .isolate import ChildDied
-from .leaf import LeafTimeout, leaf, wait
+from .leaf import LeafExit, LeafTimeout, leaf, wait
 from .outcome import Aborted, Completed, Failed, Outcome, Status, TimedOut
+from .owned import detached
 from .policy import Policy
 from .receipt import Entry, Fate, Ledger, Receipt, Usage
 from .retry import Retry
 from .settle import settle
 from .stop import Stop, StopAck, StopAt, StopRequest
 from .stream import LeafStream, stream
+from .terminal import read_line
 
 __all__ = [
     "AbortInterrupt",
@@ -39,6 +41,7 @@ __all__ = [
     "Failed",
     "Fate",
     "FolderCheckpoints",
+    "LeafExit",
     "LeafStream",
     "LeafTimeout",
     "Ledger",
@@ -57,7 +60,9 @@ __all__ = [
     "Usage",
     "Work",
     "ask",
+    "detached",
     "leaf",
+    "read_line",
     "settle",
     "stream",
     "wait",

@@ -1,7 +1,8 @@
 """Owns a question to a person, as a leaf. Knows nothing of how the person is reached.
 
 The race between the answer and the stop is decided here, not in the callback: one that ignores the signal cannot hang
-the stop, and the question is withdrawn.
+the stop, and the question is withdrawn. The builtin `input` is one of those, and does harm even then: its thread takes
+the next line that is typed. So `read_line` is called in its place, which can be withdrawn.
 """
 
 import inspect
@@ -14,6 +15,7 @@ from .events import QuestionAnswered, QuestionAsked, QuestionWithdrawn
 from .leaf import in_task, in_thread, kind_of
 from .leafrun import LeafRun
 from .policy import Policy
+from .terminal import read_line, withdrawable
 
 __all__ = ["AskUser", "ask"]
 
@@ -27,6 +29,8 @@ async def ask(
     ctx: Context, question: str, callback: AskUser, *, options: tuple[str, ...] = (), question_id: str | None = None
 ) -> str:
     """Ask, and return the answer. `callback(question)` or `callback(question, *, signal)`, sync or async.
+
+    For the builtin `input` its counterpart `read_line` is called, so that a stop leaves nobody at the keyboard.
 
     Raises: AbortError on a stop, with the question withdrawn; what the callback raised.
     """
@@ -44,6 +48,7 @@ async def ask(
 
 
 async def _answer(ctx: Context, question: str, callback: AskUser) -> Any:
+    callback = read_line if withdrawable(callback) else callback
     takes_signal = "signal" in inspect.signature(callback).parameters
 
     def call(leaf_ctx: Context, _: object) -> Any:
@@ -54,7 +59,9 @@ async def _answer(ctx: Context, question: str, callback: AskUser) -> Any:
 
     if kind_of(callback, POLICY) == "await":
         return await in_task(LeafRun(ctx, "question", "question", POLICY), call_and_wait, None)
-    answer = await in_thread(LeafRun(ctx, "question", "question", POLICY, threaded=True), call, None)
+    answer = await in_thread(
+        LeafRun(ctx, "question", "question", POLICY, threaded=True), call, None, may_return_awaitable=True
+    )
     if not inspect.isawaitable(answer):
         return answer
 

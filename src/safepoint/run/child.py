@@ -20,6 +20,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from ctypes import CDLL
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias, cast
@@ -28,9 +30,9 @@ from ..abort.clock import current_clock
 from ..abort.controller import AbortController
 from ..abort.deadline import Deadline
 from ..abort.guard import Ambient
-from ..abort.reason import AbortReason, ReasonKind, name_of, text_of
+from ..abort.reason import AbortReason, ReasonKind
 from ..abort.signal import AbortSignal, roots_of
-from ..errors import RemoteError, UsageError
+from ..errors import RemoteError, UsageError, describe, name_of, text_of
 
 __all__ = ["HEADER", "MAIN", "Answer", "Call", "Line", "Raised", "Returned", "TimeLimit", "main"]
 
@@ -44,6 +46,7 @@ ORPHAN_SECONDS = 2.0
 LOOK_SECONDS = 1.0
 GONE = AbortReason("disconnected", "the process that asked for this call is gone", __name__)
 CHUNK = 1 << 18
+PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,9 @@ def _prepare_process() -> None:
     # A parent that ignores or blocks TERM hands that down, and then the child could only be killed.
     os_signals.signal(os_signals.SIGTERM, os_signals.SIG_DFL)
     os_signals.pthread_sigmask(os_signals.SIG_UNBLOCK, {os_signals.SIGTERM})
+    with suppress(OSError, AttributeError):  # not on this system
+        # What the function starts stays a descendant of this process, also when its own parent ends: so it is found.
+        CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a function has printed is seen, also if it is killed
 
@@ -136,7 +142,7 @@ def answer_to(call: Call, parent: "Parent") -> Answer:
     except Exception as error:
         failure = UsageError(
             f"{call.target} returned a {type(value).__qualname__}, which cannot be sent back from its process"
-            f" ({type(error).__name__}: {error}); return plain data"
+            f" ({describe(error)}); return plain data"
         )
         failure.__cause__ = error
         return raised(failure)

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from functools import partial
 from typing import Protocol, TypeAlias, TypedDict, TypeVar
 
 from ..abort import AbortController, AbortSignal, Clock, current_clock, current_signal
@@ -15,13 +17,17 @@ from .receipt import Ledger
 from .stop import Stop, StopAt
 from .watch import Alarm
 
-__all__ = ["Cleanup", "Context", "Work"]
+__all__ = ["Cleanup", "Context", "Work", "on_loop"]
 
 log = logging.getLogger("safepoint")
 Input = TypeVar("Input", contravariant=True)
 Value = TypeVar("Value", covariant=True)
 
 Cleanup: TypeAlias = Callable[[], object]
+
+# Set in a thread that is given a context made for the loop: calls a function on that loop. Receivers of events expect
+# to be called there.
+on_loop: ContextVar[Callable[[Callable[[], object]], object] | None] = ContextVar("safepoint_on_loop", default=None)
 
 
 class Work(Protocol[Input, Value]):
@@ -185,11 +191,18 @@ class Context:
         if self._fence.closed:
             self._fence.late(type(event).__name__, self)
         elif self._sink is not None:
-            try:
-                self._sink(event)
-            except Exception:
-                told = "%s: whoever listens to its events failed at %s"
-                log.warning(told, self.operation, type(event).__name__, exc_info=True, extra=self.log_fields())
+            post = on_loop.get()
+            if post is None:
+                self._send(self._sink, event)
+            else:
+                post(partial(self._send, self._sink, event))
+
+    def _send(self, sink: Callable[[Event], object], event: Event) -> None:
+        try:
+            sink(event)
+        except Exception:
+            told = "%s: whoever listens to its events failed at %s"
+            log.warning(told, self.operation, type(event).__name__, exc_info=True, extra=self.log_fields())
 
     def progress(self, message: str, fraction: float | None = None) -> None:
         """Say how far the operation is."""
@@ -211,7 +224,10 @@ class Context:
         return {"run_id": self.run_id, "operation": self.operation}
 
     def on_exit(self, cleanup: Cleanup) -> None:
-        """Run this, sync or async, when the run ends, on every path: last in, first out, shielded and bounded."""
+        """Run this when the run ends, on every path: last in, first out, shielded and bounded.
+
+        A synchronous function runs in a thread. What must run on the loop's own thread is to be an async function.
+        """
         self.admit("on_exit()")
         self.cleanups.append(cleanup)
 

@@ -194,6 +194,7 @@ class StopRequested(_Happened):
     at_point: str
     reason: str
     reason_kind: str
+    abandon: float | None = None  # what has not ended this many seconds after the abort is left behind
     kind: Literal["stop_requested"] = "stop_requested"
 
 

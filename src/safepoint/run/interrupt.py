@@ -1,41 +1,26 @@
-"""Owns raising an exception in the thread of a synchronous function, as Ctrl-C would. Knows nothing of signals.
+"""Owns raising an exception in a synchronous function that another thread wants to end, as Ctrl-C would.
 
-It is sent only while the thread's innermost Python frame is in the function's own file: sent blindly it would leave
-the locks of libraries held. Looking and sending are one call into C, a chain of iterators that never lets go of the
-GIL. The same chain takes the call's only permit: one is sent at most, none before the function, none after it.
-
-Sent is not arrived. CPython raises it at the thread's next check: after a call, at the start of a function, when a
-loop jumps back. Up to 3.12, a thread that lost the GIL in a check is in that check when it gets it back. From 3.13 on,
-and in instructions that wait without a check (`for line in file`), it goes on to the next one, maybe in the `__exit__`
-of the block it was seen in; and some jumps are outside the block they stand in (CPython issues 108214, 130279). So the
-bytecode ahead is read, and a place from which it would slip out of its block is passed over, unless the thread is seen
-to wait there in C, or no better one comes. What is left: a C function that waits, and then calls Python code of a
-library, gets it in there; and where Python ignores exceptions (in a `__del__`), it is lost.
+The thread raises it in itself: while an interrupt is asked for, `before` is called in the thread before instructions
+of the function's own code, and raises at the first one where that leaves nothing held (`safe_place.py`). So the place
+that was judged is the place at which it is raised, at most once, and only while the function runs.
+docs/interrupting-threads.md explains it. Knows nothing of signals.
 """
 
-import dis
-import functools
-import os
-import re
 import sys
 import threading
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from ctypes import PYFUNCTYPE, c_int, c_ulong, py_object, pythonapi
-from itertools import pairwise, repeat, starmap
-from types import CodeType, FrameType, FunctionType, MethodType
+from collections.abc import Callable
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from safepoint.errors import UsageError
 
+from .instruction_events import _RUN, stop_watching, thread_state, watch
+from .own_code import OwnCode
+from .safe_place import in_clean_up, safe_to_interrupt
+
 __all__ = ["AbortInterrupt", "InterruptibleCall"]
 
 T = TypeVar("T")
-# How long a place to slip from is passed over: if the thread hardly uses the processor, and at most.
-WAITING_SECONDS, WAITING_SHARE, SLIPPERY_SECONDS = 0.1, 0.1, 2.0
-EXACT = sys.version_info < (3, 13)
 
 
 class AbortInterrupt(BaseException):
@@ -43,158 +28,128 @@ class AbortInterrupt(BaseException):
 
 
 class InterruptibleCall(Generic[T]):
-    """One call of `fn`, which other threads can interrupt. `file` is where it is written, if that cannot be found."""
+    """One call of a function, which other threads can interrupt.
 
-    def __init__(self, fn: Callable[[], T], *, file: str | None = None) -> None:
+    Args:
+        fn: The function. It is called without arguments.
+        interruptible: Installed packages in whose code it may be interrupted as in its own.
+    """
+
+    def __init__(self, fn: Callable[[], T], *, interruptible: tuple[str, ...] = ()) -> None:
         self.thread_id: int | None = None  # in which it runs, or ran
-        self.interrupted = False  # the exception was sent
+        self.thread_state = 0
+        self.interrupted = False  # the exception was raised
         self.ended = False  # the thread has left the function
+        self.asked = False  # somebody wants it interrupted
+        self.cut = False  # and what it is blocked in is ended from outside
+        self.watched = False  # `before` is called
+        self.tracer: Any = None
         self._fn = fn
-        self._file = _source(fn) if file is None else _real(file)
-        self._permit: dict[str, tuple[object, object]] = {}
-        self._processor = -1  # the clock that shows how long the thread has been using it
-        self._slippery: tuple[float, float] | None = None  # when it was first seen so, by both clocks
+        self._packages = interruptible
+        self._own: OwnCode | None = None
+        self._judging = False
 
     def run(self) -> T:
         """Call the function in this thread. Raises: what it raised; AbortInterrupt only if the function let it out."""
         if self.thread_id is not None:
             raise UsageError("an InterruptibleCall runs once: make another one for another call")
+        self.tracer = sys.gettrace()
+        self.thread_state = thread_state()
         self.thread_id = threading.get_ident()
-        self._processor = _processor_clock(self.thread_id)
-        # By subscript: after a call CPython may raise what is pending, and the value would be lost; here it does not.
-        value: defaultdict[None, T] = defaultdict(self._fn)
-        self._permit["to"] = (c_ulong(self.thread_id), py_object(AbortInterrupt))
         try:
-            return value[None]
+            return self._fn()
         finally:
-            try:
-                self._end()
-            except AbortInterrupt:  # it came too late for the function, and there is no second one
-                self._end()
+            # In this order: who begins to watch sets `watched` first and then looks at `ended`. One of the two sees it.
+            self.ended = True
+            if self.watched:
+                stop_watching(self)
 
-    def _end(self) -> None:
-        if self._permit.pop("to", None) is None:
-            self.interrupted = True
-            time.sleep(0)  # and check. To take it back would leave Python 3.11 and 3.12 checking for ever
-        self.ended = True
+    def interrupt(self, *, cut: bool = False) -> bool:
+        """Have AbortInterrupt raised at the next place where it leaves nothing held.
 
-    def interrupt(self) -> bool:
-        """Raise AbortInterrupt in the function. True: sent, by this call. False: not now, or never (again)."""
-        frame = self._innermost()
-        if frame is None or not self._permit or not self._owns(frame) or not _gil():
+        Args:
+            cut: What the function is blocked in is about to be ended from outside, so what that returns is not whole.
+                It is then raised before the function's own code can use it. Only clean-up code is still passed over.
+
+        Returns:
+            True when nothing more has to be tried: it will be raised, was raised, or the function has ended.
+            False: not possible now, try again.
+        """
+        if self.thread_id is None:
             return False
-        at = frame.f_lasti
-        if self._slips(frame, at) and not self._waits(frame.f_code, at):
+        self.asked = True
+        self.cut = self.cut or cut
+        if self.ended or self.interrupted:
+            return True
+        return watch(self)
+
+    def raise_if_owed(self) -> None:
+        """Raise AbortInterrupt here if the function is to be interrupted and has not been. For the function's thread.
+
+        It is for those who know that the function must not go on, such as a hook that refuses a new program. Clean-up
+        code of the function is left alone.
+        """
+        if not self.asked or self.interrupted or self.ended or self._judging:
+            return
+        if threading.get_ident() != self.thread_id:
+            return
+        self._judging = True  # reading a source is seen by hooks too
+        try:
+            cleans_up = in_clean_up(sys._getframe(1), self.owns, _CODE, cut=self.cut)
+        finally:
+            self._judging = False
+        if not cleans_up:
+            self._raise()
+
+    def cleaning_up(self) -> bool:
+        """Whether the function is in clean-up code now that not even a cut leaves. For other threads.
+
+        Who ends a connection or a program that the function waits for asks this first: in clean-up code what was cut
+        would look whole to the function.
+        """
+        if self.thread_id is None or self.ended:
             return False
-        get: Callable[..., Any] = dict.get
-        now = map(get, iter(sys._current_frames, None), repeat(self.thread_id))
-        same = map(getattr, map(get, repeat({frame: frame}), now), repeat("f_lasti"), repeat(None))
-        permit = map(self._permit.pop, map(get, repeat({at: "to"}), same), repeat(_NOBODY))
-        if sent := bool(next(starmap(_raise_in, permit))):
-            self.interrupted = True
-        return sent
+        frame = sys._current_frames().get(self.thread_id)
+        return frame is not None and in_clean_up(frame, self.owns, _CODE, cut=True) and not self.ended
+
+    def before(self, frame: FrameType) -> None:
+        """Called in the function's thread before an instruction of its own code. Raises: AbortInterrupt."""
+        if self._judging or self.interrupted or self.ended:
+            return
+        self._judging = True
+        try:
+            safe = safe_to_interrupt(frame, self.owns, outermost=_CODE, cut=self.cut)
+        except RecursionError:  # the function has used up the stack: it is about to learn of that itself
+            safe = False
+        finally:
+            self._judging = False
+        if safe:
+            self._raise()
+
+    def _raise(self) -> None:
+        self.interrupted = True
+        if self.watched:
+            stop_watching(self)
+        raise AbortInterrupt
 
     def where(self) -> str | None:
-        """`file:line in function` in the function's own file, with what that has called if it is elsewhere."""
-        inner = frame = self._innermost()
-        while frame is not None and frame.f_code is not _RUN and not self._owns(frame):
+        """`file:line in function` in the function's own code, with what that has called if it is elsewhere."""
+        if self.thread_id is None or self.ended:
+            return None
+        inner = frame = sys._current_frames().get(self.thread_id)
+        while frame is not None and frame.f_code is not _CODE and not self.owns(frame):
             frame = frame.f_back
-        if inner is None or frame is None or frame.f_code is _RUN:
+        if inner is None or frame is None or frame.f_code is _CODE:
             return None
         place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         return place if frame is inner else f"{place} (in {inner.f_code.co_filename}:{inner.f_lineno})"
 
-    def _innermost(self) -> FrameType | None:
-        return None if self.thread_id is None or self.ended else sys._current_frames().get(self.thread_id)
-
-    def _owns(self, frame: FrameType) -> bool:
-        return _real(frame.f_code.co_filename) == self._file
-
-    def _slips(self, inner: FrameType, at: int) -> bool:
-        """Whether an exception that is sent now may arrive outside the block that it was meant for, or in a library."""
-        slips, frame = _slips(inner.f_code, at, EXACT), inner.f_back
-        while slips is None and frame is not None and self._owns(frame):
-            slips, frame = _slips(frame.f_code, frame.f_lasti, False), frame.f_back
-        return (frame is None or frame.f_code is not _RUN) if slips is None else slips
-
-    def _waits(self, code: CodeType, at: int) -> bool:
-        """Whether the thread, seen where an exception would slip, most likely waits in a call, which checks."""
-        now, used = time.monotonic(), float("inf")
-        with suppress(OSError):  # no such clock, or no such thread any more
-            used = time.clock_gettime(self._processor)
-        self._slippery = since, before = self._slippery or (now, used)
-        idle = now - since > WAITING_SECONDS and used - before < WAITING_SHARE * (now - since)
-        return (idle and "CALL" in dis.opname[code.co_code[at]]) or now - since > SLIPPERY_SECONDS
+    def owns(self, frame: FrameType) -> bool:
+        """Whether the frame's code is the function's own, and not that of a library."""
+        if self._own is None:
+            self._own = OwnCode(self._fn, self._packages)
+        return self._own.has(frame)
 
 
-_RUN = InterruptibleCall.run.__code__
-_NOBODY = (c_ulong(-1), py_object(AbortInterrupt))  # not 0: that is the id of every thread that is about to start
-_real: Callable[[str], str] = functools.cache(os.path.realpath)
-_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
-_processor_clock: Callable[[int], int] = getattr(time, "pthread_getcpuclockid", lambda _: -1)
-# Of our own, because everybody shares `pythonapi`'s; and a PYFUNCTYPE, because that keeps the GIL.
-_raise_in = PYFUNCTYPE(c_int, c_ulong, py_object)(("PyThreadState_SetAsyncExc", pythonapi))
-# Instructions that check, or call what begins with a check.
-_JUMPS = re.compile("JUMP_BACKWARD(?!_NO_INTERRUPT)")
-_CHECKS = re.compile(f"{_JUMPS.pattern}|RESUME|CALL(?!_INTRINSIC)(?!.*_(LEN|ISINSTANCE|LIST_APPEND|TYPE_1)$)")
-
-
-def _source(fn: Any) -> str | None:
-    """The file in which a function is written, beneath what it is wrapped in."""
-    for _ in range(100):
-        if isinstance(fn, functools.partial):
-            fn = fn.func
-        elif isinstance(fn, MethodType):
-            fn = fn.__func__
-        elif isinstance(fn, FunctionType) and not hasattr(fn, "__wrapped__"):
-            return _real(fn.__code__.co_filename)
-        else:
-            fn = vars(fn).get("__init__") if isinstance(fn, type) else getattr(fn, "__wrapped__", type(fn).__call__)
-    return None
-
-
-@functools.lru_cache(maxsize=256)
-def _slips(code: CodeType, at: int, exact: bool) -> bool | None:
-    """Whether the next check from an instruction on is outside its `with` or `try`. None: it is in the caller."""
-    bytecode = dis.Bytecode(code, adaptive=True)
-    steps = {step.offset: step for step in bytecode}
-    after = dict(pairwise(steps))
-
-    def handlers(offset: int) -> Iterator[int | None]:
-        for entry in bytecode.exception_entries:  # type: ignore[attr-defined]
-            if entry.start <= offset < entry.end and "INTRINSIC" not in steps[entry.target].opname:
-                yield entry.target
-                yield from handlers(entry.target)
-        yield None
-
-    def block(step: dis.Instruction) -> int | None:
-        return next(handlers(step.argval if _JUMPS.search(step.opname) else step.offset))
-
-    def keeps(step: dis.Instruction) -> bool:
-        arrives = step.argval - 2 if EXACT and _JUMPS.search(step.opname) else step.offset
-        return {block(here), block(step)} <= {*handlers(arrives)}
-
-    def ways(step: dis.Instruction) -> list[Any]:
-        on = [] if step.opname.startswith(("JUMP_F", "JUMP_B")) else [after.get(step.offset)]
-        return [*on, step.argval] if step.argrepr.startswith("to ") else on
-
-    here = steps[max((offset for offset in steps if offset <= at), default=0)]
-    if exact and _CHECKS.search(here.opname):
-        return not keeps(here)
-    todo, ahead, found = ways(here), dict(steps), set()
-    while todo:
-        if (step := ahead.pop(todo.pop(), None)) is None:
-            continue
-        if re.search("RETURN|YIELD|RAISE", step.opname):
-            found.add("slips" if block(here) else "returns")
-        elif not _CHECKS.search(step.opname):
-            todo += ways(step)[:1] if "FOR_ITER" in step.opname else ways(step)
-        elif not _JUMPS.search(step.opname):
-            found.add("stays" if keeps(step) else "slips")
-        elif not keeps(step):
-            return True
-        elif "FOR_ITER" not in here.opname:
-            found.add("goes round")
-    if "goes round" in found:  # which loops do more often than they end
-        return False
-    return True if "slips" in found else None if "returns" in found else False
+_CODE = InterruptibleCall.run.__code__
+_RUN.add(_CODE)

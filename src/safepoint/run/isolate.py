@@ -24,16 +24,18 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 from ..abort import processgroup
+from ..abort.accounting import report_survivors
 from ..abort.ambient import shield
 from ..abort.clock import check_seconds
 from ..abort.controller import AbortController
 from ..abort.guard import Guard
-from ..abort.processes import KILL_SECONDS
+from ..abort.processes import KILL_SECONDS, poke
 from ..abort.processgroup import POLL_SECONDS, collect, end_group, exit_watch, has_ended, members_of
+from ..abort.processtree import descendants, is_alive
 from ..abort.reason import AbortError, AbortReason, error_from
 from ..abort.signal import AbortSignal
 from ..abort.threads import start_in_thread
-from ..errors import SafepointError, UsageError
+from ..errors import SafepointError, UsageError, describe
 from . import child
 from .child import MAIN, Call, Line, Raised, Returned
 
@@ -47,7 +49,7 @@ LINGER_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class IsolatedEnd:
-    """How the process of an aborted call ended. `survivors`: pids that came from it and still run."""
+    """How the process of a call ended. `survivors`: pids that came from it and still run."""
 
     pid: int
     returncode: int | None
@@ -122,7 +124,9 @@ async def run_isolated(
         controller.abort(AbortReason("parent", "the task that awaited the call was cancelled"))
         await _settle(ended, grace)
         raise
-    return _outcome(ended.result(), signal, kill)
+    result = ended.result()
+    report_survivors(result.end.survivors)
+    return _outcome(result, signal, kill)
 
 
 def target_of(fn: Callable[..., object]) -> str:
@@ -206,7 +210,7 @@ def _check_owner(method: Any) -> None:
         pickle.dumps(method.__self__)
     except Exception as error:
         kind = type(method.__self__).__qualname__
-        what = f"it is a method of a {kind}, which cannot be pickled ({type(error).__name__}: {error})"
+        what = f"it is a method of a {kind}, which cannot be pickled ({describe(error)})"
         raise _refusal(method, what, "Use a function, and give it what it needs as arguments") from error
 
 
@@ -229,8 +233,7 @@ def _pickled(place: _Place, args: tuple[object, ...], kwargs: dict[str, object])
         culprits = [name for name, value in named.items() if not _can_travel(value)]
         which = f"argument {culprits[0]}" if len(culprits) == 1 else f"arguments {', '.join(culprits or named)}"
         raise UsageError(
-            f"{which} of {place.target} cannot be sent to its process ({type(error).__name__}: {error});"
-            " give plain data"
+            f"{which} of {place.target} cannot be sent to its process ({describe(error)}); give plain data"
         ) from error
 
 
@@ -289,7 +292,7 @@ class _Isolated:
         with ours, theirs, self._heard, tell, selectors.DefaultSelector() as self._selector:
             self._selector.register(self._heard, selectors.EVENT_READ)
             self._line = Line(ours, self._selector)
-            with self._kill.add_listener(lambda: _poke(tell)), self._signal.add_listener(lambda: _poke(tell)):
+            with self._kill.add_listener(lambda: poke(tell)), self._signal.add_listener(lambda: poke(tell)):
                 process = self._start(theirs.fileno())
                 theirs.close()
                 with _not_left_running(process), exit_watch(process.pid, self._selector) as watched:
@@ -298,9 +301,11 @@ class _Isolated:
                     stopped = self._converse(process, None if watched else POLL_SECONDS)
                     if not stopped:
                         self._linger(process)
+                    family = descendants([process.pid])  # before the first signal: it is their subreaper
                     if members_of(process):
                         end_group(process, grace=grace, kill=KILL_SECONDS, wait=self._carry)
-                    survivors = sorted({*members_of(process), *processgroup.marked(self._mark)}) if stopped else ()
+                    living = [descendant.pid for descendant in family if is_alive(descendant)]
+                    survivors = sorted({*members_of(process), *processgroup.marked(self._mark), *living})
                     end = IsolatedEnd(process.pid, collect(process), tuple(survivors))
         return self._ended(stopped, end)
 
@@ -381,13 +386,6 @@ def _not_left_running(process: "subprocess.Popen[bytes]") -> Iterator[None]:
         processgroup.send(process.pid, os_signals.SIGKILL)
         collect(process)
         raise
-
-
-def _poke(tell: socket.socket) -> None:
-    try:
-        tell.send(b"!")
-    except OSError:
-        pass  # the child has ended in this very moment
 
 
 def _how(returncode: int | None) -> str:

@@ -11,25 +11,28 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..abort import AbortError, AbortReason, Guard, shield
+from ..abort.accounting import current_account, reset_account
 from ..abort.guard import Ambient
 from ..abort.threads import start_in_thread
+from ..errors import SafepointError, UsageError
 from .context import Context
-from .interrupt import InterruptibleCall
+from .interrupt import AbortInterrupt, InterruptibleCall
 from .isolate import run_isolated
 from .leafrun import LeafRun, LeafTimeout
+from .own_code import function_beneath
+from .owned.threads import ThreadWork
 from .policy import Policy
 from .receipt import LeafKind
 from .where import place
 
-__all__ = ["LeafTimeout", "leaf", "wait"]
+__all__ = ["LeafExit", "LeafTimeout", "leaf", "wait"]
 
 T = TypeVar("T")
 DEFAULT = Policy()
 
-# A synchronous function that sees the signal gets this long to return by itself before it is interrupted.
-RETURN_SECONDS = 0.1
-# While it is inside a library it is not touched: look again this much later.
-SAMPLE_SECONDS = 0.01
+
+class LeafExit(SafepointError):
+    """A synchronous function called `sys.exit()`. It ends that leaf, not the program."""
 
 
 async def leaf(
@@ -66,6 +69,11 @@ def name_of(work: Callable[..., Any]) -> str:
     return str(getattr(work, "__name__", type(work).__name__))
 
 
+def exit_of(work: Callable[..., Any], error: SystemExit) -> LeafExit:
+    """What `sys.exit()` in a leaf means for its caller."""
+    return LeafExit(f"{name_of(function_beneath(work) or work)} called sys.exit({error.code!r})")
+
+
 def kind_of(work: Callable[..., Any], policy: Policy) -> LeafKind:
     """How it will run: what is declared `async` is awaited, everything else gets a thread or a process."""
     if policy.isolation == "process":
@@ -77,15 +85,18 @@ def kind_of(work: Callable[..., Any], policy: Policy) -> LeafKind:
 async def inline(run: LeafRun, work: Callable[..., Any], value: object) -> Any:
     """In the caller's own task: one guard, no second task, no future."""
     run.begin()
+    account = current_account.set(run)
     try:
         with run.protection():
             result = await work(run.ctx, value)
     except BaseException as error:
-        told = run.failed(error)
-        if told is error:
-            raise
-        raise told from error
-    run.finished()
+        raise await ended_by(run, error)  # noqa: B904  # it is its own cause, or has it
+    finally:
+        reset_account(account)
+    if run.owned is None:
+        run.finished()
+    else:
+        await end_with_its_account(run)
     return result
 
 
@@ -94,28 +105,43 @@ async def in_task(run: LeafRun, work: Callable[..., Any], value: object) -> Any:
 
     async def body() -> Any:
         run.begin()
-        with run.protection():
-            return await work(run.ctx, value)
+        current_account.set(run)  # in the context of this task alone
+        try:
+            with run.protection():
+                return await work(run.ctx, value)
+        except SystemExit as error:  # out of a task of its own it would end the event loop
+            raise exit_of(work, error) from error
 
     return await outlast(run, asyncio.get_running_loop().create_task(body(), name=run.operation))
 
 
-async def in_thread(run: LeafRun, work: Callable[..., Any], value: object) -> Any:
-    call = InterruptibleCall(functools.partial(work, run.ctx, value))
+async def in_thread(
+    run: LeafRun, work: Callable[..., Any], value: object, *, may_return_awaitable: bool = False
+) -> Any:
+    """In a thread. A function that returns a coroutine is refused, unless the caller awaits what it returns."""
+    call = InterruptibleCall(functools.partial(work, run.ctx, value), interruptible=run.policy.interruptible)
+    thread = run.work = ThreadWork(call, run)
     run.locate = call.where
 
     def body() -> Any:
         run.begin()
-        with Ambient(run.signal):
-            return call.run()
+        current_account.set(run)  # in the context of this call alone
+        try:
+            with Ambient(run.signal):
+                returned = thread.run()
+        except SystemExit as error:  # argparse does it; it is meant for a program, and this one goes on
+            raise exit_of(work, error) from error
+        except asyncio.CancelledError as error:
+            if call.interrupted or run.being_interrupted:  # of a loop that it runs inside, whose task was ended
+                raise AbortInterrupt from error
+            raise
+        if inspect.iscoroutine(returned) and not may_return_awaitable:
+            returned.close()
+            raise UsageError(f"{run.operation} returned a coroutine, which nobody awaits: declare it with `async def`")
+        return returned
 
-    def interrupt() -> None:
-        if not call.interrupt() and not call.ended:
-            run.watch.again(SAMPLE_SECONDS, interrupt)
-
-    if run.policy.on_abort != "cooperate":
-        finish = run.policy.on_abort == "finish"
-        run.watch.after_abort(run.policy.grace if finish else RETURN_SECONDS, interrupt)
+    run.when_interrupted(0.0, thread.end)
+    run.when_interrupted(run.policy.interrupt_after, thread.interrupt)
     return await outlast(run, start_in_thread(body))
 
 
@@ -129,6 +155,7 @@ async def in_process(
 
     async def body() -> Any:
         run.begin()
+        current_account.set(run)  # in the context of this task alone
         grace = run.policy.grace
         args = (run.ctx, value) if kwargs is None else ()
         kill = run.interrupting()
@@ -154,7 +181,7 @@ async def outlast(run: LeafRun, ended: "asyncio.Future[T]") -> T:
     except asyncio.CancelledError:
         run.controller.abort(AbortReason("parent", "the task that waited for it was cancelled"))
         try:
-            await _let_end(ended, run.policy.grace)
+            await _let_end(ended, run.limit_grace)
         finally:  # told twice, as when a whole loop ends, it goes at once
             run.leave(ended)
         raise
@@ -163,12 +190,32 @@ async def outlast(run: LeafRun, ended: "asyncio.Future[T]") -> T:
     try:
         result = ended.result()
     except BaseException as error:
-        told = run.failed(error)
-        if told is error:
-            raise
-        raise told from error
-    run.finished()
+        raise await ended_by(run, error)  # noqa: B904  # it is its own cause, or has it
+    if run.owned is None:
+        run.finished()
+    else:
+        await end_with_its_account(run)
     return result
+
+
+async def end_with_its_account(run: LeafRun) -> None:
+    """The leaf has a value. If it was stopped all the same, what it started ends with it."""
+    try:
+        await run.end_owned()
+    finally:
+        run.finished()
+
+
+async def ended_by(run: LeafRun, error: BaseException) -> BaseException:
+    """The leaf ended by this error: see to what it started, write it down, and give back what its caller is to get."""
+    try:
+        if not isinstance(error, GeneratorExit):
+            await run.end_owned()
+    finally:  # also if the caller is told to go meanwhile
+        told = run.failed(error)
+    if told is not error:
+        told.__cause__ = error
+    return told
 
 
 async def _let_end(ended: "asyncio.Future[Any]", seconds: float) -> None:

@@ -8,6 +8,9 @@ from ..errors import UsageError
 
 __all__ = ["Policy", "PolicySettings"]
 
+# How long a leaf may go on after a time limit, to clean up, before its caller goes on without it.
+LIMIT_GRACE_SECONDS = 0.5
+
 
 class PolicySettings(TypedDict, total=False):
     """The fields of a Policy, as keyword arguments of decorators."""
@@ -18,6 +21,11 @@ class PolicySettings(TypedDict, total=False):
     warn_after: float
     abandon_after: float | None
     isolation: Literal["thread", "process"]
+    interrupt_after: float
+    interruptible: tuple[str, ...]
+    programs: Literal["end", "leave"]
+    connections: Literal["end", "leave"]
+    tasks: Literal["end", "leave"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +38,11 @@ class Policy:
     warn_after     still running this long after the abort: a warning that names the place
     abandon_after  still running this long after the abort: the run goes on without it. None: the run waits, visibly
     isolation      where a synchronous function runs; "process" can be killed
+    interrupt_after  how long a synchronous function may take to return by itself before it is interrupted
+    interruptible  packages whose code may be interrupted beside the function's own
+    programs       "end": programs that it started end with it when it is interrupted. "leave": they are named
+    connections    "end": a thread that is blocked in a connection is freed from it. "leave": it is waited for
+    tasks          "leave": tasks that it started and did not wait for are named. "end": they end with it
     """
 
     on_abort: Literal["interrupt", "cooperate", "finish"] = "interrupt"
@@ -38,13 +51,22 @@ class Policy:
     warn_after: float = 3.0
     abandon_after: float | None = None
     isolation: Literal["thread", "process"] = "thread"
+    interrupt_after: float = 0.1
+    interruptible: tuple[str, ...] = ()
+    programs: Literal["end", "leave"] = "end"
+    connections: Literal["end", "leave"] = "end"
+    tasks: Literal["end", "leave"] = "leave"
 
     def __post_init__(self) -> None:
-        for name in ("grace", "timeout", "warn_after", "abandon_after"):
+        for name in ("grace", "timeout", "warn_after", "abandon_after", "interrupt_after"):
             if getattr(self, name) is not None:
                 check_seconds(name, getattr(self, name))
         _one_of("on_abort", self.on_abort, ("interrupt", "cooperate", "finish"))
         _one_of("isolation", self.isolation, ("thread", "process"))
+        for name in ("programs", "connections", "tasks"):
+            _one_of(name, getattr(self, name), ("end", "leave"))
+        if isinstance(self.interruptible, str):
+            raise UsageError(f"interruptible must be a tuple of package names: ({self.interruptible!r},)")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

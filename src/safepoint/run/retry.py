@@ -3,19 +3,24 @@
 It owns its sleep, so an abort wakes it at once; it keeps no state between calls, so one policy serves all of them.
 """
 
+import logging
+import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
 
-from ..abort import AbortSignal, current_signal
+from ..abort import AbortSignal, current_clock, current_signal
 from ..abort.clock import check_seconds
-from ..errors import UsageError
+from ..errors import UsageError, describe
 from .context import Context
 from .events import RetryScheduled
 
-__all__ = ["Retry"]
+__all__ = ["Retry", "as_seconds"]
 
+log = logging.getLogger("safepoint")
 T = TypeVar("T")
 
 
@@ -26,7 +31,9 @@ class Retry:
     on           the errors worth another attempt: a type, several, or a function of the error
     delay        the first pause in seconds; each next one is `factor` times as long, `max_delay` at most
     jitter       the share of a pause that is random, so that many callers do not come back together
-    retry_after  reads a pause from the error, as servers send it; it replaces a shorter one of ours
+    retry_after  reads a pause from the error, as servers send it: seconds, a timedelta, or the text of a `Retry-After`
+                 header. It replaces a shorter one of ours. One that is longer than `max_delay` is not waited for: the
+                 error comes out at once, with a note that says so. One that cannot be read is ignored
     """
 
     attempts: int = 3
@@ -35,7 +42,7 @@ class Retry:
     max_delay: float = 30.0
     jitter: float = 0.2
     on: type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], bool] = Exception
-    retry_after: Callable[[Exception], float | None] = lambda error: getattr(error, "retry_after", None)
+    retry_after: Callable[[Exception], Any] = lambda error: getattr(error, "retry_after", None)
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -63,21 +70,70 @@ class Retry:
                 stopped = signal.aborted or (ctx is not None and ctx.stop.raised(error))
                 if stopped or attempt >= self.attempts or not self._is_worth_it(error):
                     raise
-                pause = self.pause(attempt, error)
+                asked = self._asked(error)
+                if asked is not None and asked > self.max_delay:
+                    limit = f"more than max_delay={self.max_delay:g} s"
+                    error.add_note(f"it asked to wait {asked:g} s, {limit}: not tried again")
+                    raise
+                pause = self._pause(attempt, asked)
                 if ctx is not None:
-                    told = f"{type(error).__name__}: {error}"
+                    told = describe(error)
                     ctx.emit(RetryScheduled(**ctx.stamp(), attempt=attempt + 1, delay=pause, error=told))
             await signal.sleep(pause)
             attempt += 1
 
     def pause(self, attempt: int, error: Exception) -> float:
         """How long to wait after this attempt."""
+        return self._pause(attempt, self._asked(error))
+
+    def _pause(self, attempt: int, asked: float | None) -> float:
         pause = min(self.max_delay, self.delay * self.factor ** (attempt - 1))
         pause -= pause * self.jitter * random.random()
-        asked = self.retry_after(error)
         return pause if asked is None else max(pause, asked)
+
+    def _asked(self, error: Exception) -> float | None:
+        try:
+            return as_seconds(self.retry_after(error))
+        except Exception:  # the error itself has to come out, and not what went wrong when its wish was read
+            log.warning("the time to wait could not be read from a %s", type(error).__name__, exc_info=True)
+            return None
 
     def _is_worth_it(self, error: Exception) -> bool:
         if isinstance(self.on, type | tuple):
             return isinstance(error, self.on)
         return self.on(error)
+
+
+def as_seconds(asked: object) -> float | None:
+    """A time to wait in seconds, not below 0; None if there is none, or it cannot be read.
+
+    Args:
+        asked: A number of seconds, a timedelta, the date when to come back, or a text as in a `Retry-After` header: a
+            number of seconds or a date.
+    """
+    match asked:
+        case None | bool():
+            return None
+        case timedelta():
+            seconds = asked.total_seconds()
+        case datetime():
+            seconds = _until(asked)
+        case _:
+            try:
+                seconds = float(asked)  # type: ignore[arg-type]  # what is no number raises
+            except (TypeError, ValueError, OverflowError):
+                seconds = _until_text(asked)
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _until_text(text: object) -> float:
+    try:
+        return _until(parsedate_to_datetime(text)) if isinstance(text, str) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def _until(date: datetime) -> float:
+    if date.tzinfo is None:  # dates in headers are of Greenwich
+        date = date.replace(tzinfo=UTC)
+    return date.timestamp() - current_clock().time()

@@ -9,6 +9,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Generator
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -19,9 +20,11 @@ from ..abort.reason import caller
 from .context import Context
 from .events import Event
 from .outcome import Outcome
+from .policy import LIMIT_GRACE_SECONDS
 from .receipt import Receipt
 from .settle import settle
-from .stop import Scope, StopAck, StopAt, stop_request
+from .signals import stopping_on_signals
+from .stop import Scope, StopAck, StopAt, StopRequest, stop_request
 
 __all__ = ["Running"]
 
@@ -67,40 +70,59 @@ class Running(ABC, Generic[T, R]):
         *,
         scope: Scope | None = None,
         within: float | None = None,
+        abandon: float | None = None,
         reason: AbortReason | BaseException | str | None = None,
     ) -> StopAck:
         """Ask for a stop; answered at once, from any thread. The first call's default is NOW; later ones get stricter.
 
-        at      when: at once, or at a safe point
-        scope   "root": runs inside this one finish before its safe point; "tree": each stops at its own
-        within  seconds; a safe point that is not reached by then is not waited for
+        at       when: at once, or at a safe point
+        scope    "root": runs inside this one finish before its safe point; "tree": each stops at its own
+        within   seconds; a safe point that is not reached by then is not waited for
+        abandon  seconds from the abort, or from this call if that is later; what has not ended by then is left
+                 behind: the receipt lists it as still running, and nothing that comes from it later gets through
         """
-        return self._stop(at, scope, within, reason, caller(1))
+        return self._stop(at, scope, within, abandon, reason, caller(1))
 
     def abort(self, reason: AbortReason | BaseException | str | None = None) -> StopAck:
         """Stop now, with everything inside."""
-        return self._stop(StopAt.NOW, None, None, reason, caller(1))
+        return self._stop(StopAt.NOW, None, None, None, reason, caller(1))
+
+    def on_signals(self, *numbers: int) -> AbstractContextManager[None]:
+        """`with run.on_signals(signal.SIGINT): outcome = await run`: Ctrl-C stops the run instead of the program.
+
+        The first signal is `stop()`, of kind `user` for SIGINT and `shutdown` for others. A second one, unless it
+        comes within a second, is `stop(abandon=0)`: the run goes on without what does not end. A third raises
+        KeyboardInterrupt.
+        """
+        return stopping_on_signals(self.stop, self._ctx.clock, numbers, caller(1))
 
     def _stop(
         self,
         at: StopAt | None,
         scope: Scope | None,
         within: float | None,
+        abandon: float | None,
         reason: AbortReason | BaseException | str | None,
         origin: str | None,
     ) -> StopAck:
         stop = self._ctx.stop
-        now = self._ctx.clock.monotonic()
         request = stop_request(
-            at, scope=scope, within=within, reason=reason, before=stop.request, now=now, origin=origin
+            at,
+            scope=scope,
+            within=within,
+            abandon=abandon,
+            reason=reason,
+            before=stop.request,
+            now=self._ctx.clock.monotonic(),
+            origin=origin,
         )
         if self.finished:
             return StopAck("already_finished", "settled", f"{self.id} has ended", self.id, self._settled)
         before = stop.asked or self.signal.aborted
         stricter = stop.ask(request)
         if not before:
-            return StopAck("accepted", "accepted", f"stops at {stop.request.at.name}", self.id, self._settled)
-        told = f"is stopping; now at {stop.request.at.name}" if stricter else "is stopping already"
+            return StopAck("accepted", "accepted", f"stops {stop.request}", self.id, self._settled)
+        told = f"is stopping; now {stop.request}" if stricter else "is stopping already"
         return StopAck("already_stopping", "accepted", told, self.id, self._settled)
 
     async def _settled(self, timeout: float | None) -> Receipt:
@@ -117,8 +139,11 @@ class Running(ABC, Generic[T, R]):
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
-            # Whoever waits was told to go: nobody is left who wants the result. A second time they go at once.
-            self._controller._abort(AbortReason("parent", "the task that waited for it was cancelled"))
+            # Whoever waits was told to go, perhaps by a time limit of their own: nobody is left who wants the result,
+            # and what does not end is not waited for. A second time they go at once.
+            reason = AbortReason("parent", "the task that waited for it was cancelled")
+            self._controller._abort(reason)
+            self._ctx.stop.ask(StopRequest(StopAt.NOW, abandon=LIMIT_GRACE_SECONDS, reason=reason))
             await asyncio.wait([task])
             raise
         return task.result()

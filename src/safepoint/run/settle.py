@@ -4,16 +4,19 @@ Decides by the signal, never by the type or name of an exception. Knows nothing 
 """
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
 from ..abort import AbortError, shield
 from ..abort.guard import asked_from_outside
+from ..errors import describe
+from .cleanup import CleanupCall
 from .context import Cleanup, Context, Work
 from .events import CleanupFailed, RunEnded, RunStarted
 from .outcome import Aborted, Completed, Failed, Outcome, TimedOut
+from .owned.executor import install_executor
+from .owned.leftovers import name_leftovers
 
 __all__ = ["run_cleanup", "settle"]
 
@@ -43,6 +46,7 @@ async def settle(ctx: Context, work: Work[I, T], value: I, *, then: Any = None) 
     """
     started = ctx.clock.time()
     before = asked_from_outside()
+    install_executor(asyncio.get_running_loop())
     result: T | None = None
     error: BaseException | None = None
     passing: BaseException | None = None  # meant for the task, not for us
@@ -56,6 +60,8 @@ async def settle(ctx: Context, work: Work[I, T], value: I, *, then: Any = None) 
     if error is not None and ctx.stop.raised(error):
         ctx.stop.commit()  # the work stopped at a safe point: from here on that is an abort
     passing = await clean_up(ctx) or passing
+    if error is not None or ctx.signal.aborted:
+        await name_leftovers(ctx.ledger, started)
     if passing is not None:
         ctx.emit(RunEnded(**ctx.stamp(), status="aborted"))
         raise passing
@@ -99,19 +105,36 @@ async def clean_up(ctx: Context) -> BaseException | None:
 
 
 async def run_cleanup(ctx: Context, cleanup: Cleanup, seconds: float) -> BaseException | None:
-    """Run one, shielded and bounded."""
-    try:
-        with shield(seconds):
-            pending = cleanup()
-            if inspect.isawaitable(pending):
-                await pending
-    except Exception as error:
-        too_long = isinstance(error, AbortError | TimeoutError)
-        _warn(ctx, cleanup, "took too long" if too_long else f"raised {type(error).__name__}: {error}")
-    except BaseException as error:
-        _warn(ctx, cleanup, f"was interrupted by {type(error).__name__}")
-        return error
-    return None
+    """Run one, shielded and bounded. What does not end in its thread by then is left behind."""
+    call = CleanupCall(cleanup)
+    ends = ctx.clock.monotonic() + seconds
+    passing: BaseException | None = None
+    while True:
+        try:
+            with shield(max(0.0, ends - ctx.clock.monotonic())):
+                await call.run()
+        except Exception as error:
+            _warn(ctx, cleanup, _what_happened(call, error))
+        except BaseException as error:
+            if call.in_thread and passing is None and isinstance(error, asyncio.CancelledError):
+                # A thread does not end because its caller is told to. The next clean-up must not begin beside it, so
+                # the caller waits on, as long as it would have; told twice, it goes at once.
+                passing = error
+                continue
+            _warn(ctx, cleanup, f"was interrupted by {type(error).__name__}{_left(call)}")
+            return passing or error
+        return passing
+
+
+def _what_happened(call: CleanupCall, error: Exception) -> str:
+    too_long = call.in_thread or isinstance(error, AbortError | TimeoutError)
+    return f"took too long{_left(call)}" if too_long else f"raised {describe(error)}"
+
+
+def _left(call: CleanupCall) -> str:
+    if not call.in_thread:
+        return ""
+    return f"; its thread was left behind at {call.leave() or 'an unknown place'}"
 
 
 def _warn(ctx: Context, cleanup: Cleanup, told: str) -> None:

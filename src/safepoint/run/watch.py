@@ -3,13 +3,17 @@
 Knows nothing of what a leaf is; says nothing by itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Literal, TypeAlias
 
 from ..abort import AbortSignal, Clock, Timer
+from ..abort.clock import NonBlocking
 from ..abort.listeners import Registration
 
 __all__ = ["Alarm", "Watch"]
+
+ROUNDING_SECONDS = 1e-6
 
 Due: TypeAlias = tuple[float, Callable[[], object]]
 
@@ -30,7 +34,7 @@ class Watch:
         self.ended = False
 
     def after_abort(self, seconds: float, callback: Callable[[], object]) -> None:
-        """Call back, in the clock's timer thread, if the leaf still runs `seconds` after the abort."""
+        """Call back, in a callback thread of the clock, if the leaf still runs `seconds` after the abort."""
         self.due.append((seconds, callback))
         if self._alarm.heard_at is not None:
             self._alarm.arm()
@@ -107,7 +111,8 @@ class Alarm:
             return
         when = self.heard_at + min(dues)
         if not any(timer.armed and timer.when <= when for timer in self._timers):
-            self._timers.append(self._clock.call_at(when, self._fire))
+            self._forget_fired()
+            self._timers.append(self._clock.call_at(when, NonBlocking(self._fire)))
             if not self._watches:  # the last leaf has ended in this very moment
                 self._timers[-1].disarm()
 
@@ -117,9 +122,22 @@ class Alarm:
             watch.heard()
         self.arm()
 
-    def _fire(self) -> None:
-        now = self.since_abort()
-        for watch in list(self._watches):
-            for _, callback in watch.take(now):
-                callback()
-        self.arm()
+    def _forget_fired(self) -> None:
+        for timer in list(self._timers):
+            if not timer.armed:
+                with suppress(ValueError):  # another thread has done it
+                    self._timers.remove(timer)
+
+    def _fire(self) -> Iterator[Callable[[], object]]:
+        """What is due now, for the clock to call each by itself: one that blocks or raises delays no other.
+
+        A generator: the timer thread only makes it, a callback thread goes through it.
+        """
+        # Sums of floats are rounded: without this a timer that fires at its very time may find nothing due, and be
+        # set again for the same time.
+        now = self.since_abort() + ROUNDING_SECONDS
+        due = [(watch, callback) for watch in list(self._watches) for _, callback in watch.take(now)]
+        self.arm()  # before any of them is called: what is due later has its timer, whatever they do
+        for watch, callback in due:
+            if not watch.ended:
+                yield callback

@@ -1,64 +1,91 @@
 """Owns finding the place where something is stuck: file and line, for people. Knows nothing of aborts.
 
 Reads frames of running code, which may move on while one looks: an answer is a good guess at that moment.
+
+A task is in one of two states, and they are read in different ways. A task that *waits* is a chain of suspended
+coroutines, each of which knows what it awaits. A task that *runs* has no such chain (`cr_await` is None while a
+coroutine executes): its frames are on the stack of the thread that runs its event loop. A task that runs for seconds
+blocks its loop, and with it every other task there; those wait for it, whatever else they seem to wait for.
 """
 
 import ast
 import asyncio
 import functools
 import gc
-import os
+import itertools
 import sys
-import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["place", "swallower", "thread_place"]
+from ..abort.reason import owner_of
 
-_LIBRARIES = tuple(
-    os.path.realpath(folder) + os.sep
-    for folder in {*sysconfig.get_paths().values(), os.path.dirname(os.path.dirname(__file__))}
-    if folder
-)
+__all__ = ["blocking_place", "place", "swallower", "thread_place"]
+
 _WRAPPERS = {"async_generator_asend", "async_generator_athrow", "coroutine_wrapper", "anext_awaitable"}
+_RUN_CALLBACK = asyncio.Handle._run.__code__
 _SWALLOWS = {"BaseException", "CancelledError"}
 
 
 def place(task: "asyncio.Task[Any]") -> str | None:
-    """Where the task waits: the innermost line of the user's own code in its chain of awaits."""
+    """Where a task is: the innermost line of the user's own code.
+
+    For a task that waits while its event loop is busy with something else, that is named too: until it returns, the
+    task cannot go on.
+    """
+    if (running := blocking_place(task)) is not None:
+        return running
     chain = list(await_chain(task))
+    if not chain:
+        return None
     own = [entry for entry in chain if not _is_library(entry[0].co_filename)]
-    return _text(*(own or chain)[-1]) if chain else None
+    waits = _text(*(own or chain)[-1])
+    busy = _busy_with(task.get_loop())
+    return waits if busy is None else f"{waits} (it waits; the event loop is busy with {busy})"
+
+
+def blocking_place(task: "asyncio.Task[Any]") -> str | None:
+    """Where a task is that runs now, and so blocks its event loop. None: it waits, or has ended.
+
+    Asked from the thread of that event loop the answer is always None: what runs there is whoever asks.
+    """
+    if _is_this_threads(task.get_loop()):
+        return None
+    frames = _running_frames(task)
+    return _innermost(frames) if frames else None
 
 
 def thread_place(thread_id: int) -> str | None:
     """Where a thread is: the innermost line of the user's own code, and what it has called if that is a library."""
-    frame = sys._current_frames().get(thread_id)
-    if frame is None:
-        return None
-    inner = _text(frame.f_code, frame.f_lineno)
-    own: FrameType | None = frame
-    while own is not None and _is_library(own.f_code.co_filename):
-        own = own.f_back
-    if own is None or own is frame:
-        return inner
-    return f"{_text(own.f_code, own.f_lineno)} (in {inner})"
+    frames = list(_stack(sys._current_frames().get(thread_id)))
+    return _innermost(frames) if frames else None
 
 
 def swallower(task: "asyncio.Task[Any]") -> str | None:
-    """A handler that may have swallowed a cancellation: the innermost one that could, in the functions of the chain."""
+    """A handler that may have swallowed a cancellation: the innermost one that could, in the functions of the chain.
+
+    Of a task that runs, only a handler it is in just now: what it has left behind may have caught something else, and
+    a task that blocks its event loop has most likely not been interrupted yet.
+    """
+    if not _is_this_threads(task.get_loop()) and (frames := _running_frames(task)):
+        for frame in frames:
+            code = frame.f_code
+            if not _is_library(code.co_filename):
+                for handler, end in _handlers(code.co_filename, code.co_firstlineno):
+                    if handler <= frame.f_lineno <= end:
+                        return f"{code.co_filename}:{handler} in {code.co_name}"
+        return None
     for code, line in reversed(list(await_chain(task))):
         if not _is_library(code.co_filename):
-            for handler in _handlers(code.co_filename, code.co_firstlineno):
+            for handler, _ in _handlers(code.co_filename, code.co_firstlineno):
                 if handler <= line or _loops_back(code.co_filename, handler, line):
                     return f"{code.co_filename}:{handler} in {code.co_name}"
     return None
 
 
 def await_chain(task: "asyncio.Task[Any]") -> Iterator[tuple[CodeType, int]]:
-    """The functions a task is in, outermost first, each with its line."""
-    awaited: Any = task.get_coro()
+    """The functions in which a task waits, outermost first, each with its line."""
+    awaited: Any = _coroutine(task)
     while awaited is not None:
         frame = _first_of(awaited, "cr_frame", "ag_frame", "gi_frame")
         if frame is not None:
@@ -66,6 +93,62 @@ def await_chain(task: "asyncio.Task[Any]") -> Iterator[tuple[CodeType, int]]:
         awaited = _first_of(awaited, "cr_await", "ag_await", "gi_yieldfrom")
         if type(awaited).__name__ in _WRAPPERS:  # they do not say what they wrap; the garbage collector knows
             awaited = next((ref for ref in gc.get_referents(awaited) if _first_of(ref, "cr_frame", "ag_frame")), None)
+
+
+def _running_frames(task: "asyncio.Task[Any]") -> list[FrameType]:
+    """What a running task has on the stack of its thread, innermost first; nothing if it does not run.
+
+    The part of the stack inside of this task's step ends with the frame of its own coroutine. Looking for that frame
+    also finds the thread: uvloop does not tell which one it runs in.
+    """
+    coroutine = _coroutine(task)
+    outermost = _first_of(coroutine, "cr_frame", "gi_frame")
+    if outermost is None or not _first_of(coroutine, "cr_running", "gi_running"):
+        return []
+    for innermost in sys._current_frames().values():
+        frames = list(_stack(innermost))
+        if outermost in frames:
+            return frames[: frames.index(outermost) + 1]
+    return []
+
+
+def _busy_with(loop: asyncio.AbstractEventLoop) -> str | None:
+    """What an event loop of another thread executes now: a task or a callback, with its place. None: it waits."""
+    if _is_this_threads(loop):
+        return None  # it executes whoever asks
+    if (task := asyncio.current_task(loop)) is not None:
+        frames = _running_frames(task)
+        return f"task {task.get_name()!r} at {_innermost(frames)}" if frames else None
+    thread_id = getattr(loop, "_thread_id", None)  # uvloop has none: there, callbacks are not found
+    frames = list(_stack(sys._current_frames().get(thread_id))) if thread_id is not None else []
+    callback = list(itertools.takewhile(lambda frame: frame.f_code is not _RUN_CALLBACK, frames))
+    return f"a callback at {_innermost(callback)}" if 0 < len(callback) < len(frames) else None
+
+
+def _is_this_threads(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames of a stack, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _innermost(frames: Sequence[FrameType]) -> str:
+    """The innermost line of the user's own code, and what it has called if that is a library."""
+    inner = _text(frames[0].f_code, frames[0].f_lineno)
+    own = next((frame for frame in frames if not _is_library(frame.f_code.co_filename)), frames[0])
+    return inner if own is frames[0] else f"{_text(own.f_code, own.f_lineno)} (in {inner})"
+
+
+def _coroutine(task: "asyncio.Task[Any]") -> Any:
+    """What a task runs. None if it is done: Python 3.12.1 crashes when asked for that of a task that ended eagerly."""
+    return None if task.done() else task.get_coro()
 
 
 def _first_of(obj: object, *names: str) -> Any:
@@ -78,7 +161,7 @@ def _text(code: CodeType, line: int) -> str:
 
 @functools.cache
 def _is_library(file: str) -> bool:
-    return file.startswith("<") or os.path.realpath(file).startswith(_LIBRARIES)
+    return file.startswith("<") or owner_of(file) != "user"
 
 
 @functools.lru_cache(maxsize=64)
@@ -100,13 +183,13 @@ def _function(file: str, first_line: int) -> ast.AST | None:
     return None
 
 
-def _handlers(file: str, first_line: int) -> list[int]:
-    """Lines of the handlers in this function that catch a cancellation and do not raise again, last first."""
+def _handlers(file: str, first_line: int) -> list[tuple[int, int]]:
+    """First and last lines of the handlers in this function that catch a cancellation and do not raise again."""
     function = _function(file, first_line)
     if function is None:
         return []
     lines = [
-        node.lineno
+        (node.lineno, node.end_lineno or node.lineno)
         for node in ast.walk(function)
         if isinstance(node, ast.ExceptHandler) and _catches(node.type) and not _raises(node)
     ]

@@ -8,7 +8,6 @@ RemoteErrors.
 import functools
 import json
 import operator
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args
@@ -17,9 +16,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from ..abort import AbortReason
-from ..abort.reason import name_of, text_of
-from ..errors import RemoteError, SafepointError
+from ..errors import RemoteError, WireError, name_of, shorten, text_of
 from .events import Event, TurnEnded
+from .fields import Fields, parse
 from .messages import Message
 from .outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from .receipt import Receipt
@@ -37,10 +36,6 @@ __all__ = [
 
 T = TypeVar("T")
 VERSION = 1
-
-
-class WireError(SafepointError, ValueError):
-    """What came over the wire cannot be understood: the message says what and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +90,7 @@ def event_from_json(text: str, value_type: Any = Any) -> Event:
     if data.get("kind") != "turn_ended":
         event = _read("event", Event, data)
         return event
-    outcome = outcome_from_json(json.dumps(data.get("outcome")), value_type)
+    outcome = _outcome(_versioned("outcome", data.get("outcome")), value_type)
     # Of an outcome pydantic has no schema: errors are in it. All that stands around it is read like any event's.
     around = _read("event", Event, {**data, "kind": "turn_started", "items": 0})
     return TurnEnded(run_id=around.run_id, path=around.path, at=around.at, turn_id=around.turn_id, outcome=outcome)
@@ -124,59 +119,69 @@ def outcome_to_json(outcome: Outcome[T], value_type: Any = Any) -> str:
         case Completed(value):
             data["value"] = dump(value)
         case Aborted(reason, receipt, partial) | TimedOut(reason, receipt, partial):
-            data |= {"reason": reason.to_dict(), "receipt": json.loads(receipt.to_json()), "partial": dump(partial)}
+            data |= {"reason": reason.to_dict(), "receipt": receipt.to_dict(), "partial": dump(partial)}
         case Failed(error, receipt, partial):
-            info = ErrorInfo(name_of(error), text_of(error))
-            data |= {"error": asdict(info), "receipt": json.loads(receipt.to_json()), "partial": dump(partial)}
+            info = ErrorInfo(name_of(error), shorten(text_of(error)))
+            data |= {"error": asdict(info), "receipt": receipt.to_dict(), "partial": dump(partial)}
     return json.dumps(data, ensure_ascii=False)
 
 
 def outcome_from_json(text: str, value_type: Any = Any) -> Outcome[Any]:
     """Read `outcome_to_json()` back. Raises: WireError."""
-    data = _object("outcome", text)
-    values = _plain(value_type)
+    return _outcome(_object("outcome", text), value_type)
+
+
+def _outcome(data: dict[str, Any], value_type: Any) -> Outcome[Any]:
+    values, fields = _plain(value_type), Fields("outcome", data)
 
     def load(name: str) -> Any:
-        return None if data.get(name) is None else values.validate_python(data[name])
+        try:
+            return None if data.get(name) is None else values.validate_python(data[name])
+        except Exception as problem:  # a type of the user's may raise anything while it reads
+            raise _unreadable("outcome", problem) from problem
 
-    try:
-        times = {"started_at": float(data["started_at"]), "finished_at": float(data["finished_at"])}
-        match data.get("status"):
-            case "completed":
-                return Completed(load("value"), **times)
-            case "aborted" | "timed_out" as status:
-                ended = Aborted if status == "aborted" else TimedOut
-                return ended(AbortReason.from_dict(data["reason"]), _receipt(data), load("partial"), **times)
-            case "failed":
-                error = RemoteError(data["error"]["type"], data["error"]["message"])
-                return Failed(error, _receipt(data), load("partial"), **times)
-            case unknown:
-                raise WireError(f"unknown outcome {unknown!r}: this reader knows version {VERSION}")
-    except (KeyError, TypeError, ValidationError) as problem:
-        raise WireError(f"this outcome cannot be read: {problem}") from problem
+    def receipt() -> Receipt:
+        return Receipt.from_dict(fields.object("receipt"))
 
-
-def _receipt(data: Mapping[str, Any]) -> Receipt:
-    return Receipt.from_json(json.dumps(data["receipt"]))
+    times = {"started_at": fields.number("started_at"), "finished_at": fields.number("finished_at")}
+    match data.get("status"):
+        case "completed":
+            return Completed(load("value"), **times)
+        case "aborted" | "timed_out" as status:
+            ended = Aborted if status == "aborted" else TimedOut
+            return ended(AbortReason.from_dict(fields.object("reason")), receipt(), load("partial"), **times)
+        case "failed":
+            error = Fields("error", fields.object("error"))
+            failure = RemoteError(error.text("type"), error.text("message"))
+            return Failed(failure, receipt(), load("partial"), **times)
+        case unknown:
+            raise WireError(f"unknown outcome {shorten(repr(unknown))}: this reader knows version {VERSION}")
 
 
 def _read(what: str, kind: Any, data: dict[str, Any]) -> Any:
     known = {get_args(member.__dataclass_fields__["kind"].type)[0] for member in get_args(kind)}
-    if data.get("kind") not in known:
-        raise WireError(f"unknown {what} {data.get('kind')!r}; known are {', '.join(sorted(known))}")
+    given = data.get("kind")
+    if not isinstance(given, str) or given not in known:
+        raise WireError(f"unknown {what} {shorten(repr(given))}; known are {', '.join(sorted(known))}")
     try:
         return _adapter(kind).validate_python({name: value for name, value in data.items() if name != "v"})
-    except ValidationError as problem:
-        raise WireError(f"this {what} cannot be read: {problem}") from problem
+    except (ValidationError, RecursionError) as problem:
+        raise _unreadable(what, problem) from problem
 
 
 def _object(what: str, text: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except ValueError as problem:
-        raise WireError(f"this {what} is not JSON: {problem}") from problem
+    return _versioned(what, parse(what, text))
+
+
+def _versioned(what: str, data: object) -> dict[str, Any]:
+    """A JSON object of a version that this reader knows."""
     if not isinstance(data, dict):
         raise WireError(f"this {what} is not a JSON object but {type(data).__name__}")
-    if not isinstance(data.get("v"), int) or data["v"] > VERSION:
-        raise WireError(f"this {what} is of version {data.get('v')!r}; this reader knows up to {VERSION}")
+    version = data.get("v")
+    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= VERSION:
+        raise WireError(f"this {what} is of version {shorten(repr(version))}; this reader knows up to {VERSION}")
     return data
+
+
+def _unreadable(what: str, problem: Exception) -> WireError:
+    return WireError(f"this {what} cannot be read: {shorten(text_of(problem))}")

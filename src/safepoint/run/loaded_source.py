@@ -1,0 +1,60 @@
+"""Owns the question whether a source file still says what code was compiled from. Knows nothing of threads.
+
+The file may have been edited since it was loaded, even inside a function, so its name and line prove nothing. The text
+is compiled again, and the code must be the same, at the same positions.
+"""
+
+import ast
+import dis
+from types import CodeType
+
+__all__ = ["LoadedSource"]
+
+
+class LoadedSource:
+    """The code that the text of a file compiles to.
+
+    Args:
+        text: The text.
+        file: Its name.
+    """
+
+    def __init__(self, text: str, file: str) -> None:
+        self._codes: dict[tuple[str, int], list[CodeType]] = {}
+        self._asserts: set[int] = set()  # the lines of these statements
+        try:
+            tree = ast.parse(text)
+            todo = [compile(text, file, "exec", dont_inherit=True)]
+        except (SyntaxError, ValueError, RecursionError):
+            return
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assert):
+                self._asserts |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        while todo:
+            code = todo.pop()
+            self._codes.setdefault((code.co_qualname, code.co_firstlineno), []).append(code)
+            todo += [each for each in code.co_consts if isinstance(each, CodeType)]
+
+    def has(self, code: CodeType) -> bool:
+        """Whether the code was compiled from this text."""
+        return any(self._same(code, each) for each in self._codes.get((code.co_qualname, code.co_firstlineno), ()))
+
+    def _same(self, code: CodeType, other: CodeType) -> bool:
+        if (code.co_code, code.co_linetable) == (other.co_code, other.co_linetable):
+            return True
+        # Test runners put other code in the place of `assert`. The calls in all other lines must be the same.
+        if self._asserts.isdisjoint(line for _, _, line in other.co_lines() if line is not None):
+            return False
+        return self._other(_positions(code)) == self._other(_positions(other))
+
+    def _other(self, positions: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        return [position for position in positions if position[0] not in self._asserts]
+
+
+def _positions(code: CodeType) -> list[tuple[int, ...]]:
+    """Where something is called, as often as it stands in the code: a `finally` stands there several times.
+
+    Where a function returns by itself depends on its last statement, which may be an `assert`, so that is left out.
+    """
+    steps = zip(code.co_code[::2], code.co_positions(), strict=True)
+    return sorted(tuple(part or 0 for part in at) for opcode, at in steps if dis.opname[opcode].startswith("CALL"))

@@ -1,0 +1,314 @@
+"""Owns the account of one leaf: the programs and threads that it started, and what becomes of them.
+
+A leaf that is interrupted takes along what it started: its programs get TERM, then KILL; functions that it has put in
+threads are interrupted by the same rules as a synchronous leaf. A leaf that has finished keeps what it started. In both
+cases what is left is in the receipt, by name.
+"""
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+from ...abort import AbortError, shield
+from ...abort.processtree import KILL_SECONDS, ProcessId, end_processes, is_alive
+from ...abort.threads import submit
+from ..interrupt import AbortInterrupt, InterruptibleCall
+from ..policy import Policy
+from ..receipt import Fate, LeafKind, Ledger, Line
+from .programs import FORKS, TERM_SECONDS, Program, program_from_pid, with_descendants
+from .threads import ThreadWork
+
+__all__ = ["Leaf", "Owned"]
+
+T = TypeVar("T")
+# How long an interrupted leaf waits for what it started, beyond the time that ending it should take.
+PATIENCE_SECONDS = 0.5
+OUTLIVED = "it outlived the program it came from"
+
+
+class Leaf(Protocol):
+    """What an account asks of its leaf."""
+
+    operation: str
+    policy: Policy
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def reached(self) -> bool:
+        """True: the interruption has reached the body, which may be cleaning up; or the leaf has ended."""
+        ...
+
+    @property
+    def shielded(self) -> bool:
+        """True: the body is inside of a `shield()`."""
+        ...
+
+    def cut(self) -> None:
+        """Something under the body is about to be ended: it must not go on as if what it gets were whole."""
+        ...
+
+    def when_interrupted(self, seconds: float, callback: Callable[[], object]) -> None:
+        """Call back `seconds` after the leaf began to be interrupted, if it still runs then."""
+        ...
+
+
+class _Thread:
+    """A function that runs in a thread on an account."""
+
+    def __init__(self, work: ThreadWork, name: str) -> None:
+        self.work = work
+        self.name = name
+        self.line: Line | None = None
+        self.ended: Future[None] = Future()
+
+
+class Owned:
+    """What one leaf has started. Made when it starts its first program or thread: most leaves start none."""
+
+    def __init__(self, leaf: Leaf) -> None:
+        self._leaf = leaf
+        self._policy = leaf.policy
+        self._lock = threading.RLock()  # a finalizer that the collector runs in here may start a program
+        self._programs: list[Program] = []
+        self._functions: list[_Thread] = []
+        self._threads: list[threading.Thread] = []
+        self._endings: list[Future[None]] = []
+        self._signalled: set[ProcessId | threading.Thread] = set()  # what we have ended
+        self._lines: dict[ProcessId | threading.Thread, Line] = {}
+        self._listed = False  # in the ledger, as one to be asked before each receipt
+        leaf.when_interrupted(0.0, self._end)
+        leaf.when_interrupted(leaf.policy.interrupt_after, self._interrupt)
+
+    @property
+    def ends_connections(self) -> bool:
+        """Whether a thread is freed from the connection it is blocked in."""
+        return self._policy.connections == "end"
+
+    # What the leaf starts
+
+    def add_program(self, program: Program) -> None:
+        """The leaf has started, or is about to start, this program."""
+        with self._lock:
+            self._programs = [
+                known for known in self._programs if known.popen is None or known.popen.returncode is None
+            ]
+            self._programs.append(program)
+        self._list()
+
+    @property
+    def keeps(self) -> str:
+        """Why a program that starts now is not ended by a stop; empty if it is."""
+        if self._policy.programs == "leave":
+            return "its policy is to leave programs running"
+        return "started after the interruption had reached the function" if self._leaf.reached else ""
+
+    def expect_program(self, keep: str) -> None:
+        """The leaf is about to fork, by hand."""
+        FORKS.begin(self, keep or self.keeps)
+        self._list()
+
+    def survivors(self, pids: Iterable[int]) -> None:
+        """These processes came out of a program that has ended, and still run."""
+        for pid in pids:
+            if (program := program_from_pid(pid, keep=OUTLIVED)) is not None:
+                self.add_program(program)
+
+    def add_thread(self, thread: threading.Thread) -> None:
+        """The leaf has started this thread, by hand."""
+        with self._lock:
+            self._threads = [known for known in self._threads if known.is_alive()]
+            self._threads.append(thread)
+        self._list()
+
+    def thread(self, fn: Callable[..., T]) -> Callable[..., T]:
+        """The function, to be run in another thread on this account: one knows when it has really ended.
+
+        It gets a line in the receipt only if it is still at work when the leaf is stopped, or the run ends.
+        """
+
+        def accounted(*args: Any, **kwargs: Any) -> T:
+            call = InterruptibleCall(functools.partial(fn, *args, **kwargs), interruptible=self._policy.interruptible)
+            thread = _Thread(ThreadWork(call, self), _name_of(fn))
+            with self._lock:
+                self._functions.append(thread)
+            self._list()
+            fate: Fate = "finished"
+            try:
+                value: T = thread.work.run()
+                return value
+            except AbortInterrupt:
+                fate = "stopped"
+                raise
+            finally:
+                with self._lock:
+                    self._functions.remove(thread)
+                if thread.line is not None:
+                    thread.line.end(fate)
+                thread.ended.set_result(None)
+
+        return accounted
+
+    # Ending it
+
+    def _end(self) -> None:
+        """End the programs, and free the threads from what they are blocked in. What is ending already stays so."""
+        if self._leaf.shielded:
+            return  # its body cleans up in peace; when that is over, it ends, and this is done then
+        for thread in self._snapshot():
+            self._function_line(thread)
+            thread.work.end()
+        self.end_programs()
+
+    def _interrupt(self) -> None:
+        for thread in self._snapshot():
+            thread.work.interrupt()
+
+    def _snapshot(self) -> "list[_Thread]":
+        with self._lock:
+            return list(self._functions)
+
+    def runs_in(self, ident: int) -> bool:
+        """Whether a function on this account runs in this thread."""
+        return any(thread.work.runs_in(ident) for thread in self._snapshot())
+
+    def interrupt_here(self) -> bool:
+        """In a thread that runs on this account: raise the interruption here, if it is owed. False: no such thread."""
+        for thread in self._snapshot():
+            if thread.work.runs_in(threading.get_ident()):
+                thread.work.call.interrupt()
+                thread.work.call.raise_if_owed()
+                return True
+        return False
+
+    def end_programs(self) -> None:
+        """End the programs of the leaf and all that descends from them."""
+        FORKS.find_for(self)
+        with self._lock:
+            ending = [(program, process) for program in self._programs if (process := _to_end(program)) is not None]
+            for program, _ in ending:
+                program.ending = True
+            if not ending:
+                return
+            ended: Future[None] = Future()
+            self._endings.append(ended)
+        # Armed before the first signal: what was cut off must not look whole to the function that waits for it.
+        self._leaf.cut()
+        for thread in self._snapshot():
+            thread.work.cut_program()
+        self._signalled.update(process for _, process in ending)
+        lines = {process: self._line(process, program.name) for program, process in ending}
+        submit(functools.partial(self._end_all, lines, ended))
+
+    def _end_all(self, lines: dict[ProcessId, Line], ended: "Future[None]") -> None:
+        try:
+            everything = with_descendants(lines)
+            self._signalled.update(everything)
+            left = end_processes(everything, grace=TERM_SECONDS)
+            for process, line in lines.items():
+                if process not in left:
+                    line.end("stopped")
+            for process in left:
+                line = lines.get(process) or self._line(process, "process")
+                line.end("still_running", note="it did not end after KILL")
+        finally:
+            with self._lock:
+                self._endings.remove(ended)
+            ended.set_result(None)
+
+    async def end(self) -> None:
+        """End what the leaf started, and wait until it has ended; not longer than that can take."""
+        self._end()
+        with self._lock:
+            programs = [asyncio.wrap_future(ending) for ending in self._endings]
+            functions = [asyncio.wrap_future(thread.ended) for thread in self._functions]
+        await _wait_for(functions, self._policy.interrupt_after + PATIENCE_SECONDS)
+        await _wait_for(programs, TERM_SECONDS + KILL_SECONDS + PATIENCE_SECONDS)
+
+    # Telling of it
+
+    @property
+    def runs(self) -> bool:
+        """True: something that the leaf started is still at work."""
+        return bool(self._functions) or any(program.living() for program in list(self._programs))
+
+    def write_down(self) -> bool:
+        """Bring the receipt's lines up to date. False: there is nothing left that could change."""
+        FORKS.find_for(self)
+        with self._lock:
+            ended = self._leaf.reached and not self._endings  # then a program without a process never got one
+            self._programs = [known for known in self._programs if not (known.over or (ended and not known.living()))]
+            self._threads = [known for known in self._threads if known.is_alive()]
+            programs, threads = list(self._programs), list(self._threads)
+        for program in programs:
+            process = program.living()
+            if process is not None and not program.ending:
+                note = program.keep or "the leaf that started it kept it"
+                self._line(process, program.name).end("still_running", note=note)
+        functions = self._snapshot()
+        for function in functions:
+            self._function_line(function).end("still_running", where=function.work.call.where())
+        for thread in threads:
+            self._thread_line(thread).end("still_running", note="a thread that the leaf started")
+        for owner, line in list(self._lines.items()):
+            if not (owner.is_alive() if isinstance(owner, threading.Thread) else is_alive(owner)):
+                line.end("stopped" if owner in self._signalled else "finished")
+        self._listed = bool(programs or functions or threads) or FORKS.has(self)
+        return self._listed
+
+    def _list(self) -> None:
+        """Have `write_down` called before each receipt, as long as there is something to tell."""
+        if not self._listed:
+            self._listed = True
+            self._leaf.ledger.add_source(self.write_down)
+
+    def _function_line(self, function: "_Thread") -> Line:
+        if function.line is None:
+            function.line = self._begin(function.name, "thread")
+        return function.line
+
+    def _begin(self, name: str, kind: LeafKind) -> Line:
+        line = self._leaf.ledger.begin(f"{self._leaf.operation}/{name}", kind, owned=True)
+        line.fate = "still_running"
+        return line
+
+    def _line(self, process: ProcessId, name: str) -> Line:
+        line = self._lines.get(process)
+        if line is None:
+            line = self._lines[process] = self._begin(name, "program")
+            line.pid, line.pid_started = process.pid, process.started
+        return line
+
+    def _thread_line(self, thread: threading.Thread) -> Line:
+        line = self._lines.get(thread)
+        if line is None:
+            line = self._lines[thread] = self._begin(thread.name, "thread")
+        return line
+
+
+async def _wait_for(endings: "list[asyncio.Future[None]]", seconds: float) -> None:
+    """Wait for all of them, at most so long. What goes on then is named in the receipt."""
+    try:
+        with shield(seconds):
+            if endings:
+                await asyncio.wait(endings)
+    except AbortError:
+        pass
+
+
+def _to_end(program: Program) -> ProcessId | None:
+    return None if program.ending or program.keep else program.living()
+
+
+def _name_of(fn: Callable[..., object]) -> str:
+    while isinstance(fn, functools.partial):
+        # asyncio.to_thread gives partial(context.run, function, …)
+        inner = fn.args[0] if fn.args and getattr(fn.func, "__name__", "") == "run" else fn.func
+        if not callable(inner):
+            break
+        fn = inner
+    return str(getattr(fn, "__name__", type(fn).__name__))

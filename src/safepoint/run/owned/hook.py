@@ -1,0 +1,127 @@
+"""Owns how it is known what a leaf starts: an audit hook of the interpreter.
+
+The hook runs in the thread and in the context of the code that starts something, so a context variable tells which leaf
+that is. It is installed with the first leaf, not at import, and can never be removed: for whatever is no start of a
+program, connection or thread it costs one look into a set.
+
+Not seen: programs of uvloop, processes that multiprocessing starts by spawn or forkserver, C code that forks, threads
+of C libraries, and, on Python 3.11, plain `threading.Thread`s.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any, Protocol
+
+from ...abort.accounting import current_account
+from .account import Owned
+from .programs import FORKS, Program, see
+
+__all__ = ["detached", "install"]
+
+_FORKS = frozenset({"os.system", "os.posix_spawn", "os.fork", "os.forkpty"})
+_THREADS = frozenset({"_thread.start_new_thread", "_thread.start_joinable_thread"})
+_WATCHED = _FORKS | _THREADS | {"subprocess.Popen", "socket.connect"}
+
+# Pools of worker processes: one that is killed breaks or hangs the pool for everybody who uses it.
+_POOLS = ("multiprocessing", "concurrent.futures.process", "loky", "joblib")
+_POOL_NOTE = "a process of a pool, which a stop never ends"
+# Our own supervisors end what they start, and report what survives.
+_SUPERVISORS = ("safepoint.abort.processes", "safepoint.run.isolate", "safepoint.worker.seats")
+# Threads that serve many callers one after the other: what they do is written down elsewhere.
+_SERVING = ("concurrent.futures", "safepoint", "anyio", "asyncio")
+
+
+class Starter(Protocol):
+    """The leaf, as the hook sees it."""
+
+    def own(self) -> Owned:
+        """Its account, made if there is none."""
+        ...
+
+    def refuse_if_stopped(self, what: str) -> None:
+        """Raises: AbortInterrupt, where the leaf is being interrupted and that has not reached the body yet."""
+        ...
+
+
+_detached: ContextVar[bool] = ContextVar("safepoint_detached", default=False)
+_installed: list[None] = []  # one entry, once it is there
+
+
+@contextmanager
+def detached() -> Iterator[None]:
+    """What is started inside belongs to the application, not to the leaf: a browser, a pool, a shared client.
+
+    A stop does not end it, and the receipt does not list it.
+    """
+    token = _detached.set(True)
+    try:
+        yield
+    finally:
+        _detached.reset(token)
+
+
+def install() -> None:
+    """Install the hook, once per process. A forked child inherits it."""
+    if not _installed:
+        _installed.append(None)
+        sys.addaudithook(_hook)
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    if event not in _WATCHED:
+        return
+    FORKS.find_here()
+    leaf: Any = None if _detached.get() else current_account.get()
+    if event == "socket.connect":
+        if leaf is not None:
+            leaf.refuse_if_stopped("connections")
+    elif event in _THREADS:
+        if leaf is not None:
+            _started_thread(leaf, args[0])
+    else:
+        _starts_program(leaf, event, sys._getframe(1))
+
+
+def _starts_program(leaf: Starter | None, event: str, frame: FrameType) -> None:
+    popen = frame.f_locals.get("self") if event == "subprocess.Popen" else None
+    if popen is not None:
+        see(popen)
+    module = _starting_module(frame)
+    if leaf is None or module in _SUPERVISORS:
+        return
+    leaf.refuse_if_stopped("programs")
+    keep = _POOL_NOTE if module.startswith(_POOLS) else ""
+    if popen is not None:
+        owned = leaf.own()
+        owned.add_program(Program(_program_name(popen, frame), popen=popen, keep=keep or owned.keeps))
+    elif event in _FORKS:
+        leaf.own().expect_program(keep)
+
+
+def _started_thread(leaf: Starter, function: Any) -> None:
+    thread = getattr(function, "__self__", None)
+    if not isinstance(thread, threading.Thread):
+        return
+    target: Any = getattr(thread, "_target", None)
+    modules = (type(thread).__module__, str(getattr(target, "__module__", "")))
+    if not any(module.startswith(_SERVING) for module in modules):
+        leaf.own().add_thread(thread)
+
+
+def _starting_module(frame: FrameType | None) -> str:
+    """The module whose code starts the program: the first one outside of `subprocess` itself."""
+    while frame is not None and frame.f_globals.get("__name__") in ("subprocess", "os"):
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_globals.get("__name__") or "")
+
+
+def _program_name(popen: Any, frame: FrameType) -> str:
+    command = frame.f_locals.get("args", getattr(popen, "args", "program"))
+    first = command if isinstance(command, str | bytes | os.PathLike) else next(iter(command), "program")
+    words = os.fsdecode(first).split()
+    return os.path.basename(words[0]) if words else "program"

@@ -1,0 +1,165 @@
+"""Owns a leaf's side of its account: when it is being interrupted, what it then refuses, and what it waits for.
+
+The other side, the list of what it started, is `account.py`. Knows nothing of how a leaf is run or written down.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, Literal, TypeVar
+
+from ...abort import AbortSignal, Guard
+from ..context import Context
+from ..interrupt import AbortInterrupt
+from ..policy import LIMIT_GRACE_SECONDS, Policy
+from ..receipt import Ledger
+from ..watch import Watch
+from .account import Owned
+from .leftovers import end_tasks_of, has_tasks, running_behind
+from .threads import ThreadWork
+
+__all__ = ["OwningLeaf"]
+
+T = TypeVar("T")
+
+
+class OwningLeaf:
+    """A leaf that knows what it starts. `leafrun.py` makes a whole leaf of it."""
+
+    operation: str
+    policy: Policy
+    signal: AbortSignal
+    outer: Context
+    watch: Watch
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[Any] | None = None  # the one that runs the body, if it is awaited
+        self.work: ThreadWork | None = None  # the body, if it runs in a thread
+        self.owned: Owned | None = None  # what it has started, if anything
+        self._ended = False
+        self._guard: Guard | None = None  # around the body, if it is awaited
+        self._limit: AbortSignal | None = None  # its own time limit
+        self._behind: Future[Any] | None = None  # the call in a thread for which it waited when it was interrupted
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of the run."""
+        return self.outer.ledger
+
+    def own(self) -> Owned:
+        """Its account, made with the first thing that it starts."""
+        if self.owned is None:
+            self.owned = Owned(self)
+        return self.owned
+
+    def thread(self, fn: Callable[..., T]) -> Callable[..., T]:
+        """It puts a function in a thread: what to run there instead."""
+        return fn if self._ended else self.own().thread(fn)
+
+    def survivors(self, pids: Iterable[int]) -> None:
+        """These processes came out of a program that it ran, and still run."""
+        for_account = list(pids)
+        if for_account:
+            self.own().survivors(for_account)
+
+    def knows_thread(self, thread: int) -> bool:
+        """Whether what runs in this thread has a line of its own already."""
+        here = self.work is not None and self.work.call.thread_id == thread
+        return here or (self.owned is not None and self.owned.runs_in(thread))
+
+    @property
+    def being_interrupted(self) -> bool:
+        """True: by its policy it is to end now. Not while it may still finish, nor where it only sees the signal."""
+        if self._limit is not None and self._limit.aborted:
+            return True
+        if not self.signal.aborted or self.policy.on_abort == "cooperate":
+            return False
+        return self.policy.on_abort == "interrupt" or self.since_abort() >= self.policy.grace
+
+    @property
+    def reached(self) -> bool:
+        """True: the interruption has reached the body, which may be cleaning up; or the leaf has ended."""
+        if self._ended:
+            return True
+        if self.work is not None:
+            return self.work.call.interrupted or self.work.call.ended
+        return self._guard is not None and self._guard.delivered
+
+    def when_interrupted(self, seconds: float, callback: Callable[[], object]) -> None:
+        """Call back `seconds` after it began to be interrupted, if it still runs then."""
+
+        def due() -> None:
+            if self.being_interrupted:
+                callback()
+
+        self.watch.after_abort(seconds + (self.policy.grace if self.policy.on_abort == "finish" else 0.0), due)
+
+    def refuse_if_stopped(self, what: Literal["programs", "connections"]) -> None:
+        """Refuse to start one more. Raises: AbortInterrupt, while the interruption has not reached the body."""
+        if self._ended or not self.being_interrupted or getattr(self.policy, what) != "end":
+            return
+        if self.work is not None and self.work.call.thread_id == threading.get_ident():
+            self.work.call.interrupt()
+            self.work.call.raise_if_owed()
+        elif self.owned is not None and self.owned.interrupt_here():
+            pass
+        elif not self.reached and not self.shielded and self._runs_now():
+            raise AbortInterrupt
+
+    def _runs_now(self) -> bool:
+        """Whether this is the task of the body. Tasks that it started may serve others, such as a shared client's."""
+        try:
+            return asyncio.current_task() is self.task
+        except RuntimeError:  # not on a loop
+            return False
+
+    @property
+    def shielded(self) -> bool:
+        """True: the body is inside of a `shield()`, so the interruption waits, and all that goes with it."""
+        return self._guard is not None and self._guard.shielded
+
+    @property
+    def ends_connections(self) -> bool:
+        """Whether its thread is freed from the connection it is blocked in."""
+        return self.policy.connections == "end"
+
+    def end_programs(self) -> None:
+        """End the programs that it started, if there are any."""
+        if self.owned is not None:
+            self.owned.end_programs()
+
+    def cut(self) -> None:
+        """Something under the body is about to be ended: it must not go on as if what it gets were whole."""
+        if self.work is not None:
+            self.work.cut_program()
+
+    async def end_owned(self) -> None:
+        """After it was interrupted: wait until what it started has ended with it, or is known to go on."""
+        if (call := running_behind(getattr(self._guard, "waited_for", None))) is not None:
+            self._name_thread_behind(call)
+        if not self.being_interrupted:
+            return
+        if self.policy.tasks == "end":
+            await end_tasks_of(self, LIMIT_GRACE_SECONDS)
+        if self.owned is not None:
+            await self.owned.end()
+
+    def _name_thread_behind(self, call: "Future[Any]") -> None:
+        """It waited for a call in a thread of a pool. If the pool is ours, the call is on the account already."""
+        if self.owned is None or not self.owned.runs:
+            self._behind = call
+            line = self.ledger.begin(f"{self.operation}/executor", "thread", owned=True)
+            line.end("still_running", note="it waited for a thread of an executor, which goes on")
+            call.add_done_callback(lambda _: line.end("finished"))
+
+    @property
+    def left_running(self) -> bool:
+        """True: something that it started goes on, so that nobody can say what it has done in the end."""
+        behind = self._behind is not None and self._behind.running()
+        return behind or (self.owned is not None and self.owned.runs) or has_tasks(self)
+
+    def since_abort(self) -> float:
+        """Seconds since the abort, 0 before it."""
+        at = self.signal.aborted_at
+        return 0.0 if at is None else self.outer.clock.monotonic() - at

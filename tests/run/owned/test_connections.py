@@ -1,0 +1,407 @@
+"""A thread that is blocked in a connection is freed from it, and nobody else's connection is touched."""
+
+import asyncio
+import os
+import select
+import socket
+import sqlite3
+import ssl
+import sys
+import threading
+import time
+import urllib.request
+import weakref
+from types import SimpleNamespace
+
+import pytest
+
+from safepoint.run import Context, Policy
+from safepoint.run.owned import connections
+from tests.abort.programs import wait_until
+from tests.run.owned.lab import Gate, silent_server, stop, until
+
+ENDLESS = "with recursive r(x) as (select 1 union all select x + 1 from r) select count(*) from r"
+
+
+async def test_a_tool_that_reads_from_a_silent_server_ends_with_the_stop():
+    with silent_server() as (url, taken):
+
+        def tool(ctx: Context, value: object) -> bytes:
+            data: bytes = urllib.request.urlopen(url).read()
+            return data
+
+        stopped = await stop(tool, lambda: taken)
+    assert stopped.seconds < 1
+    assert stopped.fate("tool") == "stopped"
+
+
+async def test_a_tool_with_a_time_limit_on_its_socket_is_freed_too():
+    with silent_server() as (url, taken):
+
+        def tool(ctx: Context, value: object) -> bytes:
+            data: bytes = urllib.request.urlopen(url, timeout=60).read()
+            return data
+
+        stopped = await stop(tool, lambda: taken)
+    assert stopped.seconds < 1
+    assert stopped.fate("tool") == "stopped"
+
+
+async def test_half_an_answer_without_a_length_is_not_taken_for_the_whole():
+    with silent_server() as (url, taken):
+        written: list[bytes] = []
+
+        def tool(ctx: Context, value: object) -> int:
+            data = urllib.request.urlopen(url).read()
+            written.append(data)
+            return len(written)
+
+        def answered() -> bool:
+            if taken and not sent:
+                taken[0].sendall(b"HTTP/1.0 200 OK\r\n\r\nhalf of it")
+                sent.append(1)
+            return bool(sent)
+
+        sent: list[int] = []
+        stopped = await stop(tool, answered)
+    assert stopped.fate("tool") == "stopped"
+    if sys.version_info >= (3, 12):  # on 3.11 the exception may come one line late; the value is dropped all the same
+        assert written == []
+
+
+async def test_a_tool_in_a_tls_handshake_is_freed():
+    with silent_server() as (url, taken):
+        port = int(url.rstrip("/").rpartition(":")[2])
+
+        def tool(ctx: Context, value: object) -> None:
+            context = ssl.create_default_context()
+            with socket.create_connection(("127.0.0.1", port)) as plain:
+                with context.wrap_socket(plain, server_hostname="localhost"):
+                    pass
+
+        stopped = await stop(tool, lambda: taken)
+    assert stopped.seconds < 1
+    assert stopped.fate("tool") == "stopped"
+
+
+async def test_a_query_that_runs_for_ever_is_interrupted():
+    gate = Gate()
+
+    def tool(ctx: Context, value: object) -> None:
+        with sqlite3.connect(":memory:") as database:
+            gate.open()
+            database.execute(ENDLESS).fetchall()
+
+    stopped = await stop(tool, gate._event.is_set)
+    assert stopped.seconds < 2
+    assert stopped.fate("tool") == "stopped"
+
+
+async def test_no_connection_is_begun_after_the_stop_until_the_tool_knows_of_it():
+    with silent_server() as (url, taken):
+        begun: list[int] = []
+
+        def tool(ctx: Context, value: object) -> None:
+            while True:
+                begun.append(len(begun))
+                try:
+                    urllib.request.urlopen(url, timeout=60).read()
+                except OSError:
+                    pass  # a tool that tries again, whatever went wrong
+
+        stopped = await stop(tool, lambda: taken)
+        assert stopped.fate("tool") == "stopped"
+        assert len(taken) == 1
+
+
+async def test_a_policy_can_leave_connections_alone():
+    with silent_server() as (url, taken):
+
+        def tool(ctx: Context, value: object) -> None:
+            urllib.request.urlopen(url).read()
+
+        policy = Policy(connections="leave", abandon_after=0.3)
+        stopped = await stop(tool, lambda: taken, policy)
+        [entry] = stopped.entries("tool")
+        assert entry.fate == "still_running"
+        assert entry.where is not None
+        assert __file__ in entry.where
+        taken[0].close()
+
+
+def test_a_connection_that_merely_lies_in_a_variable_is_not_touched():
+    ours, theirs = socket.socketpair()
+    done = threading.Event()
+
+    def work() -> None:
+        connection = ours  # held, and not waited for
+        done.wait(30)
+        assert connection.fileno() >= 0
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        wait_until(lambda: thread.native_id)
+        assert connections.blocked_in(thread.ident or 0, thread.native_id or 0, sys._current_frames()) is None
+    finally:
+        done.set()
+        thread.join(30)
+    theirs.sendall(b"still open")
+    assert ours.recv(10) == b"still open"
+    ours.close()
+    theirs.close()
+
+
+class Pair:
+    """Two connected sockets, kept where no frame of the test itself holds them."""
+
+    def __init__(self) -> None:
+        self.ends = socket.socketpair()
+
+    def close(self) -> None:
+        for end in self.ends:
+            end.close()
+
+
+def blocked_reader(pair: Pair) -> threading.Thread:
+    def read() -> None:
+        mine = pair.ends[0]
+        mine.recv(1)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    wait_until(lambda: thread.native_id and connections._system_call(thread.native_id or 0) not in (None, (-1, -1)))
+    return thread
+
+
+def find(thread: threading.Thread) -> object:
+    return connections.blocked_in(thread.ident or 0, thread.native_id or 0, sys._current_frames())
+
+
+def test_a_connection_that_another_thread_holds_too_is_left_alone():
+    pair = Pair()
+    thread = blocked_reader(pair)
+    done = threading.Event()
+
+    def hold() -> None:
+        shared = pair.ends[0]
+        done.wait(30)
+        assert shared.fileno() >= 0
+
+    other = threading.Thread(target=hold)
+    other.start()
+    try:
+        wait_until(lambda: find(thread) is None)
+        done.set()
+        other.join(30)
+        wait_until(lambda: find(thread) is not None)
+    finally:
+        done.set()
+        pair.ends[1].shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+        pair.close()
+
+
+def test_a_connection_under_http2_is_left_alone():
+    ours, theirs = socket.socketpair()
+    source = "def read(connection):\n    connection.recv(1)\n"
+    module = {"__name__": "httpcore._sync.http2"}
+    exec(source, module)
+    thread = threading.Thread(target=module["read"], args=(ours,))  # type: ignore[arg-type]
+    thread.start()
+    wait_until(lambda: thread.native_id and connections._system_call(thread.native_id or 0) not in (None, (-1, -1)))
+    try:
+        assert find(thread) is None
+    finally:
+        theirs.close()
+        thread.join(30)
+    ours.close()
+
+
+def test_where_the_system_does_not_tell_only_the_call_at_hand_counts(monkeypatch):
+    pair = Pair()
+    thread = blocked_reader(pair)
+    monkeypatch.setattr(connections, "PROC", "nowhere")
+    free = find(thread)
+    assert callable(free)
+    free()
+    thread.join(30)
+    free()  # once more, on a connection that is over: nothing happens
+    pair.close()
+    free()
+
+
+def test_a_thread_that_is_gone_is_blocked_in_nothing():
+    assert connections.blocked_in(0, 0, {}) is None
+
+
+def test_things_that_only_look_like_connections_run_none_of_their_code():
+    class Trap:
+        def __getattr__(self, name: str) -> object:
+            raise AssertionError("asked")
+
+    assert list(connections._connections("x", Trap())) == []
+    assert list(connections._connections("x", SimpleNamespace(_sock="no socket"))) == []
+    assert list(connections._connections("x", 3)) == []
+
+
+def test_a_proxy_in_a_variable_of_another_thread_keeps_nobody_from_being_freed():
+    class Gone:
+        pass
+
+    pair, ready, done = Pair(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        thing = Gone()
+        proxy = weakref.proxy(thing)
+        del thing
+        ready.set()
+        done.wait(30)
+        assert type(proxy) is weakref.ProxyType
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert ready.wait(30)
+    thread = blocked_reader(pair)
+    free = find(thread)
+    done.set()
+    other.join(30)
+    assert callable(free)
+    free()
+    thread.join(30)
+    pair.close()
+
+
+def test_what_a_neighbour_deletes_is_not_kept_alive_by_a_look():
+    pair, looked, deleted, gone = Pair(), threading.Event(), threading.Event(), []
+
+    class Thing:
+        pass
+
+    def neighbour() -> None:
+        thing = Thing()
+        weakref.finalize(thing, gone.append, 1)
+        looked.wait(30)
+        del thing
+        deleted.set()
+        done.wait(30)
+
+    done = threading.Event()
+    other = threading.Thread(target=neighbour)
+    other.start()
+    thread = blocked_reader(pair)
+    assert find(thread) is not None
+    looked.set()
+    assert deleted.wait(30)
+    try:
+        assert gone == [1]
+    finally:
+        done.set()
+        other.join(30)
+        pair.ends[1].shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+        pair.close()
+
+
+@pytest.mark.parametrize("layer", ["_sock", "sock", "_socket", "socket"])
+def test_a_thin_layer_over_a_socket_is_seen_through(layer):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert list(connections._connections("it", SimpleNamespace(**{layer: ours}))) == [(f"it.{layer}", ours)]
+
+
+async def test_a_query_of_a_neighbour_on_a_shared_connection_goes_on():
+    database = sqlite3.connect(":memory:", check_same_thread=False)
+    shared.append(database)
+    gate, results = Gate(), []
+
+    def neighbour() -> None:
+        limited = ENDLESS.replace("from r)", "from r where x < 3000000)")
+        results.append(shared[0].execute(limited).fetchone())
+
+    def tool(ctx: Context, value: object) -> None:
+        mine = shared[0]
+        gate.open()
+        while mine is shared[0]:
+            time.sleep(0.01)  # real time: it has the connection, and does not use it
+
+    other = threading.Thread(target=neighbour)
+    other.start()
+    stopped = await stop(tool, gate._event.is_set)
+    other.join(60)
+    assert stopped.fate("tool") == "stopped"
+    assert results == [(3000000,)]
+    shared.clear()
+    database.close()
+
+
+shared: list[sqlite3.Connection] = []
+
+
+class Client:
+    """Holds a socket beside a pipe for which it waits."""
+
+    def __init__(self) -> None:
+        self.sock, self.peer = socket.socketpair()
+        self.reader, self.writer = os.pipe()
+
+    def wait(self, gate: Gate) -> None:
+        gate.open()
+        select.select([self.reader], [], [], 30)
+
+
+async def test_a_socket_beside_what_the_thread_waits_for_is_not_touched():
+    client, gate = Client(), Gate()
+
+    def tool(ctx: Context, value: object) -> None:
+        client.wait(gate)
+
+    await stop(tool, gate._event.is_set, Policy(abandon_after=0.3))
+    client.peer.sendall(b"open")
+    assert client.sock.recv(4) == b"open"
+    os.write(client.writer, b"!")
+    client.sock.close()
+    client.peer.close()
+
+
+@pytest.mark.parametrize("what", ["connection", "query", "loop"])
+async def test_clean_up_that_the_interruption_has_reached_is_not_cut(what):
+    cleaned, begun = [], Gate()
+    with silent_server() as (url, _):
+
+        def clean_up() -> None:
+            if what == "connection":
+                with pytest.raises(TimeoutError):
+                    urllib.request.urlopen(url, timeout=0.5).read()
+            elif what == "query":
+                limited = ENDLESS.replace("from r)", "from r where x < 3000000)")
+                with sqlite3.connect(":memory:") as database:
+                    database.execute(limited).fetchall()
+            else:
+                asyncio.run(asyncio.sleep(0.5))  # real time: a clean-up that takes its time
+
+        def tool(ctx: Context, value: object) -> None:
+            begun.open()
+            try:
+                while True:
+                    time.sleep(0.005)  # real time: a tool that has to be interrupted
+            finally:
+                clean_up()
+                cleaned.append(1)
+
+        stopped = await stop(tool, begun._event.is_set)
+    assert cleaned == [1]
+    assert stopped.fate("tool") == "stopped"
+
+
+async def test_a_tool_that_waits_for_nothing_is_only_interrupted():
+    gate = Gate()
+
+    def tool(ctx: Context, value: object) -> None:
+        gate.open()
+        while True:
+            time.sleep(0.01)  # real time: a tool that has to be interrupted
+
+    stopped = await stop(tool, gate._event.is_set)
+    await until(lambda: True)
+    assert stopped.fate("tool") == "stopped"

@@ -1,0 +1,154 @@
+"""A leaf's side of its account: what is refused and waited for, and what the model is told of a call that goes on."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from safepoint import Aborted, Agent, tool
+from safepoint.models.scripted import Call, ScriptedModel
+from safepoint.run import Context, Policy
+from safepoint.run.leafrun import LeafRun
+from safepoint.run.messages import ToolResult
+from safepoint.testing import FakeClock
+from tests.run.bench import Bench
+from tests.run.owned.lab import Gate, stop, until
+
+
+@pytest.mark.parametrize(
+    ("policy", "at_once", "after_grace"),
+    [
+        (Policy(), True, True),
+        (Policy(on_abort="finish", grace=5), False, True),
+        (Policy(on_abort="cooperate"), False, False),
+    ],
+    ids=["interrupt", "finish", "cooperate"],
+)
+async def test_when_a_leaf_is_being_interrupted_its_policy_says(
+    clock: FakeClock, policy: Policy, at_once: bool, after_grace: bool
+):
+    bench = Bench()
+    run = LeafRun(bench.ctx, "tool", "await", policy)
+    run.begin()
+    assert not run.being_interrupted
+    bench.controller.abort("stop")
+    assert run.being_interrupted is at_once
+    clock.advance(5)
+    assert run.being_interrupted is after_grace
+    run.finished()
+
+
+async def test_its_own_limit_interrupts_a_leaf_that_only_sees_the_signal(clock: FakeClock):
+    bench = Bench()
+    run = LeafRun(bench.ctx, "tool", "await", Policy(on_abort="cooperate", timeout=2))
+    run.begin()
+    clock.advance(2)
+    assert run.being_interrupted
+    run.finished()
+
+
+@pytest.mark.parametrize("left", ["thread", "task", "pool"])
+async def test_the_model_is_told_unknown_of_a_call_whose_work_goes_on(left):
+    begun, let_go, done = Gate(), threading.Event(), asyncio.Event()
+    kept: list[asyncio.Future[None]] = []
+
+    def mail() -> None:
+        begun.open()
+        let_go.wait(30)
+
+    async def background() -> None:
+        begun.open()
+        await done.wait()
+
+    @tool
+    async def send() -> str:
+        """Send."""
+        if left == "thread":
+            await asyncio.to_thread(mail)
+        elif left == "pool":
+            from concurrent.futures import ThreadPoolExecutor
+
+            await asyncio.get_running_loop().run_in_executor(ThreadPoolExecutor(1), mail)
+        else:
+            kept.append(asyncio.ensure_future(background()))
+            await asyncio.shield(kept[0])
+        return "sent"
+
+    run = Agent(ScriptedModel([Call("send")]), tools=[send]).run("go")
+    running = asyncio.ensure_future(run._wait())
+    await until(begun._event.is_set)
+    run.stop()
+    outcome = await running
+    assert isinstance(outcome, Aborted)
+    assert outcome.partial is not None
+    [result] = [message for message in outcome.partial.messages if isinstance(message, ToolResult)]
+    let_go.set()
+    done.set()
+    if kept:
+        await asyncio.wait(kept)
+    assert result.status == "unknown"
+    assert [entry.fate for entry in outcome.receipt.still_running] == ["still_running"]
+
+
+async def test_a_call_that_ended_with_all_it_started_is_told_as_interrupted():
+    begun = Gate()
+
+    def work() -> None:
+        begun.open()
+        while True:
+            time.sleep(0.005)  # real time: a function that has to be interrupted
+
+    @tool
+    async def send() -> str:
+        """Send."""
+        await asyncio.to_thread(work)
+        return "sent"
+
+    run = Agent(ScriptedModel([Call("send")]), tools=[send]).run("go")
+    running = asyncio.ensure_future(run._wait())
+    await until(begun._event.is_set)
+    run.stop()
+    outcome = await running
+    assert isinstance(outcome, Aborted)
+    assert outcome.partial is not None
+    [result] = [message for message in outcome.partial.messages if isinstance(message, ToolResult)]
+    assert result.status == "interrupted"
+    assert outcome.receipt.still_running == ()
+
+
+async def test_a_leaf_whose_caller_is_told_to_go_while_it_waits_for_its_programs_is_written_down():
+    import subprocess
+
+    begun = asyncio.Event()
+    bench = Bench()
+
+    async def starts(ctx: Context, value: object) -> None:
+        processes.append(subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 300 & wait; wait"]))
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    from safepoint.run import leaf
+
+    processes: list[subprocess.Popen[bytes]] = []
+    task = asyncio.ensure_future(leaf(bench.ctx, starts))
+    await begun.wait()
+    bench.controller.abort("stop")
+    await until(lambda: any(entry.kind == "program" for entry in bench.entries()))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert next(entry.fate for entry in bench.entries() if entry.kind == "await") == "stopped"
+    await until(lambda: processes[0].poll() is not None)
+
+
+async def test_a_stop_in_the_moment_of_the_end_leaves_nothing_unknown():
+    for _ in range(20):
+        gate = Gate()
+
+        async def tool(ctx: Context, value: object, gate: Gate = gate) -> None:
+            gate.open()
+
+        stopped = await stop(tool, gate._event.is_set)
+        if stopped.outcome.status == "aborted":
+            assert all(entry.fate != "unknown" for entry in stopped.receipt.entries)

@@ -1,0 +1,185 @@
+"""What goes on when a run is over: tasks, threads and processes, each with a line in the receipt."""
+
+import asyncio
+import sys
+import threading
+
+import anyio.to_thread
+import pytest
+
+from safepoint.run import Context, Policy, leaf
+from safepoint.run.owned.leftovers import running_behind
+from tests.abort.programs import printed
+from tests.run.owned.lab import Gate, stop
+
+
+@pytest.mark.backends("asyncio", "uvloop", "eager")
+@pytest.mark.parametrize("how", ["create_task", "shield"])
+async def test_a_task_that_a_tool_leaves_behind_is_named_and_never_called_stopped(how):
+    begun, end = asyncio.Event(), asyncio.Event()
+
+    async def background() -> None:
+        begun.set()
+        await end.wait()
+
+    async def tool(ctx: Context, value: object) -> None:
+        task = asyncio.ensure_future(background())
+        kept.append(task)
+        if how == "shield":
+            await asyncio.shield(task)
+        await asyncio.get_running_loop().create_future()
+
+    kept: list[asyncio.Future[None]] = []
+    stopped = await stop(tool, begun.is_set)
+    [entry] = stopped.entries("background")
+    assert (entry.fate, entry.kind) == ("still_running", "task")
+    assert entry.where is not None
+    assert f"{__file__}:{background.__code__.co_firstlineno + 2}" in entry.where
+    end.set()
+    await asyncio.wait(kept)
+
+
+async def test_a_policy_can_end_the_tasks_of_a_tool_with_it():
+    begun = asyncio.Event()
+
+    async def background() -> None:
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    async def tool(ctx: Context, value: object) -> None:
+        kept.append(asyncio.ensure_future(background()))
+        await asyncio.get_running_loop().create_future()
+
+    kept: list[asyncio.Future[None]] = []
+    stopped = await stop(tool, begun.is_set, Policy(tasks="end"))
+    assert kept[0].cancelled()
+    assert stopped.entries("background") == []
+
+
+async def test_tasks_that_end_with_their_tool_have_no_line():
+    begun = asyncio.Event()
+
+    async def child() -> None:
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    async def tool(ctx: Context, value: object) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(child())
+
+    stopped = await stop(tool, begun.is_set)
+    assert stopped.receipt.still_running == ()
+
+
+async def test_a_task_that_a_finished_leaf_left_behind_is_named_too():
+    end = asyncio.Event()
+
+    async def background() -> None:
+        await end.wait()
+
+    async def starts(ctx: Context, value: object) -> None:
+        kept.append(asyncio.ensure_future(background()))
+
+    async def tool(ctx: Context, value: object) -> None:
+        await leaf(ctx, starts)
+        await asyncio.get_running_loop().create_future()
+
+    kept: list[asyncio.Future[None]] = []
+    stopped = await stop(tool, lambda: kept)
+    [entry] = stopped.entries("background")
+    assert (entry.fate, entry.name) == ("still_running", "run/tool/starts/background")
+    end.set()
+    await asyncio.wait(kept)
+
+
+async def test_a_task_of_somebody_else_is_not_named():
+    async def background() -> None:
+        await end.wait()
+
+    end = asyncio.Event()
+    other = asyncio.ensure_future(background())
+    begun = asyncio.Event()
+
+    async def tool(ctx: Context, value: object) -> None:
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    stopped = await stop(tool, begun.is_set)
+    assert stopped.entries("background") == []
+    end.set()
+    await other
+
+
+async def test_a_thread_that_anyio_leaves_behind_is_named():
+    gate, let_go = Gate(), threading.Event()
+
+    def function() -> None:
+        gate.open()
+        let_go.wait(30)
+
+    async def tool(ctx: Context, value: object) -> None:
+        await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
+
+    stopped = await stop(tool, gate._event.is_set)
+    let_go.set()
+    [entry] = [entry for entry in stopped.receipt.still_running if entry.kind == "thread"]
+    assert entry.where is not None
+    assert __file__ in entry.where
+
+
+async def test_a_plain_thread_that_a_tool_started_is_named_where_python_tells():
+    gate, let_go = Gate(), threading.Event()
+
+    def function() -> None:
+        gate.open()
+        let_go.wait(30)
+
+    async def tool(ctx: Context, value: object) -> None:
+        threading.Thread(target=function, name="helper", daemon=True).start()
+        await asyncio.get_running_loop().create_future()
+
+    stopped = await stop(tool, gate._event.is_set)
+    let_go.set()
+    if sys.version_info >= (3, 12):  # 3.11 has no audit event for it
+        assert stopped.fate("helper") == "still_running"
+
+
+def test_a_program_that_nobody_saw_start_is_unknown():
+    told = printed(
+        """
+        import asyncio, uvloop, time
+        from safepoint import AbortController
+        from safepoint.run import Context, leaf, settle
+
+        async def tool(ctx, value):
+            process = await asyncio.create_subprocess_exec("sleep", "300")
+            started.append(process)
+            await asyncio.get_running_loop().create_future()
+
+        async def work(ctx, value):
+            await leaf(ctx, tool)
+
+        async def main():
+            controller = AbortController()
+            running = asyncio.ensure_future(settle(Context(signal=controller.signal), work, None))
+            while not started:
+                await asyncio.sleep(0.01)
+            controller.abort("stop")
+            outcome = await running
+            for entry in outcome.receipt.entries:
+                if entry.kind == "program":
+                    print(entry.name, entry.fate, entry.pid == started[0].pid, "cannot be seen" in entry.note)
+            started[0].kill()
+            await started[0].wait()
+
+        started = []
+        uvloop.run(main())
+        """
+    )
+    assert told == "sleep unknown True True"
+
+
+def test_a_wait_for_something_else_has_no_thread_behind_it():
+    assert running_behind(None) is None
+    assert running_behind([1]) is None
+    assert running_behind([(print, None), (len, None)]) is None

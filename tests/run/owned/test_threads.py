@@ -1,0 +1,179 @@
+"""Functions in threads: looked after together, less and less often, and ended with the leaf they belong to."""
+
+import asyncio
+import functools
+import resource
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from safepoint import run_in_thread
+from safepoint.run import Context, Policy
+from safepoint.run.interrupt import InterruptibleCall
+from safepoint.run.owned.threads import FIRST_SECONDS, LAST_SECONDS, Sampler, ThreadWork
+from tests.abort.programs import wait_until
+from tests.conftest import counts
+from tests.run.owned.lab import Gate, stop
+
+
+class Nobody:
+    """An owner with nothing to end."""
+
+    ends_connections = True
+
+    def end_programs(self) -> None:
+        pass
+
+
+async def test_a_loop_inside_a_tool_is_ended_through_its_main_task():
+    gate, cleaned = Gate(), []
+
+    async def inside() -> None:
+        gate.open()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            cleaned.append(1)
+
+    def tool(ctx: Context, value: object) -> None:
+        asyncio.run(inside())
+
+    stopped = await stop(tool, gate._event.is_set)
+    assert stopped.seconds < 1
+    assert stopped.fate("tool") == "stopped"
+    assert cleaned == [1]
+
+
+@pytest.mark.parametrize("call", ["to_thread", "run_in_executor", "run_in_thread"])
+async def test_a_thread_behind_an_await_is_interrupted_by_the_same_rules(call):
+    gate, effects = Gate(), []
+
+    def function() -> None:
+        gate.open()
+        while True:
+            effects.append(1)
+            time.sleep(0.005)  # real time: a tool that has to be interrupted
+
+    async def tool(ctx: Context, value: object) -> None:
+        if call == "to_thread":
+            await asyncio.to_thread(function)
+        elif call == "run_in_executor":
+            await asyncio.get_running_loop().run_in_executor(None, function)
+        else:
+            await run_in_thread(function)
+
+    stopped = await stop(tool, gate._event.is_set)
+    assert stopped.seconds < 2
+    assert stopped.fate("function") == "stopped"
+    after = len(effects)
+    await asyncio.sleep(0.05)  # real time: if the thread went on, it would show
+    assert len(effects) == after
+
+
+@pytest.mark.parametrize("call", ["to_thread", "run_in_thread"])
+async def test_a_thread_behind_an_await_that_cannot_be_interrupted_is_named(call):
+    gate, let_go = Gate(), threading.Event()
+
+    def function() -> None:
+        gate.open()
+        let_go.wait(30)  # inside a library
+
+    async def tool(ctx: Context, value: object) -> None:
+        await (asyncio.to_thread if call == "to_thread" else run_in_thread)(function)
+
+    stopped = await stop(tool, gate._event.is_set)
+    let_go.set()
+    [entry] = stopped.entries("function")
+    assert (entry.fate, entry.kind) == ("still_running", "thread")
+    assert entry.where is not None
+    assert f"{__file__}:{function.__code__.co_firstlineno + 2}" in entry.where
+    assert stopped.seconds < 2
+
+
+async def test_the_first_wait_before_an_interrupt_is_an_option():
+    effects: list[float] = []
+
+    def tool(ctx: Context, value: object) -> None:
+        while True:
+            effects.append(time.monotonic())
+            time.sleep(0.01)  # real time: an effect every ten milliseconds
+
+    stopped = await stop(tool, lambda: len(effects) > 2, Policy(interrupt_after=0.0))
+    assert stopped.fate("tool") == "stopped"
+    assert stopped.seconds < 0.09
+
+
+def test_a_function_that_does_not_react_is_looked_at_less_and_less_often():
+    let_go, looks = threading.Event(), []
+    work = ThreadWork(InterruptibleCall(lambda: let_go.wait(30)), Nobody())
+    sampler = Sampler()
+
+    class Counted(ThreadWork):
+        def look(self, frames: Any) -> bool:
+            looks.append(self.pause)
+            return super().look(frames) and len(looks) < 12
+
+    counted = Counted(work.call, Nobody())
+    thread = threading.Thread(target=counted.run)
+    thread.start()
+    sampler.add(counted)
+    wait_until(lambda: len(looks) >= 12)
+    let_go.set()
+    thread.join(30)
+    assert looks[0] == FIRST_SECONDS
+    assert looks == sorted(looks)
+    assert looks[-1] == LAST_SECONDS
+    wait_until(lambda: not sampler._running)
+
+
+def test_looking_goes_on_when_a_look_fails(caplog):
+    looks: list[int] = []
+
+    class Broken(ThreadWork):
+        def look(self, frames: Any) -> bool:
+            looks.append(1)
+            if len(looks) == 1:
+                raise ValueError("broken")
+            return False
+
+    sampler = Sampler()
+    sampler.add(Broken(InterruptibleCall(int), Nobody()))
+    wait_until(lambda: len(looks) == 2)
+    assert "it is looked at again" in caplog.text
+
+
+async def test_hundreds_of_deaf_threads_cost_little():
+    number, gates = counts(60, 200), []
+    let_go = threading.Event()
+
+    def tool(gate: Gate, ctx: Context, value: object) -> None:
+        gate.open()
+        let_go.wait(120)  # inside a library
+
+    async def all_of_them(ctx: Context, value: object) -> None:
+        from safepoint.run import leaf
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(number):
+                gates.append(Gate())
+                group.create_task(leaf(ctx, functools.partial(tool, gates[-1]), name="deaf"))
+
+    async def measure() -> float:
+        await asyncio.sleep(1.5)  # real time: the sampling has slowed down by then
+        before, start = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+        await asyncio.sleep(2)  # real time: long enough to measure
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return spent / (time.monotonic() - start)
+
+    running = asyncio.ensure_future(
+        stop(all_of_them, lambda: len(gates) == number and all(gate._event.is_set() for gate in gates))
+    )
+    while not (len(gates) == number and all(gate._event.is_set() for gate in gates)):
+        await asyncio.sleep(0.01)  # real time: threads have to start
+    share = await measure()
+    let_go.set()
+    await running
+    assert share < 0.05 * 3  # three times the target: the machine may be busy with other tests

@@ -1,0 +1,182 @@
+"""Being called in a thread before its instructions: switched on by the first who asks, off by the last."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from safepoint.run import instruction_events
+from safepoint.run.interrupt import AbortInterrupt, InterruptibleCall
+from tests.abort.programs import wait_until
+from tests.conftest import counts
+from tests.run.test_interrupt import SECONDS, Gate, Worker, nap
+
+PROGRAM = Path(__file__).with_name("interrupts_program.py")
+SOURCES = Path(instruction_events.__file__).parents[2]
+monitoring = pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12")
+tracing = pytest.mark.skipif(sys.version_info >= (3, 12), reason="from Python 3.12 on nothing is traced")
+
+
+def sleepy():
+    while True:
+        nap()
+
+
+def pythons():
+    """The interpreters that are there, by version: this one, those on the path, and those of pyenv."""
+    places = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
+    places += sorted((Path.home() / ".pyenv" / "versions").glob("*/bin"))
+    for version in ("3.11", "3.12", "3.13"):
+        here = f"{sys.version_info.major}.{sys.version_info.minor}" == version
+        others = [place / f"python{version}" for place in places if (place / f"python{version}").is_file()]
+        yield version, [Path(sys.executable)] if here else others
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("version", "found"), list(pythons()), ids=["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("at_once", [10, 50])
+def test_contended_interrupts_leave_nothing_held_lost_or_open(version, found, at_once):
+    for python in found:
+        command = [str(python), str(PROGRAM), str(SOURCES), str(counts(50, 1_000)), str(at_once)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=590, check=False)
+        if ended.returncode == 0 or "pyenv: " not in ended.stderr:  # a version that pyenv lists and does not run
+            break
+    else:
+        pytest.skip(f"there is no Python {version} here")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    counted = json.loads(ended.stdout)
+    assert counted.pop("left") == 0
+    assert len(counted) == 32
+    wrong = {name: each for name, each in counted.items() if each["bad"] or each["interrupted"] != each["calls"]}
+    assert wrong == {}
+    assert {each["calls"] for each in counted.values()} == {counts(50, 1_000)}
+
+
+def test_it_is_switched_on_by_the_first_and_off_by_the_last():
+    def off():
+        return instruction_events._calls == {} and getattr(instruction_events, "_tool", None) is None
+
+    gates = [Gate(), Gate()]
+    workers = [Worker(partial(blocked, gate)).is_at("in blocked") for gate in gates]
+    assert off()
+    for worker in workers:
+        assert worker.call.interrupt()
+    for gate, worker in zip(gates, workers, strict=True):
+        assert not off()
+        gate.open()
+        assert worker.end() is AbortInterrupt
+    assert off()
+
+
+def blocked(gate):
+    gate.wait()
+    nap()
+    return "not interrupted"
+
+
+@monitoring
+def test_the_tool_id_is_given_back_and_none_free_means_not_now():
+    names: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    taken = [number for number in range(6) if names.get_tool(number) is None]
+    for number in taken:
+        names.use_tool_id(number, "somebody")
+    worker = Worker(sleepy).is_at("in sleepy")
+    try:
+        assert not worker.call.interrupt()
+        assert not worker.call.watched
+    finally:
+        for number in taken:
+            names.free_tool_id(number)
+    assert worker.call.interrupt()
+    assert worker.end() is AbortInterrupt
+    assert [number for number in range(6) if names.get_tool(number) is None] == taken
+
+
+@monitoring
+def test_the_code_is_left_as_it_was():
+    names: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    worker = Worker(sleepy).is_at("in sleepy")
+    assert worker.call.interrupt()
+    assert worker.end() is AbortInterrupt
+    for number in range(6):
+        if names.get_tool(number) is None:
+            names.use_tool_id(number, "look")
+            assert names.get_events(number) == 0
+            assert names.get_local_events(number, sleepy.__code__) == 0
+            names.free_tool_id(number)
+
+
+@tracing
+def test_a_trace_function_of_somebody_else_is_given_back():
+    found = []
+
+    def tracer(frame, event, arg):
+        return None
+
+    def tool():
+        while True:
+            nap()
+
+    def traced():
+        sys.settrace(tracer)
+        try:
+            call.run()
+        except AbortInterrupt:
+            found.append(sys.gettrace())
+        sys.settrace(None)
+
+    call = InterruptibleCall(tool)
+    thread = threading.Thread(target=traced)
+    thread.start()
+    wait_until(lambda: "in tool" in (call.where() or ""))
+    assert call.interrupt()
+    thread.join(SECONDS)
+    assert found == [tracer]
+
+
+@tracing
+def test_the_thread_is_not_traced_any_more():
+    gate = Gate()
+
+    def tool():
+        try:
+            while True:
+                nap()
+        except AbortInterrupt:
+            pass
+        gate.wait()
+        return sys.gettrace()
+
+    worker = Worker(tool).is_at("in tool")
+    assert worker.call.interrupt()
+    wait_until(lambda: worker.call.interrupted)
+    gate.open()
+    assert worker.end() is None
+
+
+def test_other_threads_in_the_same_code_are_not_interrupted():
+    over = threading.Event()
+
+    def tool():
+        while not over.is_set():
+            nap()
+        return "over"
+
+    workers = [Worker(tool).is_at("in tool") for _ in range(4)]
+    assert workers[0].call.interrupt()
+    assert workers[0].end() is AbortInterrupt
+    over.set()
+    assert [worker.end() for worker in workers[1:]] == ["over"] * 3
+
+
+def test_fifty_threads_are_interrupted_at_once():
+    workers = [Worker(sleepy).is_at("in sleepy") for _ in range(50)]
+    for worker in workers:
+        assert worker.call.interrupt()
+    assert {worker.end() for worker in workers} == {AbortInterrupt}
