@@ -325,6 +325,28 @@ async def test_too_many_requests_are_waited_for_as_long_as_the_provider_says(clo
         assert len(provider.exchanges) == 2
 
 
+async def test_a_provider_that_asks_for_a_day_is_not_waited_for(clock: FakeClock):
+    async with serving(Refusal(429, "slow down", retry_after="86400"), "never") as (provider, model):
+        outcome = await Agent(model).run("go")
+        assert isinstance(outcome, Failed)
+        assert isinstance(outcome.error, ModelError)
+        assert outcome.error.retry_after == 86400
+        assert outcome.error.__notes__ == ["it asked to wait 86400 s, more than max_delay=60 s: not tried again"]
+        assert len(provider.exchanges) == 1
+        assert clock.pending == 0
+
+
+async def test_a_quota_that_is_used_up_is_not_asked_again():
+    message = "You exceeded your current quota, please check your plan and billing details."
+    about = {"message": message, "type": "insufficient_quota", "param": None, "code": "insufficient_quota"}
+    async with serving(Refusal(429, body=json.dumps({"error": about}).encode()), "never") as (provider, model):
+        outcome = await Agent(model).run("go")
+        assert isinstance(outcome, Failed)
+        assert isinstance(outcome.error, ModelError)
+        assert (outcome.error.status, outcome.error.retryable) == (429, False)
+        assert len(provider.exchanges) == 1
+
+
 async def test_a_provider_that_stalls_ends_by_the_limit_of_the_request_or_of_the_run(clock: FakeClock):
     for limits, deadline, kind in ((Policy(timeout=30), None, Failed), (Policy(), 30, TimedOut)):
         async with serving(["Well", Stall()]) as (provider, model):

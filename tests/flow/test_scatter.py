@@ -1,6 +1,7 @@
 """Many items: so many at a time, each acknowledged when it has reached its end, none lost, none done twice."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -458,14 +459,14 @@ async def test_a_source_that_does_not_close_does_not_keep_the_flow(clock: FakeCl
     await settle()
 
 
-async def test_a_generator_is_closed_when_the_scatter_is_left():
-    closed: list[str] = []
+async def test_a_generator_is_closed_when_the_scatter_is_left_in_the_thread_that_asked_it_for_items():
+    closed: list[threading.Thread] = []
 
     def source(state: Trail) -> Iterator[str]:
         try:
             yield from ITEMS
         finally:
-            closed.append("closed")
+            closed.append(threading.current_thread())
 
     kept: list[Iterator[str]] = []
 
@@ -477,7 +478,7 @@ async def test_a_generator_is_closed_when_the_scatter_is_left():
     lab.broken.add("i1")
     result = await each(lab.item, items=items, concurrency=1).execute(Trail())
     assert isinstance(result.outcome, Failed)
-    assert closed == ["closed"]
+    assert closed == [threading.current_thread()]
 
 
 async def test_a_source_that_shrank_or_grew_is_resumed_by_position():

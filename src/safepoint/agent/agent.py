@@ -31,7 +31,8 @@ from .tool import AskUserFn, Tool, ToolContext, tool
 
 __all__ = ["Agent", "LimitExceeded"]
 
-RETRY = Retry(attempts=4, delay=0.5, on=lambda error: isinstance(error, ModelError) and error.retryable)
+# Rate limits count by the minute, so a provider may ask to wait for one. Our own pauses stay far below.
+RETRY = Retry(attempts=4, delay=0.5, max_delay=60, on=lambda error: isinstance(error, ModelError) and error.retryable)
 DEFAULT = Policy()
 
 

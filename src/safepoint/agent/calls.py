@@ -4,13 +4,12 @@ Knows nothing of models. Retrying a failed tool is the model's choice, never our
 """
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from ..abort import AbortError
 from ..abort.guard import asked_from_outside
-from ..errors import UsageError
+from ..errors import describe
 from ..run.context import Context
 from ..run.events import ToolCalled, ToolEnded
 from ..run.leaf import in_process, in_task, in_thread, inline
@@ -63,8 +62,15 @@ async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, 
     before = asked_from_outside()
     if tool.requires_approval and (refusal := await _refused(ctx, call, ask)) is not None:
         return refusal
-    policy = tool.policy
-    run = LeafRun(ctx, tool.name, tool.kind, policy, threaded=tool.kind == "thread", context=ToolContext)
+    run = LeafRun(
+        ctx,
+        tool.name,
+        tool.kind,
+        tool.policy,
+        threaded=tool.kind == "thread",
+        own_task=tool.kind == "await",
+        context=ToolContext,
+    )
     tool_ctx: Any = run.ctx  # a LeafRun makes the context it is told to make
     tool_ctx.call_id, tool_ctx.kept, tool_ctx._ask = call.call_id, talk.kept.get(call.call_id), ask
     tool_ctx.idempotency_key = f"{talk.id}:{call.call_id}"
@@ -83,7 +89,11 @@ async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, 
 
 
 def _launch(run: LeafRun, tool: Tool, value: Any) -> Awaitable[Any]:
-    """The function where its policy puts it."""
+    """Start the function where it belongs: in a task, a thread or a process of its own, in which it can be left behind.
+
+    Agents and flows as tools stay in this task: what is inside them is left behind leaf by leaf, so that what they
+    have so far is not lost.
+    """
     fn, name = tool.fn, tool.context_name
     if tool.kind == "process" and not tool.is_work:
         return in_process(run, fn, None, {**value, **({name: run.ctx} if name else {})})
@@ -91,16 +101,11 @@ def _launch(run: LeafRun, tool: Tool, value: Any) -> Awaitable[Any]:
     def call(ctx: Context, value: Any) -> Any:
         return fn(ctx, value) if tool.is_work else fn(**value, **({name: ctx} if name else {}))
 
-    def call_in_thread(ctx: Context, value: Any) -> Any:
-        returned = call(ctx, value)
-        if inspect.iscoroutine(returned):
-            returned.close()
-            raise UsageError(f"{tool.name} returned a coroutine, which nobody awaits: declare it with `async def`")
-        return returned
-
+    call.__wrapped__ = fn  # type: ignore[attr-defined]  # an interrupt looks for the file it is in
     if tool.kind == "thread":
-        call_in_thread.__wrapped__ = fn  # type: ignore[attr-defined]  # an interrupt looks for the file it is in
-        return in_thread(run, call_in_thread, value)
+        return in_thread(run, call, value)
+    if tool.kind == "await":
+        return in_task(run, call, value)
     return (inline if run.policy.abandon_after is None else in_task)(run, call, value)
 
 
@@ -119,11 +124,11 @@ def _ended(ctx: Context, talk: Talk, call: ToolCall, tool: Tool, run: LeafRun, e
         return NOT_RUN.result(call)
     stopped_inside = ctx.stop.raised(error)
     if not ctx.signal.aborted and not stopped_inside:
-        return _told(call, "failed", f"{tool.name} failed: {type(error).__name__}: {error}")
+        return _told(call, "failed", f"{tool.name} failed: {describe(error)}")
     if isinstance(error, AbortError) and isinstance(error.partial, AgentResult):
         talk.kept[call.call_id] = error.partial
     talk.stopped_inside = talk.stopped_inside or stopped_inside
-    if run.line.fate == "still_running" or tool.effects == "irreversible":
+    if run.line.fate == "still_running" or run.left_running or tool.effects == "irreversible":
         return UNKNOWN.result(call)
     return INTERRUPTED.result(call)
 
@@ -137,7 +142,7 @@ async def _refused(ctx: Context, call: ToolCall, ask: AskUserFn) -> ToolResult |
     except Exception as error:
         if ctx.signal.aborted:
             return NOT_RUN.result(call, "The person was asked to allow it; the stop denied it.")
-        return _told(call, "failed", f"It did not run: it could not be asked whether it is allowed: {error}")
+        return _told(call, "failed", f"It did not run: it could not be asked whether it is allowed: {describe(error)}")
     if answer.strip().lower() in YES:
         return None  # if it was stopped meanwhile, it does not begin
     return _told(call, "failed", f"The user did not allow this call of {call.name}. It did not run.")

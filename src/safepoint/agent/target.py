@@ -5,7 +5,7 @@ import os
 import sys
 
 from ..agent.agent import Agent
-from ..errors import UsageError
+from ..errors import UsageError, describe
 
 __all__ = ["load_agent"]
 
@@ -22,7 +22,7 @@ def load_agent(target: str) -> Agent:
     except ModuleNotFoundError as error:
         raise UsageError(f"there is no module {error.name!r}: start it where that can be imported") from error
     except Exception as error:
-        raise UsageError(f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UsageError(f"module {module_name!r} cannot be imported: {describe(error)}") from error
     if not hasattr(module, name):
         raise UsageError(f"module {module_name!r} has no {name!r}")
     return _as_agent(target, getattr(module, name))
@@ -33,7 +33,7 @@ def _as_agent(target: str, found: object) -> Agent:
         try:
             found = found()
         except Exception as error:
-            raise UsageError(f"{target} was called and failed: {type(error).__name__}: {error}") from error
+            raise UsageError(f"{target} was called and failed: {describe(error)}") from error
     if not isinstance(found, Agent):
         raise UsageError(f"{target} is {type(found).__name__}, not an Agent")
     return found

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from ..errors import UsageError
+from ..errors import UsageError, shorten, text_of
 from ..run.checkpoints import CheckpointError, Checkpoints, read_back, write_atomically
+from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from .graph import Graph, Node, Parallel, Scatter, Step, Subflow
 from .journey import NodeError
 from .place import Inside, ParallelAt, Place, ScatterAt, SubflowAt
@@ -49,14 +50,13 @@ class Checkpoint:
         """Of a run that did not complete. Raises: UsageError for one that did, or a state that JSON cannot hold."""
         if result.cursor is None:
             raise UsageError(f"flow {result.place.graph.name!r} has completed: there is nothing to resume")
-        reason = getattr(result.outcome, "reason", None) or getattr(result.outcome, "error", None)
         return cls.of(
             result.place,
             result.run_id,
             result.executed,
             result.errors,
             status=result.outcome.status,
-            reason=None if reason is None else str(reason),
+            reason=why(result.outcome),
         )
 
     @classmethod
@@ -138,6 +138,17 @@ class Checkpoint:
             return place_from_data(graph, checkpoint.place)
         except (KeyError, TypeError, ValueError) as problem:
             raise CheckpointMismatch(f"this checkpoint does not fit flow {graph.name!r}: {problem}") from problem
+
+
+def why(outcome: Outcome[Any]) -> str | None:
+    """Why a flow did not complete, in words; None if it did."""
+    match outcome:
+        case Failed(error):
+            return shorten(text_of(error))
+        case Aborted(reason) | TimedOut(reason):
+            return str(reason)
+        case Completed():
+            return None
 
 
 def _changes(old: dict[str, Any], graph: Graph) -> str:

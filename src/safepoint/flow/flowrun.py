@@ -6,11 +6,12 @@ from typing import Any, Generic, TypeVar
 
 from ..abort import AbortSignal, shield
 from ..abort.reason import error_from
+from ..errors import describe
 from ..run.checkpoints import Checkpoints
 from ..run.context import Context
 from ..run.outcome import Completed, Outcome
 from ..run.running import Running
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, why
 from .dispatch import walk
 from .journey import Journey, NodeError, Saver
 from .place import Place
@@ -101,10 +102,9 @@ class FlowRun(Running[State, FlowResult[State]], Generic[State]):
                 if isinstance(outcome, Completed):
                     await self._saving.checkpoints.delete(self._saving.key)
                 else:
-                    reason = getattr(outcome, "reason", None) or getattr(outcome, "error", None)
-                    await self._save(outcome.status, str(reason))
+                    await self._save(outcome.status, why(outcome))
         except Exception as error:  # how the flow ended does not change by that
-            message = f"checkpoint {self._saving.key!r} could not be written: {type(error).__name__}: {error}"
+            message = f"checkpoint {self._saving.key!r} could not be written: {describe(error)}"
             log.warning("%s: %s", self._ctx.operation, message, extra=self._ctx.log_fields())
             at = self._ctx.clock.time()
             self._journey.errors.append(

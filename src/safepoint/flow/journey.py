@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..abort import AbortSignal, Guard
+from ..errors import shorten, text_of
 from ..run.context import Context
 
 __all__ = ["Journey", "NodeError", "Saver"]
@@ -106,7 +107,7 @@ class Journey:
         self.errors.append(
             NodeError(
                 code=type(error).__name__,
-                message=str(error),
+                message=shorten(text_of(error)),
                 operation=operation,
                 recoverable=True,
                 timestamp=ctx.clock.time(),

@@ -4,6 +4,7 @@ Items are pulled only when there is room for them. Knows nothing of how a flow i
 """
 
 import asyncio
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -149,7 +150,8 @@ class Source:
         self.exhausted = False
         self._async = hasattr(items, "__aiter__")
         self._items: Any = aiter(items) if self._async else iter(items)
-        self.close: Callable[[], object] | None = getattr(self._items, "aclose" if self._async else "close", None)
+        close = getattr(self._items, "aclose" if self._async else "close", None)
+        self.close: Callable[[], object] | None = close if close is None or self._async else _on_loop(close)
         self._at = at
         self._ctx = ctx
         self._policy = Policy(abandon_after=abandon_after)
@@ -185,3 +187,13 @@ class Source:
             return None
         self._at.pulled = max(self._at.pulled, self._index + 1)
         return self._index
+
+
+def _on_loop(close: Callable[[], object]) -> Callable[[], object]:
+    """As an async function, so that it runs where its items were asked for: a database cursor in it expects that."""
+
+    @functools.wraps(close)
+    async def on_loop() -> None:
+        close()
+
+    return on_loop
