@@ -150,13 +150,21 @@ async def test_05_a_controller_belongs_to_one_work_order_and_can_never_hit_the_n
     """A controller belongs to one work order: created when it starts, gone when it ends, on every path; a stop can
     never hit the next order.
     """
-    faucet, signals = Faucet(), []
+    signals: list[weakref.ref[AbortSignal]] = []
+
+    class Seeing(Faucet):
+        """Sees the signal of each order: a tool's own only follows it."""
+
+        def stream(self, request: ModelRequest, *, signal: AbortSignal) -> Any:
+            signals.append(weakref.ref(signal))
+            return super().stream(request, signal=signal)
 
     @tool
-    async def look(ctx: ToolContext) -> str:
-        """See the signal of this order."""
-        signals.append(weakref.ref(ctx.signal))
+    async def look() -> str:
+        """Look."""
         return "seen"
+
+    faucet = Seeing()
 
     async with serving(Agent(faucet, tools=[look], retry=Retry(attempts=1))) as served:
         session = await served.session()
@@ -164,7 +172,8 @@ async def test_05_a_controller_belongs_to_one_work_order_and_can_never_hit_the_n
             turn = await served.send(session, turn_id=f"t{number}")
             faucet.call("look")
             await served.until(session, "tool_ended", run_id=turn)
-            assert signals[-1]() is not None
+            seen = signals[-1]
+            assert seen() is not None
             match ending:
                 case "completed":
                     faucet.end("done")
@@ -179,7 +188,7 @@ async def test_05_a_controller_belongs_to_one_work_order_and_can_never_hit_the_n
             await served.until(session, "text_streamed", run_id=following)
             gc.collect()
             if ending != "failed":  # an error keeps the frames that it came through
-                assert signals[-1]() is None, f"after {ending} the signal is still held"
+                assert seen() is None, f"after {ending} the signal is still held"
             assert (await served.stop(session, turn))["status"] == "already_finished"
             faucet.end(" and there")
             ended = await served.until(session, "turn_ended", turn_id=following)

@@ -53,6 +53,17 @@ def test_a_turn_is_found_stopped_and_accounted_for(child: Child, capsys: pytest.
     assert capsys.readouterr().out.startswith("already_finished")
 
 
+def test_a_stop_may_say_for_how_long_to_wait(child: Child, capsys: pytest.CaptureFixture[str]):
+    child.session("hard")
+    child.send("stall", "t1", "hard")
+    child.until("text_streamed", "hard")
+    assert run(child, "stop", "hard", "--abandon", "0") == 0
+    told = "accepted: turn t1: stops at NOW; what has not ended by then is left behind\n"
+    assert capsys.readouterr().out == told
+    child.until("turn_ended", "hard")
+    assert run(child, "stop", "hard", "t1", "--abandon", "2.5") == 0
+
+
 def test_stop_takes_the_turn_that_runs_and_not_one_that_waits(child: Child, capsys: pytest.CaptureFixture[str]):
     child.session("urgent")
     child.send("stall", "first", "urgent")
@@ -114,6 +125,9 @@ def test_an_address_that_is_none_is_a_2(capsys: pytest.CaptureFixture[str]):
         ["stop", "s", "--at", "LATER"],
         ["stop", "s", "--within", "-1"],
         ["stop", "s", "--within", "nan"],
+        ["stop", "s", "--abandon", "-1"],
+        ["stop", "s", "--abandon", "nan"],
+        ["stop", "s", "--abandon", "soon"],
         ["serve", "--port", "x"],
         ["serve", "--within", "0"],
         ["serve", "--on-disconnect", "soon"],

@@ -62,6 +62,43 @@ async def test_stop_answers_before_the_outcome_is_there():
         assert (await served.stop(session, turn))["status"] == "already_finished"
 
 
+async def test_the_second_press_leaves_behind_what_does_not_end():
+    faucet, released, reached = Faucet(), asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def swallows() -> str:
+        """Go on until the test lets go, whatever interrupts."""
+        reached.set()
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                pass
+        return "late"
+
+    async with serving(Agent(faucet, tools=[swallows])) as served:
+        session = await served.session()
+        turn = await served.send(session)
+        faucet.call("swallows")
+        await reached.wait()
+        for wrong in (-1, "0", True, 1e9):
+            path = f"/api/sessions/{session}/turns/{turn}/stop"
+            refused = await served.call("POST", path, {"abandon": wrong})
+            assert refused.status_code == 422
+            assert "abandon" in refused.json()["error"]
+        assert (await served.turn(session, turn))["status"] == "running"
+        await served.stop(session, turn, reason="enough")
+        ack = await served.stop(session, turn, abandon=0)
+        assert ack["status"] == "already_stopping"
+        assert ack["message"] == "stops at NOW; what has not ended by then is left behind"
+        ended = await served.until(session, "turn_ended")
+        assert ended["outcome"]["status"] == "aborted"
+        left = [one for one in ended["outcome"]["receipt"]["entries"] if one["fate"] == "still_running"]
+        assert [one["name"].rpartition("/")[2] for one in left] == ["swallows"]
+        assert "test_api.py" in left[0]["where"]
+        released.set()
+
+
 async def test_the_receipt_is_json_or_text():
     agent, faucet = talker()
     async with serving(agent) as served:

@@ -34,6 +34,17 @@ def test_seconds_are_positive_and_bounded(seconds: float):
         bodies.Stop(within=seconds)
 
 
+@pytest.mark.parametrize("seconds", [-1, -0.001, float("nan"), float("inf"), 86_401, True, "2"])
+def test_what_is_left_behind_is_so_after_a_bounded_time(seconds: object):
+    with pytest.raises(ValidationError):
+        bodies.Stop.model_validate({"abandon": seconds})
+
+
+def test_not_waiting_at_all_is_a_time():
+    assert bodies.Stop.model_validate({"abandon": 0}).abandon == 0
+    assert bodies.Stop().abandon is None
+
+
 def test_a_field_nobody_knows_is_a_mistake():
     with pytest.raises(ValidationError, match="Extra inputs"):
         bodies.Edit.model_validate({"text": "x", "txet": "y"})

@@ -2,15 +2,19 @@
 
 import asyncio
 import gc
+import threading
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from safepoint import Aborted, AbortReason, Completed, Failed
+from safepoint import AbortController, Aborted, AbortReason, AbortSignal, Completed, Failed
 from safepoint.agent import Agent, ToolContext, tool
-from safepoint.errors import UsageError
-from safepoint.models.scripted import Call, Stall
+from safepoint.agent.model import Chunk, ModelRequest, UsageReported
+from safepoint.errors import RemoteError, UsageError
+from safepoint.models.scripted import Call, ScriptedModel, Stall
+from safepoint.run.context import Context
 from safepoint.run.events import (
     AnswerStarted,
     Event,
@@ -23,6 +27,7 @@ from safepoint.run.events import (
     TurnStarted,
 )
 from safepoint.run.messages import ToolResult, UserMessage
+from safepoint.run.receipt import Usage
 from safepoint.run.wire import WireError, to_json
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionInUse, StoreError
 from safepoint.session.store import Record
@@ -311,14 +316,17 @@ async def an_end(turn_id: str) -> Event:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_a_tool_that_ends_the_program_leaves_a_session_that_can_be_opened_again(error: type[BaseException]) -> None:
-    @tool
-    async def leave() -> str:
-        raise error("bye")
+    class Leave:
+        """Work runs in the task of the turn: what it raises ends the program, as in any function."""
 
+        async def __call__(self, ctx: Context, value: str) -> str:
+            raise error("bye")
+
+    leave = tool(Leave(), name="leave")
     store = MemoryStore()
 
     async def program() -> None:
-        async with Session.open("s", agent=talker([Call("leave")], tools=[leave]), store=store) as session:
+        async with Session.open("s", agent=talker([Call("leave", input="go")], tools=[leave]), store=store) as session:
             session.send("one", turn_id="1")
             await session.send("two", turn_id="2")
 
@@ -461,3 +469,81 @@ async def test_until_the_question_is_answered_a_new_prompt_takes_its_place() -> 
         assert (await second).status == "completed"
         assert not session.answer(asked_id, "too late")
         assert is_valid(session)
+
+
+class Unlike(Exception):
+    """Cannot be copied: it takes a keyword, and holds a lock."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.lock = threading.Lock()
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no words")
+
+
+@pytest.mark.parametrize("way", ["the caller's signal", "session.stop"])
+@pytest.mark.parametrize(
+    "error",
+    [Unlike(code=7), Wordless(), ValueError("x" * 20_000_000), ValueError("\ud83d")],
+    ids=lambda e: repr(e)[:20],
+)
+async def test_any_exception_may_be_the_reason_of_a_stop(error: Exception, way: str) -> None:
+    store, controller = MemoryStore(), AbortController()
+    async with Session.open("s", agent=talker(["Once", Stall()], "second"), store=store) as session:
+        turn = session.send("hi", signal=controller.signal)
+        await first_text(session)
+        if way == "session.stop":
+            session.stop(turn.id, reason=error)
+        else:
+            controller.abort(error)
+        async with asyncio.timeout(10):
+            result = await turn
+            again = await session.send("and now?")
+        assert isinstance(result.outcome, Aborted)
+        assert (result.status, result.outcome.reason.kind) == ("aborted", "error")
+        assert result.outcome.reason.cause is error
+        assert again.status == "completed"
+    ended = (await ends(store))[turn.id].outcome
+    assert isinstance(ended, Aborted)
+    assert isinstance(ended.reason.cause, RemoteError)
+    assert ended.reason.cause.type_name == type(error).__name__
+
+
+class Plenty:
+    """More than any number."""
+
+    def __add__(self, other: object) -> "Plenty":
+        return self
+
+    __radd__ = __add__
+
+
+class Boasting(ScriptedModel):
+    """Counts its tokens in something that is no number, which no store can keep."""
+
+    async def stream(self, request: ModelRequest, *, signal: AbortSignal) -> AsyncGenerator[Chunk, None]:
+        async with aclosing(super().stream(request, signal=signal)) as chunks:
+            async for chunk in chunks:
+                wrong = isinstance(chunk, UsageReported) and len(self.requests) == 1
+                yield UsageReported(Usage(1, Plenty(), 1)) if wrong else chunk  # type: ignore[arg-type]  # the mistake
+
+
+async def test_a_turn_whose_end_cannot_be_written_ends_all_the_same_and_the_next_one_works(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    async with Session.open("s", agent=Agent(Boasting("first", "second"), name="talker"), store=store) as session:
+        turn = session.send("hi")
+        async with asyncio.timeout(10):
+            result = await turn
+            assert (await session.send("and now?")).status == "completed"
+        assert isinstance(result.outcome, Failed)
+        assert result.status == "failed"
+    assert f"the end of turn {turn.id} cannot be written down" in caplog.text
+    recorded = (await ends(store))[turn.id].outcome
+    assert isinstance(recorded, Failed), "the record has an end of this turn, too"
+    async with Session.open("s", agent=talker("third"), store=store) as session:
+        assert (await session.send("still there?")).status == "completed"

@@ -19,17 +19,18 @@ from tests.session.lab import GatedStore, ends, first_text, happens, held, stops
 
 
 async def test_a_stop_is_in_the_store_before_the_turn_has_ended() -> None:
-    released = asyncio.Event()
+    inside, released = asyncio.Event(), asyncio.Event()
 
     @tool(on_abort="cooperate")
     async def slow() -> str:
+        inside.set()
         await released.wait()
         return "done"
 
     store = MemoryStore()
     async with Session.open("s", agent=talker([Call("slow")], tools=[slow]), store=store) as session:
         turn = session.send("hi", turn_id="t")
-        await until(session, lambda event: isinstance(event, ToolCalled))
+        await inside.wait()
         session.stop("t", reason="enough")
         await session.saved()
         assert (await stops(store), await ends(store)) == ([("t", "user")], {})
@@ -40,10 +41,11 @@ async def test_a_stop_is_in_the_store_before_the_turn_has_ended() -> None:
 
 @pytest.mark.parametrize("source", ["caller's signal", "deadline"])
 async def test_a_stop_by_the_callers_signal_or_a_deadline_is_recorded_as_well(source: str, clock: FakeClock) -> None:
-    released = asyncio.Event()
+    inside, released = asyncio.Event(), asyncio.Event()
 
     @tool(on_abort="cooperate")
     async def slow() -> str:
+        inside.set()
         await released.wait()
         return "done"
 
@@ -51,7 +53,7 @@ async def test_a_stop_by_the_callers_signal_or_a_deadline_is_recorded_as_well(so
     async with Session.open("s", agent=talker([Call("slow")], tools=[slow]), store=store) as session:
         options: Any = {"signal": controller.signal} if source != "deadline" else {"deadline": 5.0}
         turn = session.send("hi", turn_id="t", **options)
-        await until(session, lambda event: isinstance(event, ToolCalled))
+        await inside.wait()
         controller.abort("left")
         clock.advance(5)
         await settle()
@@ -63,17 +65,18 @@ async def test_a_stop_by_the_callers_signal_or_a_deadline_is_recorded_as_well(so
 
 
 async def test_a_stop_that_is_asked_for_again_is_not_written_again() -> None:
-    released = asyncio.Event()
+    inside, released = asyncio.Event(), asyncio.Event()
 
     @tool(on_abort="cooperate")
     async def slow() -> str:
+        inside.set()
         await released.wait()
         return "done"
 
     store = MemoryStore()
     async with Session.open("s", agent=talker([Call("slow")], tools=[slow]), store=store) as session:
         turn = session.send("hi", turn_id="t")
-        await until(session, lambda event: isinstance(event, ToolCalled))
+        await inside.wait()
         acks = [turn.stop(StopAt.AFTER_TOOLS, reason="first"), *(turn.stop(reason="again") for _ in range(50))]
         assert [ack.status for ack in acks] == ["accepted", *["already_stopping"] * 50]
         assert acks[1].message == "stops at AFTER_TOOLS", "a call without a time leaves it as it is"
@@ -111,16 +114,17 @@ async def test_the_receipt_of_a_stop_that_came_too_late_claims_nothing() -> None
 
 
 async def test_a_receipt_can_be_waited_for_with_a_limit(clock: FakeClock) -> None:
-    released = asyncio.Event()
+    inside, released = asyncio.Event(), asyncio.Event()
 
     @tool(on_abort="cooperate", warn_after=1000)
     async def slow() -> str:
+        inside.set()
         await released.wait()
         return "done"
 
     async with Session.open("s", agent=talker([Call("slow")], tools=[slow])) as session, asyncio.TaskGroup() as group:
         turn = session.send("hi")
-        await until(session, lambda event: isinstance(event, ToolCalled))
+        await inside.wait()
         waiting = group.create_task(pytest_raises_timeout(turn.stop().settled(3)))
         await settle()
         clock.advance(3)

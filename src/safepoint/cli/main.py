@@ -29,6 +29,7 @@ EXAMPLES = """examples:
   safepoint sessions
   safepoint turns SESSION
   safepoint stop SESSION                       stop what runs there, now
+  safepoint stop SESSION --abandon 0           and do not wait for what does not end
   safepoint stop SESSION TURN --at AFTER_TOOLS --within 30
   safepoint receipt SESSION TURN
   safepoint worker my_agents:helper --nats nats://10.0.0.1:4222
@@ -62,6 +63,12 @@ def parser() -> argparse.ArgumentParser:
     stop.add_argument("turn", nargs="?", help="by default the one that runs")
     stop.add_argument("--at", choices=["NOW", "SAFE_POINT", "AFTER_MODEL", "AFTER_TOOLS"], default="NOW")
     stop.add_argument("--within", type=_seconds, metavar="S", help="seconds; then it is stopped at once")
+    stop.add_argument(
+        "--abandon",
+        type=_seconds_or_zero,
+        metavar="S",
+        help="seconds; what has not ended by then is left behind, 0 to not wait at all",
+    )
     stop.add_argument("--reason", help="why; it is in the receipt")
     receipt = _remote(_command(commands, "receipt", "what a stop did", "receipt SESSION TURN --json"), session=True)
     receipt.add_argument("turn")
@@ -188,7 +195,9 @@ def stop(options: argparse.Namespace) -> int:
             print("nothing runs there")
             return 0
         turn = running[0]
-    body = {key: getattr(options, key) for key in ("at", "within", "reason") if getattr(options, key) is not None}
+    body = {
+        key: getattr(options, key) for key in ("at", "within", "abandon", "reason") if getattr(options, key) is not None
+    }
     ack = client.call("POST", f"{_path(options.session, turn)}/stop", body)
     print(f"{ack['status']}: turn {ack['id']}: {ack['message']}")
     return 0
@@ -238,6 +247,10 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise ValueError(text)
     return seconds
+
+
+def _seconds_or_zero(text: str) -> float:
+    return 0.0 if float(text) == 0 else _seconds(text)
 
 
 def _fail(code: int, message: str) -> int:

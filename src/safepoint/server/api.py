@@ -137,7 +137,7 @@ class Api:
         body = await _body(request, bodies.Stop)
         at = None if body.at is None else StopAt[body.at]
         session, turn = _id(request, "session"), _id(request, "turn")
-        ack = await self._host.stop(session, turn, at=at, within=body.within, reason=body.reason)
+        ack = await self._host.stop(session, turn, at=at, within=body.within, abandon=body.abandon, reason=body.reason)
         return JSONResponse(ack_data(ack), 202, background=BackgroundTask(self._settles, ack, began))
 
     async def _settles(self, ack: StopAck, began: float) -> None:

@@ -11,6 +11,8 @@ Id = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A
 Text = Annotated[str, Field(min_length=1, max_length=200_000, pattern=r"[^\x00-\x20\x7f-\xa0]")]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
+Patience = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]  # 0: do not wait at all
+
 
 class Body(BaseModel):
     """A request body: unknown fields are a mistake."""
@@ -35,10 +37,11 @@ class NewMessage(Body):
 
 
 class Stop(Body):
-    """Stop a turn: at once, or at a safe point."""
+    """Stop a turn: at once, or at a safe point; what has not ended `abandon` seconds after that is left behind."""
 
     at: Literal["NOW", "SAFE_POINT", "AFTER_MODEL", "AFTER_TOOLS"] | None = None
     within: Seconds | None = None
+    abandon: Patience | None = None
     reason: Annotated[str, Field(max_length=2_000)] | None = None
 
 

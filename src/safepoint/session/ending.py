@@ -9,7 +9,7 @@ from ..run.receipt import Entry, Receipt
 from .past import Past, PastTurn
 from .turn import SessionTurn
 
-__all__ = ["broken", "never_started", "only_new", "receipt_of", "sealed"]
+__all__ = ["broken", "never_started", "only_new", "receipt_of", "sealed", "unwritable"]
 
 DIED = AbortReason("lease_lost", "the process in which it ran has ended")
 
@@ -35,6 +35,11 @@ def broken(turn: SessionTurn, error: BaseException, clock: Clock) -> Outcome[Age
     partial = None if said is None else said.value if isinstance(said, Completed) else said.partial
     receipt = Receipt(turn.signal.reason, None, clock.time()) if said is None else receipt_of(said)
     return Failed(error, receipt, partial or AgentResult(""), finished_at=clock.time())
+
+
+def unwritable(turn: SessionTurn, error: Exception, clock: Clock) -> Outcome[AgentResult]:
+    """A turn whose end cannot be put into JSON: a failure without anything that may be the cause of it."""
+    return Failed(error, Receipt(turn.signal.reason, None, clock.time()), AgentResult(""), finished_at=clock.time())
 
 
 def receipt_of(outcome: Outcome[AgentResult]) -> Receipt:

@@ -94,9 +94,10 @@ class Host(Protocol):
         *,
         at: StopAt | None = None,
         within: float | None = None,
+        abandon: float | None = None,
         reason: AbortReason | str | None = None,
     ) -> StopAck:
-        """Stop this turn and no other."""
+        """Stop this turn and no other. The arguments are those of `Session.stop`."""
         ...
 
     async def answer(self, session_id: str, question_id: str, text: str) -> bool:
@@ -255,11 +256,12 @@ class LocalHost:
         *,
         at: StopAt | None = None,
         within: float | None = None,
+        abandon: float | None = None,
         reason: AbortReason | str | None = None,
     ) -> StopAck:
         """Stop a turn."""
         session = await self._open(session_id)
-        return session.stop(turn_id, at, within=within, reason=reason)
+        return session.stop(turn_id, at, within=within, abandon=abandon, reason=reason)
 
     async def answer(self, session_id: str, question_id: str, text: str) -> bool:
         """Answer a question."""

@@ -16,10 +16,10 @@ from ..agent.talk import AgentResult
 from ..errors import SafepointError, UsageError
 from ..run.events import Event, SessionClosed, SessionOpened, StopRequested, TurnEnded, TurnQueued
 from ..run.outcome import Completed, Outcome
-from ..run.stop import StopAt
+from ..run.stop import PRESS_SECONDS, StopAt, StopRequest
 from ..turns.loop import TurnLoop
 from ..turns.turn import TurnPlan
-from .ending import broken, never_started, only_new, sealed
+from .ending import broken, never_started, only_new, sealed, unwritable
 from .home import Home
 from .log import Log, Stands
 from .past import OWN, Past
@@ -150,8 +150,19 @@ class Lane:
         # A new prompt instead of an answer is always possible: it takes the place of the question.
         way = "interrupt" if self.questions.waiting and when_busy == "queue" else when_busy
         turn.urgent = way in MAKES_WAY
+        running = next((other for other in self.turns.values() if other.runs), None)
         self._enqueue(turn, MAKES_WAY.get(way))
+        if running is not None and way == "interrupt":
+            self._press(running)
         return turn
+
+    def _press(self, running: SessionTurn) -> None:
+        """Somebody wants the running turn to make way now. Whoever has to want it twice does not wait any longer."""
+        now = self.clock.monotonic()
+        if running.interrupted_at is None:
+            running.interrupted_at = now
+        elif now - running.interrupted_at >= PRESS_SECONDS and running.ctx is not None:
+            running.ctx.stop.ask(StopRequest(abandon=0.0))
 
     def _enqueue(self, turn: SessionTurn, preempt: StopAt | None) -> None:
         self.turns[turn.id] = turn
@@ -166,10 +177,20 @@ class Lane:
 
     def _decide(self, turn: SessionTurn, outcome: Outcome[AgentResult]) -> None:
         """The one end of a turn, on its way to the store. Whoever comes later finds it."""
-        if turn.outcome is None:
-            turn.outcome = only_new(outcome, turn.base)
-            event = TurnEnded(**self.stamp(turn.id), turn_id=turn.id, outcome=turn.outcome)
-            turn.end_seq = self.add(event, ends=(turn.id, partial(self._stands, turn, turn.outcome)))
+        if turn.outcome is not None:
+            return
+        try:
+            self._add_end(turn, only_new(outcome, turn.base))
+        except Exception as error:
+            # It cannot be put into JSON, as when a model counts its tokens in something that is no number. Whoever
+            # waits for the turn must still hear of its end, and the record must have one, so a plain failure is it.
+            log.exception("session %s: the end of turn %s cannot be written down", self.id, turn.id)
+            self._add_end(turn, unwritable(turn, error, self.clock))
+
+    def _add_end(self, turn: SessionTurn, outcome: Outcome[AgentResult]) -> None:
+        event = TurnEnded(**self.stamp(turn.id), turn_id=turn.id, outcome=outcome)
+        turn.outcome = outcome
+        turn.end_seq = self.add(event, ends=(turn.id, partial(self._stands, turn, outcome)))
 
     def _stands(self, turn: SessionTurn, outcome: Outcome[AgentResult], error: Exception | None) -> None:
         """It is written: the caller is told, then the readers. What could not be written is not told as done."""
@@ -192,14 +213,15 @@ class Lane:
         return never_started(reason, self.clock.time())
 
     def _record_stop(self, turn: SessionTurn, reason: AbortReason) -> None:
-        about: Any = {"at_point": turn.request.at.name, "reason": reason.message, "reason_kind": reason.kind}
-        self.add(StopRequested(**self.stamp(turn.id), turn_id=turn.id, **about), keep=True)
+        asked: Any = {"at_point": turn.request.at.name, "abandon": turn.request.abandon}
+        why: Any = {"reason": reason.message, "reason_kind": reason.kind}
+        self.add(StopRequested(**self.stamp(turn.id), turn_id=turn.id, **asked, **why), keep=True)
 
     async def shut_down(self, cause: AbortReason) -> None:
         """Stop what runs and waits, and let the session go. Raises: what the store raised, when all that is done."""
         try:
             for turn in list(self.turns.values()):
-                self.stops.stop(turn, StopAt.NOW, None, cause, None)
+                self.stops.stop(turn, StopAt.NOW, None, None, cause, None)
             for turn in list(self.turns.values()):
                 await turn
             self.loop.stop(StopAt.NOW, cause=cause.message)

@@ -110,7 +110,8 @@ class Session:
         """Say something. The turn has its id at once, and can be stopped from now on.
 
         when_busy  "queue": after what runs and waits; "steer": the running turn makes way after its tool calls;
-                   "interrupt": it makes way at once; "reject": raises SessionBusy
+                   "interrupt": it makes way at once, and if it still has not a second or more later, the next such
+                   message leaves behind what does not end; "reject": raises SessionBusy
         """
         turn = self._turn(turn_id, as_messages(text), signal, deadline, caller(1))
         return self._lane.admit(turn, when_busy)
@@ -183,9 +184,15 @@ class Session:
         at: StopAt | None = None,
         *,
         within: float | None = None,
+        abandon: float | None = None,
         reason: AbortReason | BaseException | str | None = None,
     ) -> StopAck:
-        """Stop this turn, and no other. Answered at once; for an id not seen yet it is remembered. Any thread."""
+        """Stop this turn, and no other. Answered at once; for an id not seen yet it is remembered. Any thread.
+
+        at       when: at once, or at a safe point
+        within   seconds; a safe point that is not reached by then is not waited for
+        abandon  seconds from the abort, or from this call if that is later; what has not ended by then is left behind
+        """
         outcome = self.outcome_of(turn_id)
         if outcome is not None:
             receipt = receipt_of(outcome)
@@ -194,7 +201,7 @@ class Session:
                 return receipt
 
             return StopAck("already_finished", "settled", f"turn {turn_id} has ended", turn_id, settled)
-        ack = self._lane.stops.by_id(turn_id, at, within, reason, caller(1))
+        ack = self._lane.stops.by_id(turn_id, at, within, abandon, reason, caller(1))
         told = f"no turn {turn_id} so far: if it comes, it will not begin"
         return ack or StopAck("unknown", "accepted", told, turn_id)
 
@@ -217,7 +224,7 @@ class Session:
         turn = self._lane.turns.get(turn_id)
         if turn is None or not turn.waits:
             return False
-        self._lane.stops.stop(turn, StopAt.NOW, None, "removed from the queue", caller(1))
+        self._lane.stops.stop(turn, StopAt.NOW, None, None, "removed from the queue", caller(1))
         return True
 
     def forget(self, turn_id: str) -> None:
@@ -251,7 +258,8 @@ class Session:
     def _nobody_is_there(self) -> None:
         if not self._presence.readers:
             for turn in self.turns.values():
-                self._lane.stops.stop(turn, StopAt.NOW, None, AbortReason("disconnected", "nobody was there"), None)
+                cause = AbortReason("disconnected", "nobody was there")
+                self._lane.stops.stop(turn, StopAt.NOW, None, None, cause, None)
 
     async def saved(self) -> None:
         """Wait until everything that has happened so far is in the store. Raises: what the store raised."""

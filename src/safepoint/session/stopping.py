@@ -38,7 +38,13 @@ class Stops:
         self.tombstones = Tombstones(clock)
 
     def by_id(
-        self, turn_id: str, at: StopAt | None, within: float | None, reason: Any, origin: str | None
+        self,
+        turn_id: str,
+        at: StopAt | None,
+        within: float | None,
+        abandon: float | None,
+        reason: Any,
+        origin: str | None,
     ) -> StopAck | None:
         """Stop the turn with this id. None: there is none, and it is remembered. Any thread."""
         if turn_id not in self._turns:
@@ -48,15 +54,27 @@ class Stops:
         if turn is None:
             return None
         self.tombstones.take(turn_id)
-        return self.stop(turn, at, within, reason, origin)
+        return self.stop(turn, at, within, abandon, reason, origin)
 
     def stop(
-        self, turn: SessionTurn, at: StopAt | None, within: float | None, reason: Any, origin: str | None
+        self,
+        turn: SessionTurn,
+        at: StopAt | None,
+        within: float | None,
+        abandon: float | None,
+        reason: Any,
+        origin: str | None,
     ) -> StopAck:
         """Stop this turn and no other. Any thread."""
-        now = self._clock.monotonic()
         request = stop_request(
-            at, scope="tree", within=within, reason=reason, before=turn.request, now=now, origin=origin
+            at,
+            scope="tree",
+            within=within,
+            abandon=abandon,
+            reason=reason,
+            before=turn.request,
+            now=self._clock.monotonic(),
+            origin=origin,
         )
         settled = partial(self._settled, turn)
         if turn.outcome is not None or turn.result is not None:
@@ -66,7 +84,7 @@ class Stops:
         if turn.request.at is StopAt.NOW or (waits and turn.request.at is not StopAt.TURN_END):
             turn.controller._abort(turn.request.reason or AbortReason())
         self._home.post(self._write_down, turn)
-        told = f"stops at {turn.request.at.name}"
+        told = f"stops {turn.request}"
         return StopAck("accepted" if first else "already_stopping", "accepted", told, turn.id, settled)
 
     def watch(self, turn: SessionTurn) -> None:
@@ -84,7 +102,8 @@ class Stops:
 
     def _write_down(self, turn: SessionTurn) -> None:
         """Only what is new: a stop that is asked for again changes nothing."""
-        if turn.outcome is None and turn.result is None and turn.request.at is not turn.recorded.at:
+        known, asked = turn.recorded, turn.request
+        if turn.outcome is None and turn.result is None and (asked.at, asked.abandon) != (known.at, known.abandon):
             turn.recorded = turn.request
             self._record(turn, turn.request.reason or AbortReason())
 

@@ -51,7 +51,7 @@ class SessionTurn:
         self,
         turn_id: str | None,
         messages: tuple[Message, ...] | MessagesFn,
-        stop: "Callable[[SessionTurn, StopAt | None, float | None, Any, str | None], StopAck]",
+        stop: "Callable[[SessionTurn, StopAt | None, float | None, float | None, Any, str | None], StopAck]",
         *,
         signal: AbortSignal | None = None,
         deadline: float | None = None,
@@ -68,6 +68,7 @@ class SessionTurn:
         self.continues = continues  # the stopped turn that goes on
         self.request = NO_STOP
         self.recorded = NO_STOP  # what the log knows of the request
+        self.interrupted_at: float | None = None  # when a message with when_busy="interrupt" first asked it to make way
         self.ctx: Context | None = None  # while it runs
         self.watch: Registration | None = None  # on the caller's signal, until the end
         self.base = 0  # how many messages there were before it
@@ -97,6 +98,11 @@ class SessionTurn:
         """True: it is in the queue."""
         return self.ctx is None and self.outcome is None and self.result is None
 
+    @property
+    def runs(self) -> bool:
+        """True: its work has begun and has not ended."""
+        return self.ctx is not None and self.outcome is None
+
     def ask(self, request: StopRequest) -> bool:
         """One more request to stop. True: it is the first. Any thread."""
         with self._lock:
@@ -117,10 +123,11 @@ class SessionTurn:
         at: StopAt | None = None,
         *,
         within: float | None = None,
+        abandon: float | None = None,
         reason: AbortReason | BaseException | str | None = None,
     ) -> StopAck:
-        """Stop this turn and no other."""
-        return self._stop(self, at, within, reason, None)
+        """Stop this turn and no other. The arguments are those of `AgentRun.stop`."""
+        return self._stop(self, at, within, abandon, reason, None)
 
     def end(self, result: TurnResult) -> None:
         """It is over: whoever waits is told."""

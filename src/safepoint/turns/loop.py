@@ -181,6 +181,7 @@ class TurnLoop(Generic[T]):
         at: StopAt | None = None,
         *,
         within: float | None = None,
+        abandon: float | None = None,
         when_idle_for: float | None = None,
         cause: str = "",
         skip_checkpoint: bool = False,
@@ -190,12 +191,14 @@ class TurnLoop(Generic[T]):
         at               None: the running turn ends by itself; a safe point: it stops there, with all that is inside;
                          NOW: at once
         within           seconds; a safe point that is not reached by then is not waited for
+        abandon          seconds from the abort of the running turn, or from this call if that is later; what has not
+                         ended by then is left behind
         when_idle_for    do nothing until the loop has had nothing to do for so many seconds; never touches a turn
         cause            why; the first that is not empty stays
         skip_checkpoint  leave nothing behind
         """
         state = self._state
-        request = _stop_request(at, within, when_idle_for, cause, state.clock.monotonic(), caller(1))
+        request = _stop_request(at, within, abandon, when_idle_for, cause, state.clock.monotonic(), caller(1))
         if self.finished:
             return StopAck("already_finished", "settled", "the loop has ended", self.id, self._settled)
         state.cause = state.cause or cause
@@ -204,7 +207,7 @@ class TurnLoop(Generic[T]):
             return self._stop_when_idle(when_idle_for)
         before = state.committed
         stricter = state.commit(request)
-        told = f"no further turn; the running one stops at {state.stop.request.at.name}"
+        told = f"no further turn; the running one stops {state.stop.request}"
         if stricter:
             state.tell(LoopStopping, at_point=state.stop.request.at.name, cause=state.cause)
         return StopAck("already_stopping" if before else "accepted", "accepted", told, self.id, self._settled)
@@ -302,16 +305,24 @@ def _decided(status: Any) -> PreemptAck:
 
 
 def _stop_request(
-    at: StopAt | None, within: float | None, when_idle_for: float | None, cause: str, now: float, origin: str | None
+    at: StopAt | None,
+    within: float | None,
+    abandon: float | None,
+    when_idle_for: float | None,
+    cause: str,
+    now: float,
+    origin: str | None,
 ) -> StopRequest:
     if at is not None and not isinstance(at, StopAt):
         raise UsageError(f"at must be a StopAt, such as StopAt.SAFE_POINT, not {at!r}")
     for name, seconds in (("within", within), ("when_idle_for", when_idle_for)):
         if seconds is not None and check_seconds(name, seconds) <= 0:
             raise UsageError(f"{name} must be more than 0 seconds, not {seconds!r}")
-    if when_idle_for is not None and (at is not None or within is not None):
-        raise UsageError("when_idle_for= never touches a running turn: at= and within= do not go with it")
+    if abandon is not None:
+        abandon = check_seconds("abandon", abandon)
+    if when_idle_for is not None and (at is not None or within is not None or abandon is not None):
+        raise UsageError("when_idle_for= never touches a running turn: at=, within= and abandon= do not go with it")
     at = at or (StopAt.TURN_END if within is None else StopAt.SAFE_POINT)
     reason = AbortReason("user", cause, origin) if cause or at is not StopAt.TURN_END else None
     deadline = None if within is None else now + within
-    return StopRequest(at, "tree", deadline, reason, math.inf if reason is None else now)
+    return StopRequest(at, "tree", deadline, reason, math.inf if reason is None else now, abandon)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from ..abort import AbortReason
-from ..errors import UsageError
+from ..errors import UsageError, describe
 from ..run.stop import AckStatus, StopAt
 from ..session.lane import SessionBusy, SessionEnded, WhenBusy
 from .broker import BrokerError, Queue
@@ -79,6 +79,7 @@ class StopCall:
     within: float | None = None
     reason: dict[str, Any] = field(default_factory=dict)
     id: str = ""
+    abandon: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     kind: Literal["stop"] = "stop"
 
     @property
@@ -198,7 +199,7 @@ class Reply:
             case UsageError():
                 return Reply(False, str(error), error="usage")
             case _:
-                return Reply(False, f"{type(error).__name__}: {error}", error="broken")
+                return Reply(False, describe(error), error="broken")
 
 
 @dataclass(frozen=True, slots=True)

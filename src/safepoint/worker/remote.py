@@ -118,16 +118,19 @@ class RemoteHost(Directory):
         *,
         at: StopAt | None = None,
         within: float | None = None,
+        abandon: float | None = None,
         reason: AbortReason | str | None = None,
     ) -> StopAck:
         """Stop this turn and no other, wherever it runs. `level` says how far the stop has come."""
         origin = caller(1)
-        stop_request(at, scope="tree", within=within, reason=reason, before=NO_STOP, now=0.0, origin=origin)
+        stop_request(
+            at, scope="tree", within=within, abandon=abandon, reason=reason, before=NO_STOP, now=0.0, origin=origin
+        )
         await self._place(session_id)
         if at is None and within is not None:
             at = StopAt.SAFE_POINT
         why = reason_from(reason, origin).to_dict()
-        call = StopCall(turn_id, (at or StopAt.NOW).name, within, why, uuid.uuid4().hex)
+        call = StopCall(turn_id, (at or StopAt.NOW).name, within, why, uuid.uuid4().hex, abandon)
         reply, recorded = await Bell(await self._link(), self._home).stop(session_id, call)
         status, level, told = await self._verdict(session_id, turn_id, reply, recorded)
 

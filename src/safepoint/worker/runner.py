@@ -253,7 +253,7 @@ class Runner:
         with self._answering:  # it is rung for, and it is read in the record: by two threads
             reply = self._answered.get(call.id)
             if reply is None:
-                ack = session.stop(turn_id, call.point, within=call.within, reason=call.why)
+                ack = session.stop(turn_id, call.point, within=call.within, abandon=call.abandon, reason=call.why)
                 reply = Reply(message=ack.message, status=ack.status, turn_id=turn_id)
                 if call.id:
                     self._answered[call.id] = reply
@@ -332,4 +332,5 @@ class Runner:
 
 def _stop_event(session: str, turn_id: str, call: StopCall) -> StopRequested:
     about = {"run_id": turn_id, "path": (session,), "at": time.time(), "turn_id": turn_id}
-    return StopRequested(**about, at_point=call.at or "NOW", reason=call.why.message, reason_kind=call.why.kind)  # type: ignore[arg-type]
+    asked = {"at_point": call.at or "NOW", "abandon": call.abandon}
+    return StopRequested(**about, **asked, reason=call.why.message, reason_kind=call.why.kind)  # type: ignore[arg-type]

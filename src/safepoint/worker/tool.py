@@ -7,22 +7,24 @@ import hashlib
 from contextlib import aclosing
 from dataclasses import replace
 
-from ..abort import AbortReason
+from ..abort import AbortController, AbortReason
 from ..abort.ambient import shield
 from ..abort.reason import AbortError, error_from
 from ..agent.talk import AgentResult
 from ..agent.tool import Tool, ToolContext, tool
-from ..errors import SafepointError
+from ..errors import SafepointError, describe
 from ..run.child import limit_of
 from ..run.events import Event, SessionClosed, TurnEnded, TurnQueued
 from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
+from ..run.stop import StopAck
 from ..session.host import Host, NotFound
 from ..session.past import OWN
 
 __all__ = ["remote_tool"]
 
-# How long the end of the child is waited for when the parent was stopped.
+# How long the end of the child is waited for when the parent was stopped, and when it is not to wait any longer.
 SETTLE_SECONDS = 10.0
+PRESSED_SECONDS = 2.0
 
 
 def remote_tool(host: Host, agent: str, *, name: str | None = None, description: str | None = None) -> Tool:
@@ -40,7 +42,9 @@ def remote_tool(host: Host, agent: str, *, name: str | None = None, description:
         return child.text_of(outcome)
 
     told = description or f"Have the agent {agent} do something, on another machine."
-    return tool(call, name=name or agent, description=told, on_abort="cooperate")  # it has to stop the child first
+    # It has to stop the child first, and what the child has so far is worth waiting for: from outside it is only shown
+    # the signal. What is left behind is left behind over there.
+    return replace(tool(call, name=name or agent, description=told, on_abort="cooperate"), kind="child")
 
 
 class _Child:
@@ -105,7 +109,7 @@ class _Child:
             except NotFound:
                 pass  # it had not begun
             except (SafepointError, TimeoutError) as problem:
-                where = f"{self._agent} on another machine may go on: {type(problem).__name__}: {problem}"
+                where = f"{self._agent} on another machine may go on: {describe(problem)}"
                 self._ctx.ledger.warnings.append(where)
         if partial is not None:
             self._ctx.spent += partial.usage
@@ -116,12 +120,26 @@ class _Child:
         ack = await self._host.stop(self._session, self._turn, reason=reason)
         if ack.status == "unknown":
             return None
-        try:
-            await ack.settled(SETTLE_SECONDS)
-        except TimeoutError:
-            raise TimeoutError(f"it has not ended within {SETTLE_SECONDS:g} s: {ack.message}") from None
+        await self._settled(ack, reason)
         outcome = (await self._host.turn(self._session, self._turn)).outcome
         return None if outcome is None else _result_of(outcome)
+
+    async def _settled(self, ack: StopAck, reason: AbortReason) -> None:
+        """Wait for the end of the child. Whoever leaves behind what does not end here, does so over there as well."""
+        pressed = AbortController()
+        forget = self._ctx.stop.when_abandoned(lambda: pressed.abort("it is not waited for any longer"))
+        limit = SETTLE_SECONDS
+        try:
+            try:
+                await pressed.signal.run(ack.settled(limit))
+            except AbortError:
+                limit = PRESSED_SECONDS
+                await self._host.stop(self._session, self._turn, abandon=0.0, reason=reason)
+                await ack.settled(limit)
+        except TimeoutError:
+            raise TimeoutError(f"it has not ended within {limit:g} s: {ack.message}") from None
+        finally:
+            forget()
 
     def text_of(self, outcome: Outcome[AgentResult]) -> str:
         """What the model is told. Raises: what the child failed with."""

@@ -3,14 +3,14 @@
 import { call, follow, takeTokenFromAddress } from "/static/api.js";
 import { morph, morphChildren } from "/static/morph.js";
 import { apply, emptySession, expectTurn, isOver, lastEnded, runningTurn, shownTurns, waitingTurns } from "/static/state.js";
-import { EscEsc, Menu } from "/static/stop.js";
+import { EscEsc, Menu, SecondPress } from "/static/stop.js";
 import { announce, connection, toast } from "/static/telling.js";
 import { drawTurn, drawWaiting, element, endText } from "/static/view.js";
 
 const $ = (id) => document.getElementById(id);
 let session = null;
 let leave = () => {};
-let asked = null; // the stop that was sent and not yet heard of: {turn, at}
+let asked = null; // the stop that was sent and not yet heard of: {turn, at, abandon}
 let editing = null; // the turn in the queue whose message is being changed
 let known = 0; // events up to this number are history: nobody is told of them again
 const UNSEEN_MS = 600;
@@ -19,7 +19,8 @@ let scheduled = false;
 
 takeTokenFromAddress();
 const esc = new EscEsc(() => stop("NOW"), (text) => toast(text));
-new Menu($("stop-more"), $("stop-menu"), stop);
+new Menu($("stop-more"), $("stop-menu"), (at) => stop(at));
+const second = new SecondPress(redraw);
 
 function path(...parts) { return `/api/sessions/${[session.id, ...parts].map(encodeURIComponent).join("/")}`; }
 
@@ -47,7 +48,7 @@ function heard(id, seq, event) {
   if (session.id !== id) return;
   const turn = apply(session, event);
   if (turn) dirty.add(turn.id);
-  if (asked && event.turn_id === asked.turn && (event.kind === "stop_requested" || event.kind === "turn_ended")) asked = null;
+  if (asked && event.turn_id === asked.turn && (event.kind === "turn_ended" || (event.kind === "stop_requested" && [undefined, event.abandon].includes(asked.abandon)))) asked = null;
   if (event.kind === "turn_ended" && seq > known) announce(event.outcome.status === "completed" ? "The answer is complete." : endText(event.outcome));
   if (event.kind === "turn_ended" || event.kind === "turn_forgotten" || event.kind === "turn_started") for (const other of session.turns.keys()) dirty.add(other);
   redraw();
@@ -101,7 +102,12 @@ function drawButtons() {
   const atOnce = sent === "NOW" || turn?.stopAt === "NOW";
   const focused = document.activeElement;
   $("send").hidden = Boolean(turn);
-  $("stop").hidden = $("stop-more").hidden = !turn;
+  const offered = turn && !asked && turn.status === "stopping" && turn.stopAt === "NOW" && turn.abandon !== 0;
+  const harder = second.ready(offered ? turn.id : null);
+  if (harder && $("dont-wait").hidden) announce("It has not ended yet. The button Don't wait goes on without what has not ended.");
+  $("dont-wait").hidden = $("dont-wait-means").hidden = !harder;
+  $("stop-more").hidden = !turn;
+  $("stop").hidden = !turn || harder;
   $("stop").disabled = Boolean(stopping);
   $("stop").textContent = stopping ? "Stopping…" : "Stop";
   // A stop that waits for a safe point can still be made stricter, and nothing else.
@@ -113,19 +119,20 @@ function drawButtons() {
   esc.set(Boolean(turn) && !sent && !(stopping && atOnce));
 }
 
-async function stop(at) {
+async function stop(at, abandon) {
   const turn = runningTurn(session);
   if (!turn || asked) return;
-  const mine = asked = { turn: turn.id, at };
+  const mine = asked = { turn: turn.id, at, abandon };
   drawButtons();
   try {
-    const ack = await call("POST", path("turns", turn.id, "stop"), { at });
+    const ack = await call("POST", path("turns", turn.id, "stop"), { at, abandon }); // what is undefined is not sent
     if (ack.status === "unknown" || ack.status === "already_finished") { if (!isOver(turn)) toast("There was nothing left to stop."); if (asked === mine) asked = null; }
     else if (ack.level === "recorded") toast(`Stopping: ${ack.message}.`); // nobody who runs it answers
   } catch (error) {
     if (asked === mine) { asked = null; toast(`Stop failed: ${error.message}`, true); }
   }
-  drawButtons();
+  // Not only the buttons: the end of the turn may have come in meanwhile, and Send must not be there before it is shown.
+  redraw();
 }
 
 async function send(text, when_busy = "queue") {
@@ -185,6 +192,7 @@ $("waiting").addEventListener("keydown", (event) => {
   if (event.key === "Enter" || event.key === "Escape") { event.preventDefault(); saved(event.key === "Enter"); $("prompt").focus(); }
 });
 $("stop").addEventListener("click", () => stop("NOW"));
+$("dont-wait").addEventListener("click", () => stop("NOW", 0));
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = $("prompt").value;

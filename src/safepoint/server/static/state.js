@@ -55,7 +55,7 @@ export function apply(session, event) {
       if (before) { turn.said = before.said; turn.before = before; }
       turn.started = true; if (turn.status === "queued") turn.status = "running";
     });
-    case "stop_requested": return change(session, event.turn_id, (turn) => { if (!isOver(turn)) { turn.status = "stopping"; turn.stopAt = event.at_point; } });
+    case "stop_requested": return change(session, event.turn_id, (turn) => { if (!isOver(turn)) { turn.status = "stopping"; turn.stopAt = event.at_point; turn.abandon = event.abandon ?? null; } });
     case "turn_ended": return change(session, event.turn_id, (turn) => { turn.status = event.outcome.status; turn.outcome = event.outcome; close(turn); });
     case "turn_forgotten": return change(session, event.turn_id, (turn) => { turn.forgotten = true; });
     case "session_closed": session.closed = true; return null;

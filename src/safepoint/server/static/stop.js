@@ -1,6 +1,29 @@
-// Owns stopping from the page: the button, its menu, and Esc Esc. Knows nothing of how turns are shown.
+// Owns stopping from the page: the button, its menu, Esc Esc, and the second press. Knows nothing of how turns are shown.
 
 const WINDOW_MS = 3000;
+const PRESS_MS = 1000;
+
+// The second press of Stop does not wait for what does not end. One that comes too soon is a double click, and the same
+// as the first: `ready` tells, and `redraw` is called when that has changed.
+export class SecondPress {
+  constructor(redraw) {
+    this.redraw = redraw;
+    this.turn = null;
+    this.since = 0;
+    this.timer = 0;
+  }
+
+  // True: this turn (its id, or null for none) has been stopping for long enough.
+  ready(turn) {
+    if (turn !== this.turn) {
+      clearTimeout(this.timer);
+      this.turn = turn;
+      this.since = Date.now();
+      if (turn !== null) this.timer = setTimeout(this.redraw, PRESS_MS + 10);
+    }
+    return turn !== null && Date.now() - this.since >= PRESS_MS;
+  }
+}
 
 // The key handler exists only while a turn runs. `ask` shows the toast and returns how to take it away again.
 export class EscEsc {

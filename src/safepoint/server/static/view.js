@@ -21,6 +21,7 @@ export function drawTurn(turn) {
 
 function stateLine(turn) {
   if (turn.status !== "stopping") return turn.items.some((item) => item.open && item.text) ? "" : "Working…";
+  if (turn.abandon === 0) return "Stopping… without waiting any longer";
   return turn.ignored ? `Stopping… waiting for ${turn.ignored}` : STOPPING[turn.stopAt] ?? "Stopping…";
 }
 
