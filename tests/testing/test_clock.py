@@ -283,6 +283,45 @@ def test_a_thread_that_waits_for_a_signal_follows_the_fake_clock(clock):
     assert answer() is True
 
 
+@pytest.mark.parametrize("seconds", [None, 5])
+def test_the_clock_knows_the_threads_that_wait_and_that_nothing_has_woken_yet(seconds):
+    clock, lock = FakeClock(), threading.Lock()
+    lock.acquire()
+    answer = in_thread(clock.acquire, lock, seconds)
+    wait_until(lambda: waiting_on(clock))
+    (wait,) = waiting_on(clock)
+    wait_until(lambda: waiting_on(clock) == [wait])  # one wait is one and the same in every look
+    lock.release()
+    assert waiting_on(clock) == []
+    assert answer() is True
+    assert wait not in FakeClock._waits
+
+
+def test_a_thread_whose_time_has_come_waits_no_more():
+    clock, lock = FakeClock(), threading.Lock()
+    lock.acquire()
+    answer = in_thread(clock.acquire, lock, 5)
+    wait_until(lambda: waiting_on(clock))
+    clock.advance(5)
+    assert waiting_on(clock) == []
+    assert answer() is False
+
+
+def test_a_thread_says_once_that_it_begins_to_wait():
+    clock, lock, told = FakeClock(), threading.Lock(), []
+    clock.on_wait = lambda: told.append(waiting_on(clock))
+    assert clock.acquire(lock, 5)
+    answer = in_thread(clock.acquire, lock, 5)
+    wait_until(lambda: told)
+    clock.advance(5)
+    assert answer() is False
+    assert [len(waits) for waits in told] == [1]
+
+
+def waiting_on(clock):
+    return [wait for wait in FakeClock.waiting_threads() if wait.clock is clock]
+
+
 async def test_settling_runs_everything_that_is_ready_and_what_that_makes_ready():
     story = []
 

@@ -7,10 +7,10 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal, current_clock
 from safepoint.errors import UsageError
-from safepoint.testing import FakeClock, inject, inject_run
+from safepoint.testing import FakeClock, Ignore, inject, inject_run
 from safepoint.testing.inject import MODES, abort_everywhere
 from safepoint.testing.inject_points import Mode, Point, point
-from safepoint.testing.inject_report import Violation
+from safepoint.testing.inject_report import Progress, Violation
 from safepoint.testing.laws import DEFAULT_LAWS, outcome_is_the_stop, works_again
 from tests.conftest import counts
 from tests.testing import clean
@@ -476,3 +476,111 @@ def test_a_long_scenario_is_aborted_at_each_of_its_points():
     report = abort_everywhere(scenario, clock=FakeClock)
     assert len(report.points) == length
     assert report.aborted == 4 * length
+
+
+def test_a_campaign_that_reaches_its_time_limit_says_what_it_did_not_try_and_does_not_pass(monkeypatch):
+    times = iter(range(1000))
+    monkeypatch.setattr(inject, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
+    report = abort_everywhere(two_steps, clock=FakeClock, time_limit=5, check=False)
+    assert 0 < report.aborted < 8
+    assert report.aborted + len(report.not_tried) == 8
+    assert report.violations == ()
+    assert report.unfinished == "the time limit of the campaign was reached"
+    assert f"{len(report.not_tried)} not tried" in str(report)
+    with pytest.raises(AssertionError, match="What was not tried has not passed"):
+        report.check()
+
+
+def test_a_campaign_whose_time_is_up_before_the_first_abort_tries_nothing():
+    with pytest.raises(AssertionError, match="8 not tried"):
+        abort_everywhere(two_steps, clock=FakeClock, time_limit=0)
+    report = abort_everywhere(two_steps, clock=FakeClock, time_limit=0, check=False)
+    assert (report.runs, report.aborted, len(report.not_tried)) == (2, 0, 8)
+
+
+def test_what_was_done_within_the_time_limit_is_still_checked_for_working_again(monkeypatch):
+    times = iter(range(1000))
+    monkeypatch.setattr(inject, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
+    broken: list[bool] = []
+
+    async def scenario(probe):
+        if broken:
+            raise RuntimeError("broken")
+        try:
+            await two_steps(probe)
+        except AbortError:
+            broken.append(True)
+            raise
+
+    report = abort_everywhere(scenario, clock=FakeClock, time_limit=3, check=False)
+    assert {found.law for found in report.violations} == {"works_again"}
+
+
+def test_within_its_time_limit_everything_is_tried():
+    report = abort_everywhere(two_steps, clock=FakeClock, time_limit=60)
+    assert (report.aborted, report.not_tried, report.unfinished) == (8, (), "")
+
+
+@pytest.mark.parametrize(("limit", "error"), [(-1, UsageError), ("soon", TypeError), (float("nan"), UsageError)])
+def test_a_time_limit_that_is_none_is_refused(limit, error):
+    with pytest.raises(error, match="time_limit must be"):
+        abort_everywhere(two_steps, time_limit=limit)
+
+
+def test_progress_is_told_before_the_first_point_and_after_each():
+    told: list[Progress] = []
+    report = abort_everywhere(two_steps, clock=FakeClock, on_progress=told.append)
+    assert [(each.done, each.points) for each in told] == [(0, 2), (1, 2), (2, 2)]
+    assert [each.runs for each in told] == [2, 7, report.runs]
+    assert told[0].seconds <= told[1].seconds <= told[2].seconds
+    assert str(told[1]).startswith("abort_everywhere(two_steps): 1 of 2 points, 7 runs, 0 violations, ")
+
+
+def test_what_is_not_tried_because_enough_is_broken_is_said_too():
+    async def scenario(probe):
+        try:
+            for _ in range(20):
+                await probe.signal.sleep(1)
+        except AbortError:
+            return
+
+    report = abort_everywhere(scenario, clock=FakeClock, check=False, laws=[outcome_is_the_stop])
+    assert len(report.not_tried) == 80 - report.aborted > 0
+
+
+def test_a_task_that_is_ignored_is_not_counted_and_the_report_says_so():
+    async def scenario(probe):
+        probe.janitor = asyncio.create_task(asyncio.Event().wait(), name="janitor")
+        await probe.signal.sleep(1)
+
+    report = abort_everywhere(scenario, clock=FakeClock, ignore=[Ignore(law="no_task_left", name="janitor")])
+    assert report.violations == ()
+    assert report.aborted == 8
+    assert "not counted: 9, by Ignore(law='no_task_left', name='janitor')" in str(report)
+    with pytest.raises(AssertionError, match="a task is left: task janitor"):
+        abort_everywhere(scenario, clock=FakeClock, ignore=[Ignore(name="other")])
+
+
+def test_a_law_may_be_ignored_where_the_abort_comes_at_a_place():
+    async def fragile(probe):
+        await probe.signal.sleep(1)
+
+    async def scenario(probe):
+        try:
+            await fragile(probe)
+        except AbortError:
+            raise RuntimeError("known") from None
+        await probe.signal.sleep(1)
+
+    rule = Ignore(law="outcome_is_the_stop", at="*fragile")
+    assert abort_everywhere(scenario, clock=FakeClock, ignore=[rule]).ignored == ((rule, 3),)
+
+
+def test_a_rule_for_a_law_that_is_not_checked_is_refused():
+    with pytest.raises(UsageError, match="there is no such law; the laws are outcome_is_the_stop, ends"):
+        abort_everywhere(two_steps, laws=[outcome_is_the_stop], ignore=[Ignore(law="no_tasks")])
+
+
+def test_progress_that_cannot_be_called_is_refused():
+    with pytest.raises(TypeError, match="on_progress must be a function of one argument, such as print, not True"):
+        abort_everywhere(two_steps, on_progress=True)  # type: ignore[arg-type]

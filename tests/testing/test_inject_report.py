@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from safepoint.testing import Ignore, inject_report
 from safepoint.testing.inject_points import Point
-from safepoint.testing.inject_report import Report, Violation
+from safepoint.testing.inject_report import Progress, Report, Violation
 
 POINT = Point(number=3, what="await", task="main", nth=2, file="a.py", line=7, chain=("a.py:4 main", "a.py:7 work"))
 GOOD = Report(scenario="download", points=(POINT,), runs=7, aborted=4)
@@ -79,3 +80,27 @@ def test_points_not_reached_do_not_fail_unless_there_are_no_others():
     report(not_reached=((POINT, "abort"),)).check()
     with pytest.raises(AssertionError, match="nothing was tested"):
         report(aborted=0, not_reached=((POINT, "abort"),)).check()
+
+
+def test_what_was_not_tried_has_not_passed():
+    unfinished = report(not_tried=((POINT, "twice"), (POINT, "cancel")), unfinished="the time was up")
+    with pytest.raises(AssertionError) as failure:
+        unfinished.check()
+    lines = str(failure.value).splitlines()
+    assert lines[0].endswith("0 violations, 0 not reached, 2 not tried")
+    assert "  not tried: 2 aborts, from point 3, 'twice': a.py:7 (await in task main, time 2)" in lines
+    assert lines[-1] == "What was not tried has not passed: give it more time, or fewer modes."
+
+
+def test_what_was_ignored_and_what_time_jumped_over_is_said_and_passes():
+    good = report(ignored=((Ignore(name="serve"), 4),), jumped_over=tuple(f"thread {number}" for number in range(9)))
+    good.check()
+    lines = str(good).splitlines()
+    assert lines[1] == "  not counted: 4, by Ignore(name='serve')"
+    assert lines[2] == "  fake time jumped although it had not moved for a second: thread 0"
+    assert len(lines) == 2 + inject_report.LISTED
+
+
+def test_progress_is_one_line():
+    progress = Progress(scenario="download", done=3, points=21, runs=17, violations=1, seconds=1.26)
+    assert str(progress) == "abort_everywhere(download): 3 of 21 points, 17 runs, 1 violations, 1.3 s"

@@ -2,13 +2,17 @@
 
 import asyncio
 import contextvars
+import gc
 import socket
 import threading
+import time
 
 import pytest
 
 from safepoint.abort import AbortSignal, current_clock, shield
 from safepoint.testing import FakeClock, inject_run
+from safepoint.testing.inject_ignore import Ignore, Ignored
+from safepoint.testing.inject_left import Thing
 from safepoint.testing.inject_run import Bounds, run_scenario
 from safepoint.testing.inject_watch import Watch
 
@@ -169,3 +173,102 @@ def test_a_scenario_that_is_no_async_function_fails_with_the_reason():
     run, _ = run_scenario(lambda probe: 5, bounds())  # type: ignore[arg-type,return-value]
     assert run.ending.status == "failed"
     assert "can't be used in 'await'" in str(run.ending)
+
+
+async def leaves(probe, seconds):
+    """A task that goes on for so long when the scenario is over."""
+
+    async def goes_on():
+        await asyncio.sleep(seconds)  # real time: none, the loop's clock is fake
+        probe.record("late")
+
+    asyncio.create_task(goes_on(), name="goes on")
+    await asyncio.sleep(0)
+
+
+def test_a_task_that_ends_within_a_second_of_the_clock_is_not_left_but_what_it_does_is_noted():
+    run, _ = run_scenario(lambda probe: leaves(probe, 0.9), bounds())
+    assert run.tasks == run.timers == ()
+    assert [effect.what for effect in run.effects] == ["late"]
+
+
+def test_a_task_that_needs_longer_is_left_and_is_not_waited_for_in_real_time():
+    began = time.monotonic()
+    run, _ = run_scenario(lambda probe: leaves(probe, 1.1), bounds())
+    assert [task.name for task in run.tasks if isinstance(task, Thing)] == ["goes on"]
+    assert run.effects == ()
+    assert time.monotonic() - began < inject_run.LINGER_SECONDS
+
+
+def test_a_task_that_nobody_holds_does_not_look_ended_when_it_is_collected():
+    async def stays():
+        await asyncio.Event().wait()
+
+    async def scenario(probe):
+        asyncio.create_task(stays())
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.5, gc.collect)
+
+    run, _ = run_scenario(scenario, bounds())
+    assert len(run.tasks) == 1
+
+
+def test_a_generator_whose_task_ends_within_the_moment_is_not_left_open():
+    async def numbers():
+        yield 1
+        await asyncio.sleep(0)
+        yield 2
+
+    async def reads():
+        async for _ in numbers():
+            await asyncio.sleep(0.1)  # real time: none, the loop's clock is fake
+
+    async def scenario(probe):
+        probe.task = asyncio.create_task(reads())
+        await asyncio.sleep(0)
+
+    run, _ = run_scenario(scenario, bounds())
+    assert (run.tasks, run.streams) == ((), ())
+
+
+def test_a_socket_that_only_the_collector_closes_is_never_left(recwarn):
+    async def scenario(probe):
+        cycle: list[object] = [socket.socket()]
+        cycle.append(cycle)
+
+    for _ in range(3):
+        run, _ = run_scenario(scenario, bounds())
+        assert run.descriptors == ()
+
+
+def test_what_is_ignored_is_not_waited_for():
+    gate = threading.Event()
+
+    async def scenario(probe):
+        threading.Thread(target=gate.wait, name="exporter", daemon=True).start()
+        await asyncio.sleep(0)
+
+    began = time.monotonic()
+    try:
+        rules = Ignored([Ignore(name="exporter")])
+        run, _ = run_scenario(scenario, Bounds(FakeClock, 5.0, Watch(), rules))
+    finally:
+        gate.set()
+    assert len(run.threads) == 1  # the record is complete: it is the laws that do not see it
+    assert time.monotonic() - began < inject_run.LINGER_SECONDS
+
+
+def test_threads_that_wait_for_the_clock_of_a_run_end_with_it():
+    ended = threading.Event()
+
+    async def scenario(probe):
+        def waits():
+            probe.signal.wait()
+            ended.set()
+
+        context = contextvars.copy_context()  # the clock of the run is in it
+        threading.Thread(target=context.run, args=[waits], name="waits", daemon=True).start()
+        await asyncio.sleep(0)
+
+    run_scenario(scenario, bounds())
+    assert ended.wait(20)

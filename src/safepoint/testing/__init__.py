@@ -2,9 +2,10 @@
 
 from .clock import FakeClock, settle
 from .inject import MODES, abort_everywhere
+from .inject_ignore import Ignore
 from .inject_points import Mode, Point, point
 from .inject_probe import Effect, Probe
-from .inject_report import Report, Violation
+from .inject_report import Progress, Report, Violation
 from .inject_run import Scenario
 from .laws import DEFAULT_LAWS, Ending, Law, Run, pairs
 
@@ -14,10 +15,12 @@ __all__ = [
     "Effect",
     "Ending",
     "FakeClock",
+    "Ignore",
     "Law",
     "Mode",
     "Point",
     "Probe",
+    "Progress",
     "Report",
     "Run",
     "Scenario",

@@ -5,6 +5,7 @@ import heapq
 import itertools
 import threading
 from collections.abc import Callable
+from typing import ClassVar
 
 from ..abort.clock import Timer, check_seconds
 
@@ -13,6 +14,30 @@ __all__ = ["FakeClock", "settle"]
 # A loop that does not show its queue (uvloop) is given this many turns instead: enough for any chain of wake-ups.
 BLIND_TURNS = 50
 EPOCH = 1_700_000_000.0
+# How often a thread that waits in fake time looks whether it can have its lock.
+LOCK_POLL_SECONDS = 0.001
+
+
+class ThreadWait:
+    """One call of `FakeClock.acquire` that has not returned: a thread that waits for a lock, or for its time."""
+
+    __slots__ = ("asleep", "clock", "gate", "lock", "thread")
+
+    def __init__(self, clock: "FakeClock", lock: threading.Lock, gate: threading.Event) -> None:
+        self.clock = clock
+        self.thread = threading.get_ident()
+        self.lock = lock
+        self.gate = gate
+        self.asleep = False
+
+    @property
+    def blocked(self) -> bool:
+        """True: it sleeps, and nothing has happened yet that will let it go on.
+
+        It takes its lock only while it is awake, and does not sleep again once it has it. So if the lock was taken,
+        and after that the thread is seen asleep, then somebody else has the lock. The order of the looks matters.
+        """
+        return self.lock.locked() and not self.gate.is_set() and self.asleep
 
 
 class FakeClock:
@@ -21,11 +46,14 @@ class FakeClock:
     Timers fire inside `advance`, in the order of their times, each at its own time.
     """
 
+    _waits: ClassVar[dict[ThreadWait, None]] = {}
+
     def __init__(self, start: float = 1000.0) -> None:
         self._now = start
         self._order = itertools.count()
         self._timers: list[tuple[float, int, Timer]] = []
         self._lock = threading.Lock()
+        self.on_wait: Callable[[], object] | None = None  # called by each thread that begins to wait in `acquire`
 
     def monotonic(self) -> float:
         """The time now."""
@@ -62,18 +90,37 @@ class FakeClock:
 
     def acquire(self, lock: threading.Lock, seconds: float | None) -> bool:
         """Block this thread until it has the lock or `advance` has reached the time."""
-        if seconds is None:
-            return lock.acquire()
         gate = threading.Event()
-        timer = self.call_at(self._now + seconds, gate.set)
+        timer = None if seconds is None else self.call_at(self._now + seconds, gate.set)
+        wait = ThreadWait(self, lock, gate)
+        announce = self.on_wait
         try:
-            # The thread waits for two things at once; fake time has no other way to be heard by a blocked thread.
-            while not lock.acquire(timeout=0.001):
-                if gate.is_set() or seconds <= 0:
-                    return lock.acquire(blocking=False)
+            self._waits[wait] = None
+            # The thread waits for two things at once; fake time has no other way to be heard by a blocked thread. It
+            # sleeps on the gate, so that its time wakes it at once, and takes the lock only while it is awake.
+            while not lock.acquire(blocking=False):
+                if gate.is_set() or (seconds is not None and seconds <= 0):
+                    return False
+                wait.asleep = True
+                if announce is not None:
+                    announce()
+                    announce = None
+                gate.wait(LOCK_POLL_SECONDS)
+                wait.asleep = False
             return True
         finally:
-            timer.disarm()
+            self._waits.pop(wait, None)
+            if timer is not None:
+                timer.disarm()
+
+    @classmethod
+    def waiting_threads(cls) -> frozenset[ThreadWait]:
+        """The threads that wait in `acquire`, of any fake clock, and that nothing which has happened so far will wake.
+
+        A wait is one object for one call of `acquire`: if the same one is in two answers, its thread has not moved in
+        between.
+        """
+        return frozenset(wait for wait in list(cls._waits) if wait.blocked)
 
     @property
     def pending(self) -> int:

@@ -16,6 +16,7 @@ from ..agent.talk import AgentResult
 from ..agent.tool import ToolContext
 from ..run.events import (
     AnswerStarted,
+    LeafStarted,
     QuestionAsked,
     SessionOpened,
     TextStreamed,
@@ -140,6 +141,7 @@ class Play:
                 await self._until(AnswerStarted)
             case "in a tool":
                 await self._until(ToolCalled)
+                await self._until(LeafStarted)  # it has a task of its own, which begins a moment later
             case "in ask_user":
                 await self._until(QuestionAsked)
             case "while its end is saved":

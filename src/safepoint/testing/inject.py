@@ -10,14 +10,17 @@ Knows nothing of what the scenario does.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ..abort.clock import check_seconds
 from ..errors import UsageError
 from .clock import FakeClock
+from .inject_ignore import Ignore, Ignored
 from .inject_points import Mode, Point
-from .inject_report import Report, Violation
-from .inject_run import Bounds, Scenario, run_scenario
+from .inject_report import Progress, Report, Violation
+from .inject_run import Attempt, Bounds, Scenario, run_scenario
 from .inject_watch import watching
 from .laws import DEFAULT_LAWS, Law, Run, ends, works_again
 
@@ -37,6 +40,9 @@ def abort_everywhere(
     clock: Callable[[], FakeClock] | None = None,
     only: tuple[int, Mode] | None = None,
     seconds: float = 10.0,
+    time_limit: float | None = None,
+    on_progress: Callable[[Progress], object] | None = None,
+    ignore: Sequence[Ignore] = (),
     check: bool = True,
 ) -> Report:
     """Abort the scenario at each of its points, each in a run of its own, and check the laws after each run.
@@ -46,16 +52,32 @@ def abort_everywhere(
 
     Modes: `"abort"` from a callback of the loop right after the suspension; `"inside"` at the last moment before it;
     `"twice"`: once more at the next point; `"cancel"`: the scenario's task is cancelled from outside instead.
-    `clock=FakeClock` runs everything on fake time, which jumps to the next timer when all tasks wait. `seconds` is the
-    limit of real time per run. `only=(17, "abort")` does one run alone. Raises: AssertionError, unless `check=False`.
+
+    Args:
+        laws: What must be true after each run.
+        clock: `FakeClock` runs everything on fake time, which jumps to the next timer when all tasks wait and nothing
+            outside of the loop moves.
+        only: `(17, "abort")` does one run alone.
+        seconds: The limit of real time per run.
+        time_limit: The limit of real time for all runs together. The run in progress is not cut short; what was not
+            tried by then is in the report, which does not pass.
+        on_progress: Called with a `Progress` before the first point and after each: `on_progress=print`.
+        ignore: What the laws shall not count.
+        check: Raise if the report does not pass.
+
+    Raises:
+        AssertionError: A law was broken, or not everything was tried; not with `check=False`.
     """
     __tracebackhide__ = True
     _refuse_running_loop()
-    for mode in [*modes, *(() if only is None else only[1:])]:
-        if mode not in MODES:
-            raise UsageError(f"modes must be of {', '.join(MODES)}, not {mode!r}")
+    _refuse_unknown_modes([*modes, *(() if only is None else only[1:])])
+    if on_progress is not None and not callable(on_progress):
+        raise TypeError(f"on_progress must be a function of one argument, such as print, not {on_progress!r}")
+    ends_at = None if time_limit is None else time.monotonic() + check_seconds("time_limit", time_limit)
+    ignored = Ignored(ignore, [_name_of(law) for law in (*laws, ends)])
     with watching() as watch:
-        report = _Campaign(scenario, laws, Bounds(clock, seconds, watch)).run(modes, only)
+        campaign = _Campaign(scenario, laws, Bounds(clock, seconds, watch, ignored))
+        report = campaign.run(modes, only, ends_at, on_progress)
     if check:
         report.check()
     return report
@@ -72,33 +94,51 @@ def _refuse_running_loop() -> None:
     )
 
 
+def _refuse_unknown_modes(modes: Sequence[object]) -> None:
+    for mode in modes:
+        if mode not in MODES:
+            raise UsageError(f"modes must be of {', '.join(MODES)}, not {mode!r}")
+
+
 class _Campaign:
     """All the runs of one scenario, in order, and what they showed."""
 
     def __init__(self, scenario: Scenario, laws: Sequence[Law], bounds: Bounds) -> None:
         self._scenario = scenario
+        self._name = getattr(scenario, "__name__", repr(scenario))
         self._laws = laws
         self._bounds = bounds
         self._runs = self._aborts = self._broken = self._hung = 0
         self._violations: list[Violation] = []
         self._not_reached: list[tuple[Point, Mode]] = []
+        self._tried: set[tuple[Point, Mode]] = set()
+        self._jumped_over: dict[str, None] = {}
+        self._began = time.monotonic()
 
-    def run(self, modes: Sequence[Mode], only: tuple[int, Mode] | None) -> Report:
+    def run(
+        self,
+        modes: Sequence[Mode],
+        only: tuple[int, Mode] | None,
+        ends_at: float | None,
+        on_progress: Callable[[Progress], object] | None,
+    ) -> Report:
         """Count the points, then abort at each."""
         first, points = self._clean()
         clean, stable = first, True
+        plan: dict[Point, list[Mode]] = {}
         if first.ending.status == "completed":
             # The first run fills caches and starts pools: only what the second one leaves is a leak.
             clean, again = self._clean()
             clean = replace(clean, repeatable=_same_value(first, clean))
             stable, points = _visits(points) == _visits(again), again
+        clean = self._bounds.ignored.without(clean)
         if self._judge(clean, self._laws):
             unfinished = "the scenario breaks laws when nobody aborts it"
         else:
             plan = _plan(points, modes, only)
-            unfinished = next(filter(None, (self._abort_at(point, plan[point], clean) for point in plan)), "")
+            unfinished = self._carry_out(plan, clean, ends_at, on_progress)
         return Report(
-            scenario=getattr(self._scenario, "__name__", repr(self._scenario)),
+            scenario=self._name,
             points=tuple(points),
             runs=self._runs,
             aborted=self._aborts,
@@ -106,18 +146,57 @@ class _Campaign:
             not_reached=tuple(self._not_reached),
             stable=stable,
             unfinished=unfinished,
+            not_tried=tuple((at, mode) for at in plan for mode in plan[at] if (at, mode) not in self._tried),
+            ignored=self._bounds.ignored.used,
+            jumped_over=tuple(self._jumped_over),
         )
 
+    def _carry_out(
+        self,
+        plan: dict[Point, list[Mode]],
+        clean: Run,
+        ends_at: float | None,
+        on_progress: Callable[[Progress], object] | None,
+    ) -> str:
+        """Abort at each point. Returns why it ended before the last, or nothing."""
+        why = ""
+        for done, point in enumerate([*plan, None]):
+            if on_progress is not None:
+                seconds = time.monotonic() - self._began
+                on_progress(
+                    Progress(
+                        scenario=self._name,
+                        done=done,
+                        points=len(plan),
+                        runs=self._runs,
+                        violations=len(self._violations),
+                        seconds=seconds,
+                    )
+                )
+            if point is None or why:
+                break
+            why = self._abort_at(point, plan[point], clean, ends_at)
+        return why
+
     def _clean(self) -> tuple[Run, list[Point]]:
-        self._runs += 1
-        run, attempt = run_scenario(self._scenario, self._bounds)
+        run, attempt = self._run()
         return run, attempt.points.collected
 
-    def _abort_at(self, point: Point, modes: list[Mode], clean: Run) -> str:
+    def _run(self, point: Point | None = None, mode: Mode | None = None, *, plain: bool = False) -> tuple[Run, Attempt]:
+        self._runs += 1
+        run, attempt = run_scenario(self._scenario, self._bounds, point, mode, plain=plain)
+        self._jumped_over.update(attempt.loop.jumped_over)
+        return run, attempt
+
+    def _abort_at(self, point: Point, modes: list[Mode], clean: Run, ends_at: float | None) -> str:
         """All modes at one point, then one run without an abort. Returns why to try no further, or nothing."""
         done: list[Run] = []
+        late = ""
         for mode in modes:
-            run = replace(self._aborted(point, mode), clean=clean)
+            if ends_at is not None and time.monotonic() >= ends_at:
+                late = "the time limit of the campaign was reached"
+                break
+            run = replace(self._bounds.ignored.without(self._aborted(point, mode)), clean=clean)
             if run.mode is None and run.ending.status != "completed" and done and works_again in self._laws:
                 # It broke before it came to the point: the run before has left something in its way.
                 return self._again(done[-1:], run)
@@ -125,10 +204,9 @@ class _Campaign:
             self._judge(run, self._laws)
             if self._hung == HUNG_RUNS or self._broken == BROKEN_RUNS:
                 return f"{self._broken} runs broke laws, {self._hung} of them by hanging: enough to go on with"
-        if works_again not in self._laws:
-            return ""
-        self._runs += 1
-        return self._again(done, run_scenario(self._scenario, self._bounds, plain=True)[0])
+        if works_again not in self._laws or not done:
+            return late
+        return self._again(done, self._run(plain=True)[0]) or late
 
     def _again(self, done: list[Run], again: Run) -> str:
         """Judge a run without an abort as what came after those with one."""
@@ -140,8 +218,8 @@ class _Campaign:
         return "the scenario does not work any more, so that later runs would tell nothing" if broken else ""
 
     def _aborted(self, point: Point, mode: Mode) -> Run:
-        self._runs += 1
-        run, attempt = run_scenario(self._scenario, self._bounds, point, mode)
+        run, attempt = self._run(point, mode)
+        self._tried.add((point, mode))
         if attempt.reached:
             self._aborts += 1
         else:
@@ -153,14 +231,19 @@ class _Campaign:
         """True: it broke a law."""
         hung = run.ending.status == "hung"
         found = [
-            Violation(point=run.point, mode=run.mode, law=getattr(law, "__name__", repr(law)), message=message)
+            Violation(point=run.point, mode=run.mode, law=_name_of(law), message=message)
             for law in ([ends] if hung else laws)
             for message in _breaches(law, run)
+            if not self._bounds.ignored.drops(_name_of(law), run.point)
         ]
         self._violations += found
         self._broken += bool(found)
         self._hung += hung
         return bool(found)
+
+
+def _name_of(law: Law) -> str:
+    return getattr(law, "__name__", repr(law))
 
 
 def _breaches(law: Law, run: Run) -> list[str]:

@@ -1,5 +1,7 @@
 """Owns what a run leaves behind in the process: threads, child processes, open descriptors. Knows nothing of tasks.
 
+A thing that is left is told in words, and knows its name and places, by which people may say what not to count.
+
 Where the system does not tell (no /proc, no /dev/fd), nothing is reported as left.
 """
 
@@ -10,10 +12,24 @@ from dataclasses import dataclass
 from ..abort import threads as pool
 from .inject_chain import short, thread_place
 
-__all__ = ["Left", "Stock", "left_since", "take_stock"]
+__all__ = ["Left", "Stock", "Thing", "children", "command", "left_since", "take_stock", "thread_thing"]
 
 PROC = "/proc"
 DESCRIPTORS = "/dev/fd"
+
+
+class Thing(str):
+    """Something that is left, in words. `name` is what people call it, `places` are the lines at which it is."""
+
+    __slots__ = ("name", "places")
+    name: str
+    places: tuple[str, ...]
+
+    def __new__(cls, text: str, name: str, *places: str) -> "Thing":
+        thing = super().__new__(cls, text)
+        thing.name = name
+        thing.places = places
+        return thing
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +46,9 @@ class Stock:
 class Left:
     """What has come since, and has not gone: in words."""
 
-    threads: tuple[str, ...] = ()
-    processes: tuple[str, ...] = ()
-    descriptors: tuple[str, ...] = ()
+    threads: tuple[Thing, ...] = ()
+    processes: tuple[Thing, ...] = ()
+    descriptors: tuple[Thing, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.threads or self.processes or self.descriptors)
@@ -40,37 +56,52 @@ class Left:
 
 def take_stock() -> Stock:
     """What there is now."""
-    return Stock(frozenset(threading.enumerate()), _children(), _descriptors(), frozenset(pool._abandoned))
+    return Stock(frozenset(threading.enumerate()), children(), _descriptors(), frozenset(pool._abandoned))
 
 
 def left_since(before: Stock, *, executor_idle: bool) -> Left:
     """What is there now and was not there before. Idle threads of pools do not count."""
     pools = ("safepoint-", "asyncio_") if executor_idle else ("safepoint-",)
     threads = [
-        f"{thread.name} at {thread_place(thread.ident)}"
+        thread_thing(thread)
         for thread in threading.enumerate()
         if thread not in before.threads and not thread.name.startswith(pools)
     ]
-    threads += [
-        f"{name_of_function(call.fn)}, abandoned by run_in_thread"
-        for call in list(pool._abandoned)
-        if call not in before.abandoned
-    ]
+    threads += [_abandoned_thing(call.fn) for call in list(pool._abandoned) if call not in before.abandoned]
+    processes = [(pid, command(pid)) for pid in sorted(children() - before.processes)]
     return Left(
         tuple(threads),
-        tuple(f"pid {pid}: {_command(pid)}" for pid in sorted(_children() - before.processes)),
-        tuple(map(_target, sorted(_descriptors() - before.descriptors, key=int))),
+        tuple(Thing(f"pid {pid}: {text}", text) for pid, text in processes),
+        tuple(map(_descriptor_thing, sorted(_descriptors() - before.descriptors, key=int))),
     )
+
+
+def thread_thing(thread: threading.Thread) -> Thing:
+    """A thread and where it is now."""
+    where = thread_place(thread.ident)
+    return Thing(f"{thread.name} at {where}", thread.name, where)
+
+
+def _abandoned_thing(function: object) -> Thing:
+    text, place = name_of_function(function), place_of_function(function)
+    return Thing(f"{text}, abandoned by run_in_thread", text.partition(" (")[0], place)
 
 
 def name_of_function(function: object) -> str:
     """Its name, and where it is defined if that can be known."""
     name = getattr(function, "__qualname__", None) or repr(function)
+    place = place_of_function(function)
+    return f"{name} ({place})" if place else name
+
+
+def place_of_function(function: object) -> str:
+    """Where it is defined, or ""."""
     code = getattr(function, "__code__", None)
-    return f"{name} ({short(code.co_filename)}:{code.co_firstlineno})" if code else name
+    return f"{short(code.co_filename)}:{code.co_firstlineno}" if code else ""
 
 
-def _children() -> frozenset[int]:
+def children() -> frozenset[int]:
+    """The pids of the child processes of this process, those that have ended but were not waited for included."""
     if not os.path.isdir(f"{PROC}/self"):
         return frozenset()
     try:  # one call tells whether there are any at all; it collects none
@@ -93,7 +124,8 @@ def _stat(pid: str) -> list[bytes]:
         return []
 
 
-def _command(pid: int) -> str:
+def command(pid: int) -> str:
+    """What a process runs, for people."""
     if _stat(str(pid))[:1] == [b"Z"]:
         return "ended, but nobody has waited for it"
     try:
@@ -119,8 +151,9 @@ def _is_open(fd: str) -> bool:
     return True
 
 
-def _target(fd: str) -> str:
+def _descriptor_thing(fd: str) -> Thing:
     try:
-        return f"{fd} ({os.readlink(f'{DESCRIPTORS}/{fd}')})"
+        target = os.readlink(f"{DESCRIPTORS}/{fd}")
     except OSError:
-        return fd
+        return Thing(fd, "")
+    return Thing(f"{fd} ({target})", target)

@@ -13,9 +13,10 @@ from concurrent.futures import Executor
 from contextvars import Context
 from typing import Any, TypeAlias, TypeVar
 
-from ..abort import threads as pool
 from .clock import FakeClock
 from .inject_chain import place, short, suspended
+from .inject_left import Thing, name_of_function, place_of_function
+from .inject_pending import End, Outside
 
 __all__ = ["Driver", "Hang", "RunLoop", "SawSuspension"]
 
@@ -64,15 +65,20 @@ SawSuspension: TypeAlias = Callable[[Driver[Any]], object]
 class RunLoop(asyncio.SelectorEventLoop):
     """A loop for one run. With a fake clock its time is the clock's, and jumps when everybody waits."""
 
-    def __init__(self, clock: FakeClock | None, seconds: float) -> None:
+    def __init__(
+        self, clock: FakeClock | None, seconds: float, ignored: Callable[[Thing], bool] = lambda thing: False
+    ) -> None:
         self.clock = clock
-        self.in_executor: list[None] = []  # its length is the count: append and pop are atomic
-        self.finalised: list[str] = []
+        self.outside = Outside(ignored)
+        self.jumped_over: dict[str, None] = {}  # what had not moved for long when time jumped nevertheless
+        self.finalised: list[Thing] = []
         self.blocking = False
-        self._threads_before = frozenset(threading.enumerate())
+        self.stands = False  # fake time could not jump when the loop last had nothing to do
         self._selector_of_run = _Selector(self)
         self.allow(seconds)
         super().__init__(self._selector_of_run)
+        if clock is not None:
+            clock.on_wait = self._write_to_self  # type: ignore[attr-defined]  # so that it looks whether time may jump
 
     def allow(self, seconds: float) -> None:
         """From here on this much real time, then `Hang` comes out of the running loop."""
@@ -101,14 +107,25 @@ class RunLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]  # as above
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> "asyncio.Future[T]":
+        running, call = self.outside.running, object()
+
         def counted() -> T:
+            running[call] = threading.get_ident()
             try:
                 return func(*args)
             finally:
-                self.in_executor.pop()
+                running.pop(call, None)
 
-        self.in_executor.append(None)
-        return super().run_in_executor(executor, counted)
+        running[call] = None
+        future = super().run_in_executor(executor, counted)
+        # One that is cancelled before it has begun never runs.
+        future.add_done_callback(lambda done: running.pop(call, None) if running.get(call, 0) is None else None)
+        return future
+
+    @property
+    def in_executor(self) -> int:
+        """How many calls in executors have not ended."""
+        return len(self.outside.running)
 
     def forget_executor(self) -> None:
         """Do not wait for the threads of `run_in_executor` at the end."""
@@ -120,38 +137,62 @@ class RunLoop(asyncio.SelectorEventLoop):
         self.finalised.append(describe_generator(agen))
         super()._asyncgen_finalizer_hook(agen)  # type: ignore[misc]  # private, and the only way to see it
 
-    def open_generators(self) -> list[str]:
+    def open_generators(self) -> list[Thing]:
         """The async generators that were begun and neither ended nor were closed."""
         alive = [agen for agen in list(self._asyncgens) if agen.ag_frame is not None]  # type: ignore[attr-defined]
         return [*self.finalised, *sorted(map(describe_generator, alive))]
 
-    def armed_timers(self) -> list[str]:
+    def armed_timers(self) -> list[Thing]:
         """Timers of the loop and of its fake clock that would still fire."""
-        armed = [repr(handle) for handle in self._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
+        armed = [describe_timer(handle) for handle in self._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
         pending = 0 if self.clock is None else self.clock.pending
-        return [*armed, *([f"{pending} of the fake clock"] if pending else [])]
+        return [*armed, *([Thing(f"{pending} of the fake clock", "fake clock")] if pending else [])]
 
     def others_pending(self) -> bool:
-        """True: something outside the loop may still wake it: a thread, a child process that is watched, a socket."""
-        if len(self._selector_of_run.get_map()) > 1 or self.in_executor:  # one is the loop's own wake-up pipe
-            return True
-        workers = 0
-        for thread in threading.enumerate():
-            if thread.name == "safepoint-worker":
-                workers += 1
-            elif not (thread in self._threads_before or thread.name.startswith(("safepoint-", "asyncio_"))):
-                return True
-        return workers > len(pool._idle)
+        """True: something outside the loop may still wake it, so that time may not jump."""
+        return self.outside.pending(self._descriptors(), self._transports)  # type: ignore[attr-defined]
 
-    def jump(self) -> None:
-        """Move the fake clock to the next timer of the clock or of the loop. Raises: Hang if there is none."""
-        assert self.clock is not None
+    def _descriptors(self) -> list[int]:
+        """What it waits for, without its own wake-up pipe."""
+        own = self._ssock.fileno()  # type: ignore[attr-defined]
+        return [key.fd for key in self._selector_of_run.get_map().values() if key.fd != own]
+
+    def next_timer(self) -> float | None:
+        """When the next timer of the loop or of its fake clock is due."""
         times = [handle.when() for handle in self._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
-        if (due := self.clock.next_timer()) is not None:
+        if self.clock is not None and (due := self.clock.next_timer()) is not None:
             times.append(due)
-        if not times:
-            raise Hang("nothing can ever wake it: no timer, no I/O and no thread is pending")
-        self.clock.advance(max(0.0, min(times) - self.clock.monotonic()))
+        return min(times, default=None)
+
+    def jump(self) -> bool:
+        """Move the fake clock to the next timer. False: there is none, but something outside may wake the loop yet.
+
+        Raises:
+            Hang: Nothing can ever wake it.
+        """
+        assert self.clock is not None
+        due = self.next_timer()
+        if due is not None:
+            self.jumped_over.update(dict.fromkeys(each.words() for each in self.outside.still))
+            self.clock.advance(max(0.0, due - self.clock.monotonic()))
+        elif not self.outside.still and not self._descriptors():
+            text = "nothing can ever wake it: no timer, no I/O and no thread is pending"
+            raise Hang("\n".join([text, *(f"  {each} waits without a limit" for each in self.outside.waiting())]))
+        return due is not None
+
+    def out_of_time(self) -> Hang:
+        """The run has taken too long; and if fake time stands still, because of what."""
+        text = f"it did not end within {self.seconds:g} s"
+        if not self.stands:
+            return Hang(text)
+        why = [each.words() for each in (*self.outside.moving, *self.outside.still)]
+        if self.next_timer() is None:
+            text += "; no timer is armed, so that only these could still wake it:"
+            why += [End(fd).words() for fd in self._descriptors()]
+        else:
+            text += "; fake time stood still, because these may still wake it"
+            text += " (a thread that is older than the scenario, or ignored, does not hold it up):"
+        return Hang("\n".join([text, *(f"  {each}" for each in dict.fromkeys(why))]))
 
 
 class _Selector(selectors.DefaultSelector):
@@ -166,23 +207,37 @@ class _Selector(selectors.DefaultSelector):
         loop = self._loop
         left = loop.ends_at - time.monotonic()
         if left <= 0:
-            raise Hang(f"it did not end within {loop.seconds:g} s")
+            raise loop.out_of_time()
         busy = timeout is not None and timeout <= 0
+        loop.stands = loop.stands and not busy
         self._turns += 1
         if busy and self._turns % TURNS and len(self.get_map()) == 1:
             return []  # only signals could have come through the loop's own pipe: they can wait for a few turns
         ready = super().select(0)
         if busy or ready:
-            return ready
+            return self._noted(ready, busy)
         if loop.clock is None:
             return self._block(left if timeout is None else min(timeout, left))
-        if loop.others_pending():
-            return self._block(min(POLL_SECONDS, left))
-        ready = super().select(0)
-        if ready or loop._ready:  # type: ignore[attr-defined]  # a thread had news, and only then became idle
-            return ready
-        loop.jump()
-        return []
+        if not loop.others_pending():
+            ready = super().select(0)
+            if ready or loop._ready:  # type: ignore[attr-defined]  # a thread had news, and only then became idle
+                return self._noted(ready, False)
+            if loop.jump():
+                loop.stands = False
+                return []
+        loop.stands = True
+        return self._noted(self._block(min(POLL_SECONDS, left)), False)
+
+    def _noted(
+        self, ready: list[tuple[selectors.SelectorKey, int]], busy: bool
+    ) -> list[tuple[selectors.SelectorKey, int]]:
+        """Count it as activity of the loop, unless only a thread has begun to wait for fake time."""
+        loop = self._loop
+        own = loop._ssock.fileno()  # type: ignore[attr-defined]
+        if busy or loop._ready or any(key.fd != own for key, _ in ready):  # type: ignore[attr-defined]
+            loop.outside.activity += 1
+            loop.stands = False
+        return ready
 
     def _block(self, seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
         loop = self._loop
@@ -193,8 +248,15 @@ class _Selector(selectors.DefaultSelector):
             loop.blocking = False
 
 
-def describe_generator(agen: AsyncGenerator[Any, Any]) -> str:
+def describe_generator(agen: AsyncGenerator[Any, Any]) -> Thing:
     """Its name, and the line at which it stands."""
     chain = suspended(agen)
     file, line = place(chain[:1])
-    return f"{agen.__qualname__} at {short(file)}:{line}"  # type: ignore[attr-defined]  # typeshed does not know it
+    name = agen.__qualname__  # type: ignore[attr-defined]  # typeshed does not know it
+    return Thing(f"{name} at {short(file)}:{line}", name, f"{short(file)}:{line}")
+
+
+def describe_timer(handle: asyncio.TimerHandle) -> Thing:
+    """As the loop shows it; named after its callback."""
+    callback = getattr(handle, "_callback", None)
+    return Thing(repr(handle), name_of_function(callback).partition(" (")[0], place_of_function(callback))

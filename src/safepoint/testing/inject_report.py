@@ -1,15 +1,18 @@
-"""Owns what people read after `abort_everywhere`: points, breaches of laws, and how to see one of them alone."""
+"""Owns what people read of `abort_everywhere`: how far it is, breaches of laws, how to see one of them alone."""
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .inject_ignore import Ignore
 from .inject_points import Mode, Point
 
-__all__ = ["Report", "Violation"]
+__all__ = ["Progress", "Report", "Violation"]
 
 # The same words at more points than this: the others in one line each.
 IN_FULL = 3
+# Of what fake time jumped over, no more than this is listed.
+LISTED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +26,32 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a campaign is: `abort_everywhere(…, on_progress=print)`. `points` counts those with all their modes."""
+
+    scenario: str
+    done: int
+    points: int
+    runs: int
+    violations: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"abort_everywhere({self.scenario}): {self.done} of {self.points} points, {self.runs} runs,"
+            f" {self.violations} violations, {self.seconds:.1f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What became of a scenario when it was aborted everywhere.
 
     `aborted`: the runs in which something was done to it. `not_reached`: points that did not come up again in their
-    run: not tested, so not passed. `stable`: two clean runs had the same points. `unfinished`: why it ended before
-    everything was tried, or "".
+    run: not tested, so not passed. `not_tried`: what was still to be done when it ended early. `stable`: two clean runs
+    had the same points. `unfinished`: why it ended before everything was tried, or "". `ignored`: each rule of
+    `ignore=`, with how much it took out. `jumped_over`: what outside of the loop had not moved for a second when fake
+    time jumped all the same.
     """
 
     scenario: str
@@ -39,12 +62,21 @@ class Report:
     not_reached: tuple[tuple[Point, Mode], ...] = ()
     stable: bool = True
     unfinished: str = ""
+    not_tried: tuple[tuple[Point, Mode], ...] = ()
+    ignored: tuple[tuple[Ignore, int], ...] = ()
+    jumped_over: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raises: AssertionError that lists every violation, with its place and how to run it alone."""
+        """Say whether it passed: no violation, and nothing left untried.
+
+        Raises:
+            AssertionError: It lists every violation, with its place and how to run it alone, and what was not tried.
+        """
         __tracebackhide__ = True
         if self.violations:
             raise AssertionError(str(self))
+        if self.not_tried:
+            raise AssertionError(f"{self}\nWhat was not tried has not passed: give it more time, or fewer modes.")
         if not self.aborted:
             raise AssertionError(f"{self}\nNo point was reached a second time, so that nothing was tested.")
 
@@ -55,6 +87,7 @@ class Report:
         return (
             f"abort_everywhere({self.scenario}): {len(self.points)} points, {self.runs} runs, {self.aborted} of them"
             f" aborted, {len(self.violations)} violations, {len(self.not_reached)} not reached"
+            + (f", {len(self.not_tried)} not tried" if self.not_tried else "")
         )
 
     def _notes(self) -> Iterator[str]:
@@ -62,8 +95,15 @@ class Report:
             yield f"  ended early: {self.unfinished}"
         if not self.stable:
             yield "  two clean runs had different points: a point is known by its task, its place and its count there"
+        for rule, count in self.ignored:
+            yield f"  not counted: {count}, by {rule!r}"
+        for text in self.jumped_over[:LISTED]:
+            yield f"  fake time jumped although it had not moved for a second: {text}"
         for point, mode in self.not_reached:
             yield f"  not reached: point {point.number}, {mode!r}: {point}"
+        if self.not_tried:
+            point, mode = self.not_tried[0]
+            yield f"  not tried: {len(self.not_tried)} aborts, from point {point.number}, {mode!r}: {point}"
 
     def _violations(self) -> Iterator[str]:
         """One paragraph per breach; the modes in which a point shows the same one share it."""

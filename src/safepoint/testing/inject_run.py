@@ -9,37 +9,42 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ..abort import AbortReason, use_clock
 from ..abort.guard import discard
 from .clock import FakeClock
 from .inject_chain import shown, suspended
-from .inject_left import Left, Stock, left_since, take_stock
+from .inject_ignore import Ignored
+from .inject_left import Left, Stock, Thing, left_since, take_stock
 from .inject_loop import Hang, RunLoop
 from .inject_points import AWAIT, UNNAMED, Mode, Point, Points, chunks_are_points, recording
 from .inject_probe import Probe
 from .inject_watch import Watch
 from .laws import Ending, Run, ending_of, ending_of_error
 
-__all__ = ["Bounds", "Scenario", "run_scenario"]
+__all__ = ["Attempt", "Bounds", "Scenario", "run_scenario"]
 
 Scenario: TypeAlias = Callable[[Probe], Awaitable[object]]
 
-# Threads, processes and sockets need a moment to be gone; what is left after it is left.
+# Tasks, threads, processes and sockets need a moment to be gone; what is left after it is left. It is a second of the
+# clock of the run, and a second of real time at most.
 LINGER_SECONDS = 1.0
+# After so many turns of the loop in that moment garbage is collected.
+COLLECTIONS = (4, 16, 64, 256)
 # What is left is ended by force, so that it does not disturb the next run.
 CLOSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """On which clock the runs are, how long one may take in real time, and who watches that."""
+    """On which clock the runs are, how long one may take in real time, who watches that, and what does not count."""
 
     clock: Callable[[], FakeClock] | None
     seconds: float
     watch: Watch
+    ignored: Ignored = field(default_factory=Ignored)
 
 
 class Attempt:
@@ -96,7 +101,7 @@ def run_scenario(
 ) -> tuple[Run, Attempt]:
     """Run it once. `plain`: nothing is watched but how it ends."""
     clock = None if bounds.clock is None else bounds.clock()
-    loop = RunLoop(clock, bounds.seconds)
+    loop = RunLoop(clock, bounds.seconds, lambda thread: bounds.ignored.covers("threads", thread, point))
     attempt = Attempt(loop, point, mode)
     attempt.points.over = plain
     if not plain:
@@ -108,10 +113,10 @@ def run_scenario(
         around.enter_context(chunks_are_points())
         runner = asyncio.Runner(loop_factory=lambda: loop)
         runner.get_loop()  # made here, so that it has the clock and the points in its context
-        around.callback(_close, runner, loop)
+        around.callback(_close, runner, attempt)
         before = None if plain else take_stock()
         ending = _play(runner, attempt, scenario, bounds.watch)
-        return _record(runner, attempt, ending, before), attempt
+        return _record(runner, attempt, ending, before, bounds.ignored), attempt
 
 
 def _play(runner: asyncio.Runner, attempt: Attempt, scenario: Scenario, watch: Watch) -> Ending:
@@ -131,39 +136,41 @@ def _play(runner: asyncio.Runner, attempt: Attempt, scenario: Scenario, watch: W
         attempt.points.over = True
 
 
-def _record(runner: asyncio.Runner, attempt: Attempt, ending: Ending, before: Stock | None) -> Run:
+def _record(runner: asyncio.Runner, attempt: Attempt, ending: Ending, before: Stock | None, ignored: Ignored) -> Run:
     """Write down what is left, before anything of it is cleared away."""
     loop, probe = attempt.loop, attempt.probe
     run = Run(point=attempt.point, mode=attempt.mode, reason=attempt.reason, ending=ending)
-    tasks = tuple(sorted(describe(task) for task in asyncio.all_tasks(loop) if not _closes_generator(task)))
-    streams = tuple(loop.open_generators())
     _forget_frames(ending.error)
     if before is None or ending.status == "hung":
-        return replace(run, tasks=tasks)
-    timers = _armed_timers(loop)
-    left = _linger(runner, loop, before)
+        return replace(run, tasks=_tasks_left(loop))
+    left = _Leaving(runner, attempt, before, ignored).linger()
     return replace(
         run,
         heard=probe.heard,
         interrupted=probe.interrupted,
         events=tuple(probe.events),
         effects=tuple(probe.effects),
-        tasks=tasks,
+        tasks=_tasks_left(loop),
         threads=left.threads,
         processes=left.processes,
         descriptors=left.descriptors,
-        streams=streams,
-        timers=timers,
+        streams=tuple(loop.open_generators()),
+        timers=_armed_timers(loop),
         listeners=sum(signal.observers for signal in probe.watched),
     )
 
 
-def describe(task: "asyncio.Task[Any]") -> str:
+def _tasks_left(loop: RunLoop) -> tuple[Thing, ...]:
+    return tuple(sorted(describe(task) for task in asyncio.all_tasks(loop) if not _closes_generator(task)))
+
+
+def describe(task: "asyncio.Task[Any]") -> Thing:
     """A task's name, or its function's if it was given none, and its chain of awaits, one line each."""
     name, coroutine = task.get_name(), task.get_coro()
     if UNNAMED.fullmatch(name):
         name = getattr(coroutine, "__qualname__", name)
-    return "\n".join([f"task {name}", *(f"  {line}" for line in shown(suspended(coroutine)))])
+    lines = shown(suspended(coroutine))
+    return Thing("\n".join([f"task {name}", *(f"  {line}" for line in lines)]), name, *lines)
 
 
 def _closes_generator(task: "asyncio.Task[Any]") -> bool:
@@ -198,18 +205,70 @@ def _forget_frames(error: BaseException | None) -> None:
             waiting += error.exceptions
 
 
-def _linger(runner: asyncio.Runner, loop: RunLoop, before: Stock) -> Left:
-    """What is left when everything had its turn, and a moment of real time."""
-    until = time.monotonic() + LINGER_SECONDS
-    loop.allow(2 * LINGER_SECONDS)
-    while (left := left_since(before, executor_idle=not loop.in_executor)) and time.monotonic() < until:
-        runner.run(asyncio.sleep(0))
+class _Leaving:
+    """What is on its way out when the scenario is over: everything has its turn, and a moment, before it counts."""
+
+    def __init__(self, runner: asyncio.Runner, attempt: Attempt, before: Stock, ignored: Ignored) -> None:
+        self._runner = runner
+        self._loop = attempt.loop
+        self._point = attempt.point
+        self._before = before
+        self._ignored = ignored
+        self._until = attempt.loop.time() + LINGER_SECONDS
+        # Nobody else may hold a task that waits for ever. Collected in the meantime, it would look as if it had ended.
+        self._held = asyncio.all_tasks(attempt.loop)
+
+    def linger(self) -> Left:
+        """What is left of threads, processes and descriptors after the moment. Tasks have had the same one."""
+        ends_at = time.monotonic() + LINGER_SECONDS
+        self._loop.allow(2 * LINGER_SECONDS)
+        turns = 0
+        while (left := self._left()) or self._counted("tasks", _tasks_left(self._loop)):
+            slow = bool(left.processes or left.descriptors)  # these need neither a task nor a thread to be gone
+            if time.monotonic() >= ends_at or not (self._go_on() or slow):
+                break
+            time.sleep(0.001 if slow else 0)
+            turns += 1
+            if slow and turns in COLLECTIONS:
+                # Sockets that nobody holds any more are closed when they are collected, sooner or later: always here,
+                # so that what is reported does not depend on when the collector happens to run.
+                gc.collect()
+        return left_since(self._before, executor_idle=not self._loop.in_executor)
+
+    def _left(self) -> Left:
+        left = left_since(self._before, executor_idle=not self._loop.in_executor)
+        return Left(
+            self._counted("threads", left.threads),
+            self._counted("processes", left.processes),
+            self._counted("descriptors", left.descriptors),
+        )
+
+    def _counted(self, kind: str, things: tuple[Thing, ...]) -> tuple[Thing, ...]:
+        return tuple(thing for thing in things if not self._ignored.covers(kind, thing, self._point))
+
+    def _go_on(self) -> bool:
+        """Let the loop run for a turn, and a little time pass. False: no task and no thread can go on any more."""
+        loop = self._loop
+        self._runner.run(asyncio.sleep(0))
+        self._held |= asyncio.all_tasks(loop)
+        if loop._ready:  # type: ignore[attr-defined]
+            return True
+        if loop.clock is not None and not loop.others_pending():
+            due = loop.next_timer()
+            if due is not None and due <= self._until:
+                loop.clock.advance(max(0.0, due - loop.clock.monotonic()))
+                return True
+            if not loop.outside.still:
+                return False
         time.sleep(0.001)
-    return left
+        return True
 
 
-def _close(runner: asyncio.Runner, loop: RunLoop) -> None:
+def _close(runner: asyncio.Runner, attempt: Attempt) -> None:
     """End by force what is left. Whatever it says about that has no one to say it to."""
+    loop = attempt.loop
+    if any(wait.clock is loop.clock for wait in FakeClock.waiting_threads()):
+        attempt.probe.abort("abort_everywhere, the run is over")  # its time will not move any more for these threads
     loop.set_exception_handler(lambda loop, context: None)
     loop.allow(CLOSE_SECONDS)
     if loop.in_executor:  # a function that does not end: nobody waits for its thread
