@@ -342,3 +342,26 @@ def test_a_program_that_waits_holds_up_time_for_a_moment_only(patience):
             assert outside.pending([here.fileno()])
             wait_until(lambda: not outside.pending([here.fileno()]))
             assert "child process cat" in [each.words() for each in outside.still]
+
+
+def test_a_thread_that_a_process_woke_while_that_was_looked_at_holds_up_time(patience, monkeypatch):
+    """The thread is seen resting, the process is gone by the time it is looked at: and yet the thread goes on."""
+    ended, heard = threading.Event(), threading.Event()
+
+    def waits_for_the_process(over):
+        ended.wait()
+        heard.set()
+        over.wait()
+
+    outside = Outside()
+    with thread(waits_for_the_process):
+        wait_until(lambda: not outside.pending([]))
+
+        def processes():
+            ended.set()
+            assert heard.wait(SECONDS)
+            return iter(())
+
+        monkeypatch.setattr(outside, "_processes", processes)
+        assert outside.pending([])
+        assert [each.words().split(" at ")[0] for each in outside.moving] == ["thread other"]

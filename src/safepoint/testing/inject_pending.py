@@ -31,7 +31,7 @@ from types import FrameType
 from typing import Any
 
 from ..abort import threads as pool
-from .clock import FakeClock
+from .clock import FakeClock, ThreadWait
 from .inject_left import PROC, Thing, children, command, thread_thing
 
 __all__ = ["STILL_SECONDS", "End", "Outside"]
@@ -77,19 +77,29 @@ class Outside:
             descriptors: What the loop waits for, without its own wake-up pipe.
             of_loop: All sockets that belong to this loop, also those it does not wait for at the moment.
         """
-        # The threads that wait for fake time are looked at twice, before and after all others. If they are the same,
-        # they have not moved in between; so there was one moment at which everybody rested, and nobody is left who
-        # could wake anybody. One look is not enough: a thread that is seen waiting may be woken by one that is looked
-        # at later, and has come to rest by then.
+        # Everything is looked at twice. What is the same in both looks has not moved in between, so there was one
+        # moment at which everybody rested, and nobody is left who could wake anybody. One look is not enough: a thread
+        # that is seen resting may be woken by a process that is looked at later, and is gone by then.
         waits = FakeClock.waiting_threads()
-        found = {each.key: each for each in self._candidates({wait.thread for wait in waits}, descriptors, of_loop)}
-        if found:
-            found |= {each.key: each for each in self._processes()}
+        found = self._look(waits, descriptors, of_loop)
         now = time.monotonic()
         self._since = {key: self._rests_since(each, now) for key, each in found.items()}
         self.moving = [each for key, each in found.items() if now - self._since[key][1] < STILL_SECONDS]
         self.still = [each for key, each in found.items() if now - self._since[key][1] >= STILL_SECONDS]
-        return bool(self.moving) or FakeClock.waiting_threads() != waits
+        if self.moving or FakeClock.waiting_threads() != waits:
+            return True
+        again = self._look(waits, descriptors, of_loop)
+        self.moving = [each for key, each in again.items() if key not in found or found[key].state != each.state]
+        return bool(self.moving) or again.keys() != found.keys() or FakeClock.waiting_threads() != waits
+
+    def _look(
+        self, waits: frozenset[ThreadWait], descriptors: Iterable[int], of_loop: Iterable[int]
+    ) -> dict[object, Candidate]:
+        """All that may wake the loop, as it is now."""
+        found = {each.key: each for each in self._candidates({wait.thread for wait in waits}, descriptors, of_loop)}
+        if found:
+            found |= {each.key: each for each in self._processes()}
+        return found
 
     def waiting(self) -> list[str]:
         """The threads that wait for fake time, in words."""
