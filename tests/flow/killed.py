@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safepoint.flow import END, Checkpoint, Flow, NodeContext
-from safepoint.run.checkpoints import Checkpoints, FolderCheckpoints
+from safepoint.flow import END, Flow, NodeContext
+from safepoint.run.checkpoints import CheckpointInUse, Checkpoints, FolderCheckpoints
 from safepoint.run.checkpoints_sqlite import SqliteCheckpoints
 
 
@@ -26,19 +26,32 @@ class Ledger:
 
 
 class World:
-    """Effects outside of the state: a line in a file for every one, by its key."""
+    """Effects outside of the state: a line in a file for every one, by its key.
+
+    While the folder has a file `hold`, every node waits after its effect.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "effects"
+        self._hold = folder / "hold"
 
-    def note(self, what: str, ctx: NodeContext[Any]) -> None:
-        key = ctx.idempotency_key.partition(":")[2]
+    async def note(self, what: str, ctx: NodeContext[Any]) -> None:
         with self._path.open("a") as file:
-            file.write(f"{key}={what}\n")
+            file.write(f"{ctx.idempotency_key}={what}\n")
+        await asyncio.sleep(3600.0 if self._hold.exists() else 0.001)  # real time: so that it can be killed in here
+
+    def lines(self) -> list[str]:
+        """All that happened, in order."""
+        lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
+        return [line.strip() for line in lines if line.endswith("\n")]
 
     def effects(self) -> set[str]:
-        lines = self._path.read_text().splitlines(keepends=True)
-        return {line.strip() for line in lines if line.endswith("\n")}
+        """What happened, without the run in which it did."""
+        return {line.partition(":")[2] for line in self.lines()}
+
+    def runs(self) -> set[str]:
+        """The runs that the keys are of."""
+        return {line.partition(":")[0] for line in self.lines()}
 
 
 def flow_of(world: World) -> Flow[Ledger, Any]:
@@ -46,8 +59,7 @@ def flow_of(world: World) -> Flow[Ledger, Any]:
 
     def node(name: str) -> Any:
         async def run(state: Ledger, ctx: NodeContext[Any]) -> None:
-            world.note(name, ctx)
-            await asyncio.sleep(0.001)  # real time: so that there is a time to be killed in
+            await world.note(name, ctx)
             state.done.append(name)
 
         return run
@@ -61,8 +73,7 @@ def flow_of(world: World) -> Flow[Ledger, Any]:
         return flow
 
     async def item(number: int, ctx: NodeContext[Any]) -> str:
-        world.note(f"item {number}", ctx)
-        await asyncio.sleep(0.001)  # real time: so that there is a time to be killed in
+        await world.note(f"item {number}", ctx)
         return f"item {number}"
 
     async def items(state: Ledger) -> AsyncIterator[int]:
@@ -100,16 +111,17 @@ def store_of(folder: Path) -> Checkpoints:
 
 async def go_on(folder: Path) -> Ledger:
     """From the checkpoint, if there is one."""
-    store = store_of(folder)
-    found = await Checkpoint.recall(store, "run")
-    given: dict[str, Any] = {} if found is None else {"resume": found}
     flow = flow_of(World(folder))
-    result = await flow.execute(*([Ledger()] if found is None else []), checkpoints=store, checkpoint_id="run", **given)
+    result = await flow.execute(Ledger(), resume="auto", checkpoints=store_of(folder), checkpoint_id="run")
     return result.outcome.unwrap()
 
 
 def child(folder: Path) -> None:
-    state = asyncio.run(go_on(folder))
+    try:
+        state = asyncio.run(go_on(folder))
+    except CheckpointInUse as refused:
+        (folder / "refused").write_text(str(refused))
+        raise SystemExit(2) from None
     (folder / "result").write_text("\n".join(state.done))
 
 
@@ -122,6 +134,8 @@ def main() -> None:
             try:
                 child(folder)
                 status = 0
+            except SystemExit as ended:
+                status = int(str(ended.code))
             finally:
                 os._exit(status)
         sys.stdout.write(f"{pid}\n")

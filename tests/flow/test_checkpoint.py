@@ -234,7 +234,9 @@ async def test_it_is_recalled_from_each_store(kind: str, tmp_path: Path):
     assert recalled == Checkpoint.from_result(result)
     resumed = await flow.execute(resume=recalled, checkpoints=store, checkpoint_id="run 1")
     assert resumed.state.notes == ["a", "b"]
-    assert await Checkpoint.recall(store, "run 1") is None
+    completed = await Checkpoint.recall(store, "run 1")
+    assert completed is not None
+    assert (completed.completed, completed.run_id) == (True, result.run_id)
     await store.save("run 1", "not json")
     with pytest.raises(CheckpointError, match="checkpoint 'run 1' cannot be read"):
         await Checkpoint.recall(store, "run 1")

@@ -106,16 +106,16 @@ async def test_the_receipt_and_the_result_agree_where_to_go_on():
     assert result.cursor == result.outcome.receipt.resume == "b"
 
 
-async def test_a_checkpoint_is_written_after_every_node_and_removed_at_the_end():
+async def test_a_checkpoint_is_written_before_the_first_node_after_every_node_and_at_the_end():
     store = MemoryCheckpoints()
     cursors: list[str | None] = []
 
     async def look(state: Trail, ctx: NodeContext[Any]) -> None:
         saved = await Checkpoint.recall(store, "run")
-        cursors.append(None if saved is None else saved.cursor)
-        if saved is not None:
-            assert saved.status == "running"
-            assert saved.place["state"]["notes"] == ["x"] * len(saved.executed)
+        assert saved is not None
+        cursors.append(saved.cursor)
+        assert saved.status == "running"
+        assert saved.place["state"]["notes"] == ["x"] * len(saved.executed)
         state.notes.append("x")
 
     flow: Flow[Trail, Any] = Flow("flow", start="a")
@@ -126,8 +126,10 @@ async def test_a_checkpoint_is_written_after_every_node_and_removed_at_the_end()
     flow.route("c", END)
     result = await flow.execute(Trail(), checkpoints=store, checkpoint_id="run")
     assert isinstance(result.outcome, Completed)
-    assert cursors == [None, "b", "c"]
-    assert await store.load("run") is None
+    assert cursors == ["a", "b", "c"]
+    saved = await Checkpoint.recall(store, "run")
+    assert saved is not None
+    assert (saved.status, saved.cursor, saved.executed) == ("completed", None, ("a", "b", "c"))
 
 
 async def test_a_safe_point_inside_a_node_is_written_too():
@@ -156,7 +158,7 @@ async def test_a_stopped_run_is_saved_before_its_result_is_known():
 
 
 class Failing(MemoryCheckpoints):
-    """A store that fails when it is told to, or hangs."""
+    """A store that fails or hangs at what is saved after the first node has begun, or when it is told to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,9 +167,9 @@ class Failing(MemoryCheckpoints):
         self.saved: list[str] = []
 
     async def save(self, key: str, text: str) -> None:
-        if self.hanging:
+        if self.hanging and self.saved:
             await asyncio.get_running_loop().create_future()
-        if self.broken:
+        if self.broken and self.saved:
             raise CheckpointError("the disk is full")
         self.saved.append(json.loads(text)["cursor"])
         await super().save(key, text)
@@ -211,8 +213,9 @@ async def test_a_store_that_fails_fails_the_flow_by_no_route_and_a_resume_goes_o
 
 async def test_a_store_that_fails_at_the_end_does_not_change_how_the_flow_ended():
     class Keeping(MemoryCheckpoints):
-        async def delete(self, key: str) -> bool:
-            raise CheckpointError("the disk is full")
+        async def save(self, key: str, text: str) -> None:
+            if json.loads(text)["status"] == "completed":
+                raise CheckpointError("the disk is full")
 
     run = Lab().line("flow", "a").start(Trail(), checkpoints=Keeping(), checkpoint_id="run")
     kinds = [event.kind async for event in run]
@@ -241,18 +244,17 @@ async def test_a_store_that_hangs_does_not_keep_a_stopped_flow(clock: FakeClock)
 
 
 async def test_a_run_that_crashed_after_its_last_node_completes_at_once_when_resumed():
-    lab, store = Lab(), MemoryCheckpoints()
+    lab = Lab()
     flow = lab.line("flow", "a", end=End("found"))
-    kept: list[str] = []
 
-    class Keeping(MemoryCheckpoints):
-        async def delete(self, key: str) -> bool:
-            kept.append(await self.load(key) or "")
-            return await super().delete(key)
+    class Dying(MemoryCheckpoints):
+        async def save(self, key: str, text: str) -> None:
+            if json.loads(text)["status"] != "completed":
+                await super().save(key, text)
 
-    store = Keeping()
+    store = Dying()
     await flow.execute(Trail(), checkpoints=store, checkpoint_id="run")
-    resumed = await flow.execute(resume=Checkpoint.from_json(kept[0]))
+    resumed = await flow.execute(resume=await Checkpoint.recall(store, "run"))
     assert isinstance(resumed.outcome, Completed)
     assert (resumed.state.notes, resumed.executed, lab.ran) == (["a"], ("a",), ["a"])
 
@@ -271,4 +273,4 @@ async def test_items_of_a_scatter_are_saved_on_the_way(clock: FakeClock):
         await clock.elapse(10)
         result = await run
     assert isinstance(result.outcome, Completed)
-    assert store.saved == ["each", "each", "each", None]
+    assert store.saved == ["each", "each", "each", "each", None, None]

@@ -100,15 +100,15 @@ async def test_a_journey_gives_back_why_saving_failed_and_an_abort_is_no_failure
 
 async def test_items_are_saved_every_so_often(clock: FakeClock):
     disk = Disk()
-    journey = Journey("j", saver=Saver(disk.write))
+    journey = Journey("j", saver=Saver(disk.write), in_item=True)
     ctx = Context("flow")
     for _ in range(10):
         disk.gate.release()
         disk.truth += 1
-        assert await journey.save_item(ctx) is None
+        assert await journey.save(ctx) is None
     assert disk.written == [1]
     clock.advance(ITEM_SECONDS)
-    await journey.save_item(ctx)
+    await journey.save(ctx)
     assert disk.written == [1, 10]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.abort.programs import wait_until
 from tests.conftest import counts
 from tests.flow.killed import World
 
@@ -31,16 +32,24 @@ class Program:
 
     def run(self, folder: Path, kill_after: float | None) -> int:
         """How the child ended; -9 if it was killed in time."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{folder}\n")
-        self._process.stdin.flush()
-        pid = int(self._line())
+        pid = self.start(folder)
         if kill_after is not None:
             time.sleep(kill_after)  # real time: the moment of the kill
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass  # it was faster
+        return self.ended()
+
+    def start(self, folder: Path) -> int:
+        """The child's process id."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{folder}\n")
+        self._process.stdin.flush()
+        return int(self._line())
+
+    def ended(self) -> int:
+        """How the child ended that was started."""
         return int(self._line())
 
     def _line(self) -> str:
@@ -80,4 +89,49 @@ def test_a_flow_that_is_killed_again_and_again_ends_as_if_it_had_not_been(store:
         assert status == 0
         assert (folder / "result").read_text() == expected
         assert World(folder).effects() == World(whole).effects()
+        assert len(World(folder).runs()) == 1, "every node had the key that it had before, the first one too"
         completed += 1
+
+
+@pytest.mark.parametrize("store", ["folder", "sqlite"])
+def test_a_flow_that_is_killed_in_its_first_node_runs_it_again_with_the_same_key(
+    store: str, tmp_path: Path, program: Program
+):
+    folder = tmp_path / store
+    folder.mkdir()
+    world = World(folder)
+    (folder / "hold").touch()
+    pid = program.start(folder)
+    wait_until(lambda: len(world.lines()) == 1)
+    os.kill(pid, signal.SIGKILL)
+    assert program.ended() == -signal.SIGKILL
+    (folder / "hold").unlink()
+    assert program.run(folder, None) == 0
+    first, again = world.lines()[:2]
+    assert first == again
+    assert first.endswith("=c1")
+
+
+@pytest.mark.parametrize("store", ["folder", "sqlite"])
+def test_of_two_processes_with_one_id_the_second_is_refused_and_told_who_has_it(
+    store: str, tmp_path: Path, program: Program
+):
+    folder = tmp_path / store
+    folder.mkdir()
+    world, second = World(folder), Program()
+    (folder / "hold").touch()
+    pid = program.start(folder)
+    try:
+        wait_until(lambda: len(world.lines()) == 1)
+        assert second.run(folder, None) == 2
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        second.close()
+    assert program.ended() == -signal.SIGKILL
+    assert f"is in use by process {pid} on " in (folder / "refused").read_text()
+    assert len(world.lines()) == 1
+    (folder / "hold").unlink()
+    assert program.run(folder, None) == 0, "the lease ends with its holder"
+    lines = world.lines()
+    assert program.run(folder, None) == 0, "it has completed, and is given as it ended"
+    assert world.lines() == lines

@@ -11,13 +11,16 @@ from .flowrun import FlowRun
 from .graph import END, End, FlowError
 from .journey import NodeError
 from .result import FlowResult
+from .saving import CheckpointCompleted, CheckpointUnfinished
 from .state import JoinConflict
 from .step import UnknownOutput
 
 __all__ = [
     "END",
     "Checkpoint",
+    "CheckpointCompleted",
     "CheckpointMismatch",
+    "CheckpointUnfinished",
     "End",
     "Flow",
     "FlowError",

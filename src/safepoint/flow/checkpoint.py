@@ -12,9 +12,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..errors import UsageError, shorten, text_of
 from ..run.checkpoints import CheckpointError, Checkpoints, read_back, write_atomically
+from ..run.kept import KeptWork
 from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from .graph import Graph, Node, Parallel, Scatter, Step, Subflow
-from .journey import NodeError
+from .journey import Journey, NodeError
 from .place import Inside, ParallelAt, Place, ScatterAt, SubflowAt
 from .result import FlowResult
 from .state import dump, load
@@ -23,6 +24,7 @@ __all__ = ["VERSION", "Checkpoint", "CheckpointMismatch"]
 
 S = TypeVar("S")
 VERSION = 1
+KIND = "flow"
 
 
 class CheckpointMismatch(CheckpointError):
@@ -31,7 +33,12 @@ class CheckpointMismatch(CheckpointError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Where a flow stopped, and with which state. All fields are JSON data."""
+    """Where a flow stopped, and with which state. All fields are JSON data.
+
+    once          the results of parts of nodes that were recorded by `ctx.once`
+    revision      of two checkpoints of one run, the one with the higher number is newer
+    completed_at  when the run completed, in seconds since 1970
+    """
 
     flow: str
     fingerprint: str
@@ -43,6 +50,9 @@ class Checkpoint:
     reason: str | None
     executed: tuple[str, ...] = ()
     errors: tuple[NodeError, ...] = ()
+    once: dict[str, Any] = field(default_factory=dict)
+    revision: int = 0
+    completed_at: float | None = None
     version: int = field(default=VERSION)
 
     @classmethod
@@ -50,40 +60,50 @@ class Checkpoint:
         """Of a run that did not complete. Raises: UsageError for one that did, or a state that JSON cannot hold."""
         if result.cursor is None:
             raise UsageError(f"flow {result.place.graph.name!r} has completed: there is nothing to resume")
-        return cls.of(
-            result.place,
-            result.run_id,
-            result.executed,
-            result.errors,
-            status=result.outcome.status,
-            reason=why(result.outcome),
-        )
+        journey = Journey(result.run_id, executed=list(result.executed), errors=list(result.errors))
+        journey.once, journey.revision = dict(result.once), result.revision
+        return cls.of(result.place, journey, status=result.outcome.status, reason=why(result.outcome))
 
     @classmethod
-    def of(
-        cls,
-        place: Place,
-        run_id: str,
-        executed: tuple[str, ...],
-        errors: tuple[NodeError, ...],
-        *,
-        status: str,
-        reason: str | None = None,
-    ) -> "Checkpoint":
-        """Of a flow that is at this place."""
+    def of(cls, place: Place, journey: Journey, *, status: str, reason: str | None = None) -> "Checkpoint":
+        """Of a flow that is at this place. Raises: UsageError for a state that JSON cannot hold."""
         graph = place.graph
         return cls(
             flow=graph.name,
             fingerprint=graph.fingerprint,
             shape=dict(graph.shape),
-            run_id=run_id,
+            run_id=journey.key,
             cursor=place.cursor,
             place=place_to_data(place),
             status=status,
             reason=reason,
-            executed=executed,
-            errors=errors,
+            executed=tuple(journey.executed),
+            errors=tuple(journey.errors),
+            once=dict(journey.once),
+            revision=journey.revision,
         )
+
+    @property
+    def completed(self) -> bool:
+        """True: the run has completed, and there is nothing to go on with."""
+        return self.status == "completed"
+
+    def journey(self) -> Journey:
+        """What the run that goes on from here shares with the one that was stopped."""
+        journey = Journey(self.run_id, executed=list(self.executed), errors=list(self.errors))
+        journey.once, journey.revision = dict(self.once), self.revision
+        return journey
+
+    def to_kept(self) -> KeptWork:
+        """As what a tool call leaves behind when it is stopped; `from_kept` reads it back."""
+        return KeptWork(KIND, self.to_json())
+
+    @classmethod
+    def from_kept(cls, kept: KeptWork) -> "Checkpoint":
+        """Raises: CheckpointError that says what is wrong; UsageError for what no flow has written."""
+        if kept.kind != KIND:
+            raise UsageError(f"a flow cannot go on from what work of the kind {kept.kind!r} has left behind")
+        return cls.from_json(kept.data, source="what the stopped tool call has left behind")
 
     def to_json(self) -> str:
         """As text; `from_json` reads it back."""
@@ -121,6 +141,20 @@ class Checkpoint:
         """From a store; None: there is none under this key. Raises: CheckpointError."""
         text = await checkpoints.load(key)
         return None if text is None else cls.from_json(text, source=f"checkpoint {key!r}")
+
+    def end_in(self, graph: Graph) -> Place:
+        """The end of a completed run. The flow may look different by now: nothing of it is run.
+
+        Raises: CheckpointMismatch for another flow, or a state that cannot be read any more.
+        """
+        if self.flow != graph.name:
+            raise CheckpointMismatch(f"this checkpoint is of flow {self.flow!r}, not of {graph.name!r}")
+        try:
+            return place_from_data(graph, {**self.place, "node": None})
+        except (KeyError, TypeError, ValueError) as problem:
+            raise CheckpointMismatch(
+                f"flow {graph.name!r} has completed (run {self.run_id}), and its result cannot be read: {problem}"
+            ) from problem
 
     def place_in(self, graph: Graph, migrate: "Callable[[Checkpoint], Checkpoint] | None" = None) -> Place:
         """Where this is in the flow as it is now. Raises: CheckpointMismatch that names what has changed."""

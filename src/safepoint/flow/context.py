@@ -65,8 +65,9 @@ class NodeContext(Context, Generic[Services]):
         if self._place is not None:
             self._place.state = clone(self._working)
         self._keep_errors()
-        if self._journey.saver is not None:
-            await self._journey.saver.save(self.signal)
+        failure = await self._journey.save(self)
+        if failure is not None:
+            raise failure
         await super().safe_point()
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:

@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping
 from operator import is_not
 from typing import Any, Generic, TypedDict, TypeVar, Unpack, get_args, overload
 
-from ..abort import AbortController, AbortSignal
+from ..abort import AbortSignal
 from ..abort.clock import check_seconds
 from ..abort.reason import caller
 from ..errors import UsageError
 from ..run.checkpoints import Checkpoints
 from ..run.context import Context
+from ..run.kept import KeptWork
 from ..run.leaf import kind_of, name_of
 from ..run.policy import Policy
 from .checkpoint import Checkpoint
-from .context import NodeContext
 from .define import NodeOptions, checked_name, checked_options, checked_plain, checked_policy, field, make_step
-from .flowrun import FlowRun, Saving, travel
+from .flowrun import FlowRun
 from .graph import (
     END,
     Child,
@@ -38,10 +38,12 @@ from .graph import (
     problems,
     shape_of,
 )
+from .inside import run_inside
 from .journey import Journey
 from .mermaid import draw
 from .place import Place
 from .result import FlowResult
+from .saving import Resume, Saving
 from .state import clone, first_parameter
 from .step import adapted
 
@@ -60,7 +62,7 @@ class RunOptions(TypedDict, Generic[Services], total=False):
     deadline: float | None
     services: Services
     abandon_after: float | None
-    resume: Checkpoint | None
+    resume: Resume
     migrate: Callable[[Checkpoint], Checkpoint] | None
     checkpoints: Checkpoints | None
     checkpoint_id: str | None
@@ -75,6 +77,7 @@ class Flow(Generic[State, Services]):
     """
 
     guards_its_leaves = True  # as work it is not interrupted from outside: it stops by itself, leaf by leaf
+    goes_on_from_kept = True  # as a tool it is handed what an earlier run of the same call has left behind
 
     def __init__(self, name: str, start: str, *, max_steps: int = MAX_STEPS, state: type[State] | None = None) -> None:
         if max_steps < 1:
@@ -274,6 +277,11 @@ class Flow(Generic[State, Services]):
         known = [kind for kind in known if kind is not None and not isinstance(kind, TypeVar)]
         return next((kind for kind in known if kind is not Any), known[0] if known else None)
 
+    @property
+    def input_type(self) -> Any:
+        """What it is given as a tool of an agent: the type of the state."""
+        return self._find_state_type() or Any
+
     def to_mermaid(self) -> str:
         """The flow as a picture."""
         return draw(self.graph())
@@ -286,8 +294,12 @@ class Flow(Generic[State, Services]):
         signal, deadline  either ends it; nodes see one signal
         services          what nodes find in `ctx.services`
         abandon_after     seconds after an abort, nodes that go on are left behind: a hard ceiling
-        resume            a Checkpoint to go on from, instead of a state; `migrate` mends one of an older shape
-        checkpoints       a store: a checkpoint is written after every node, under `checkpoint_id`
+        resume            a Checkpoint to go on from, instead of a state; `migrate` mends one of an older shape; or
+                          "auto", beside a state: go on from what the store has, or begin if it has nothing
+        checkpoints       a store: a checkpoint is written before the first node and after every node, under
+                          `checkpoint_id`, of which this run has the lease until it has ended
+
+        Raises also, before anything is run: CheckpointInUse, CheckpointUnfinished, CheckpointCompleted.
         """
         return await self._run(caller(1), state, options)
 
@@ -299,15 +311,13 @@ class Flow(Generic[State, Services]):
         graph = self.graph()
         checked_options(options, RunOptions)
         resume, store, key = options.get("resume"), options.get("checkpoints"), options.get("checkpoint_id")
-        if (state is None) == (resume is None):
-            raise UsageError("give a state, or resume=Checkpoint.load(…): one of the two")
+        _check_resume(state, resume, store)
         if (store is None) != (key is None):
             raise UsageError("checkpoints= and checkpoint_id= belong together: a store, and the name in it")
-        if resume is None:
-            place, journey = Place.start(graph, clone(state)), Journey(uuid.uuid4().hex)
+        if isinstance(resume, Checkpoint):
+            place, journey = resume.place_in(graph, options.get("migrate")), resume.journey()
         else:
-            place = resume.place_in(graph, options.get("migrate"))
-            journey = Journey(resume.run_id, executed=list(resume.executed), errors=list(resume.errors))
+            place, journey = Place.start(graph, clone(state)), Journey(uuid.uuid4().hex)
         journey.services = options.get("services")
         journey.abandon_after = limit = options.get("abandon_after")
         if limit is not None:
@@ -318,40 +328,26 @@ class Flow(Generic[State, Services]):
             signal=options.get("signal"),
             deadline=options.get("deadline"),
             origin=origin,
-            saving=None if store is None or key is None else Saving(store, key),
+            saving=None if store is None or key is None else Saving(store, key, resume, options.get("migrate")),
         )
 
-    async def __call__(self, ctx: Context, value: State | Checkpoint, /) -> State:
+    async def __call__(self, ctx: Context, value: State | Checkpoint | KeptWork, /) -> State:
         """As work: a state, or the partial of a stopped run. Raises: AbortError with a Checkpoint; what a node raised.
 
-        Given the context of a run, it is that run; given the context of a leaf, it is a run inside.
+        Given the context of a run, it is that run; given the context of a leaf, it is a run inside. In a tool call it
+        also goes on from `ctx.kept`.
         """
-        graph, services = self.graph(), getattr(ctx, "services", None)
-        depth = len(ctx.path) + (not ctx.is_run)
-        if isinstance(value, Checkpoint):
-            place, journey = value.place_in(graph), Journey(value.run_id, depth, services)
-            journey.executed, journey.errors = list(value.executed), list(value.errors)
-        else:
-            key = ctx.inner_key(self.name) if isinstance(ctx, NodeContext) else uuid.uuid4().hex
-            place, journey = Place.start(graph, clone(value)), Journey(key, depth, services)
-        inner = ctx if ctx.is_run else ctx.below(self.name, AbortController(ctx.signal))
-        try:
-            state: State = await travel(journey, inner, place)
-            return state
-        except Exception as error:
-            error.partial = _partial(place, journey)  # type: ignore[attr-defined]  # the boundary looks for it
-            raise
-        finally:
-            if inner is ctx:
-                ctx.ledger.resume = place.cursor
-            else:
-                inner.stop.close()
+        state: State = await run_inside(self.graph(), ctx, value)
+        return state
 
 
-def _partial(place: Place, journey: Journey) -> Any:
-    """What a stopped flow leaves behind: where it was, or just the state if that cannot be written down."""
-    try:
-        executed, errors = tuple(journey.executed), tuple(journey.errors)
-        return Checkpoint.of(place, journey.key, executed, errors, status="stopped")
-    except UsageError:
-        return place.state
+def _check_resume(state: object, resume: object, store: Checkpoints | None) -> None:
+    """Raises: UsageError for what does not go together."""
+    if resume == "auto":
+        if state is None or store is None:
+            raise UsageError('resume="auto" needs a state to begin with, checkpoints= and checkpoint_id=')
+        return
+    if not isinstance(resume, Checkpoint | None):
+        raise UsageError(f'resume must be a Checkpoint, such as Checkpoint.load(…), or "auto", not {resume!r}')
+    if (state is None) == (resume is None):
+        raise UsageError("give a state, or resume=Checkpoint.load(…): one of the two")

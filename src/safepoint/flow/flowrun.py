@@ -1,13 +1,13 @@
 """Owns one execution of a flow: from the start or a checkpoint to the result, saved before anyone is told."""
 
 import logging
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from ..abort import AbortSignal, shield
 from ..abort.reason import error_from
 from ..errors import describe
-from ..run.checkpoints import Checkpoints
 from ..run.context import Context
 from ..run.outcome import Completed, Outcome
 from ..run.running import Running
@@ -16,6 +16,7 @@ from .dispatch import walk
 from .journey import Journey, NodeError, Saver
 from .place import Place
 from .result import FlowResult
+from .saving import Saving, completed
 from .walked import Arrived, Broken, Interrupted
 
 __all__ = ["FlowRun", "travel"]
@@ -39,14 +40,6 @@ async def travel(journey: Journey, ctx: Context, place: Place) -> Any:
             raise error
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """Where an execution keeps its checkpoint."""
-
-    checkpoints: Checkpoints
-    key: str
-
-
 class FlowRun(Running[State, FlowResult[State]], Generic[State]):
     """A flow that runs: await it for its FlowResult, iterate it for its events, stop it."""
 
@@ -64,6 +57,7 @@ class FlowRun(Running[State, FlowResult[State]], Generic[State]):
         self._place = place
         self._journey = journey
         self._saving = saving
+        self._already_completed = False
         self._ctx.ledger.resume = place.cursor
 
     @property
@@ -71,12 +65,62 @@ class FlowRun(Running[State, FlowResult[State]], Generic[State]):
         """Where it is now."""
         return self._place.cursor
 
-    async def _work(self, ctx: Context, value: None, /) -> State:
-        if self._saving is not None:
-            self._journey.saver = Saver(self._save)
+    async def _run(self) -> FlowResult[State]:
+        """Nobody else has the checkpoint from before the first look at it until after the last writing."""
+        if self._saving is None:
+            return await super()._run()
+        stack = AsyncExitStack()
         try:
-            state: State = await travel(self._journey, ctx, self._place)
+            await self._open(self._saving, stack)
+            return await super()._run()
+        finally:
+            await self._close(stack)
+
+    async def _open(self, saving: Saving, stack: AsyncExitStack) -> None:
+        """Raises: what keeps the run from beginning. A stop is none of that: it has an outcome like any other."""
+        try:
+            found = await saving.open(stack, self.signal)
+        except Exception:
+            if not self.signal.aborted:
+                raise
+            self._saving = None  # what is in the store is not known, and nothing has begun: nothing is written
+            return
+        if found is not None and found is not saving.resume:
+            self._go_on_from(found, saving)
+
+    def _go_on_from(self, found: Checkpoint, saving: Saving) -> None:
+        if not found.completed:
+            self._place = found.place_in(self._place.graph, saving.migrate)
+        elif found.place:
+            self._place, self._already_completed = found.end_in(self._place.graph), True
+        else:
+            raise completed(saving.key, found)
+        before, self._journey = self._journey, found.journey()
+        self._journey.services, self._journey.abandon_after = before.services, before.abandon_after
+        self.id = self._ctx.run_id = found.run_id
+        self._ctx.ledger.resume = self._place.cursor
+
+    async def _close(self, stack: AsyncExitStack) -> None:
+        try:
+            with shield(SAVE_SECONDS):
+                await stack.aclose()
+        except Exception as error:  # how the flow ended does not change by that
+            message = f"the lease of its checkpoint could not be given back: {describe(error)}"
+            log.warning("%s: %s", self._ctx.operation, message, extra=self._ctx.log_fields())
+
+    async def _work(self, ctx: Context, value: None, /) -> State:
+        if self._already_completed:
+            state: State = self._place.state
             return state
+        try:
+            if self._saving is not None:
+                self._journey.saver = Saver(self._save)
+                # Before the first node: after a crash in it, its idempotency key must be the one it had.
+                failure = await self._journey.save(ctx)
+                if failure is not None:
+                    raise failure
+            result: State = await travel(self._journey, ctx, self._place)
+            return result
         finally:
             ctx.ledger.resume = self._place.cursor
 
@@ -84,27 +128,34 @@ class FlowRun(Running[State, FlowResult[State]], Generic[State]):
         place, journey = self._place, self._journey
         if not isinstance(outcome, Completed):
             outcome = replace(outcome, partial=place.state)
-        if self._saving is not None:
-            await self._save_end(outcome)
-        cursor = None if isinstance(outcome, Completed) else place.cursor
-        return FlowResult(outcome, place.state, cursor, tuple(journey.executed), tuple(journey.errors), self.id, place)
+        if self._saving is not None and not self._already_completed:
+            await self._save_end(self._saving, outcome)
+        return FlowResult(
+            outcome,
+            place.state,
+            None if isinstance(outcome, Completed) else place.cursor,
+            tuple(journey.executed),
+            tuple(journey.errors),
+            self.id,
+            place,
+            dict(journey.once),
+            journey.revision,
+            self._already_completed,
+        )
 
-    async def _save(self, status: str = "running", reason: str | None = None) -> None:
+    async def _save(self) -> None:
         assert self._saving is not None  # for the type checker: only then is there a saver
-        executed, errors = tuple(self._journey.executed), tuple(self._journey.errors)
-        checkpoint = Checkpoint.of(self._place, self.id, executed, errors, status=status, reason=reason)
-        await self._saving.checkpoints.save(self._saving.key, checkpoint.to_json())
+        await self._saving.save(self._place, self._journey)
 
-    async def _save_end(self, outcome: Outcome[State]) -> None:
-        assert self._saving is not None
+    async def _save_end(self, saving: Saving, outcome: Outcome[State]) -> None:
         try:
             with shield(SAVE_SECONDS):
                 if isinstance(outcome, Completed):
-                    await self._saving.checkpoints.delete(self._saving.key)
+                    await saving.save_completed(self._place, self._journey, now=self._ctx.clock.time())
                 else:
-                    await self._save(outcome.status, why(outcome))
+                    await saving.save(self._place, self._journey, status=outcome.status, reason=why(outcome))
         except Exception as error:  # how the flow ended does not change by that
-            message = f"checkpoint {self._saving.key!r} could not be written: {describe(error)}"
+            message = f"checkpoint {saving.key!r} could not be written: {describe(error)}"
             log.warning("%s: %s", self._ctx.operation, message, extra=self._ctx.log_fields())
             at = self._ctx.clock.time()
             self._journey.errors.append(

@@ -72,7 +72,13 @@ class Saver:
 
 @dataclass(slots=True)
 class Journey:
-    """One execution, over all its interruptions. `depth`: how deep in the tree of operations the flow begins."""
+    """One execution, over all its interruptions.
+
+    depth     how deep in the tree of operations the flow begins
+    once      the recorded results of parts of nodes, by their keys: they travel in the checkpoint
+    revision  how many checkpoints were made of it: of two, the one with the higher number is newer
+    in_item   inside an item of a scatter, where a checkpoint is written only every so often
+    """
 
     key: str
     depth: int = 1
@@ -80,7 +86,10 @@ class Journey:
     abandon_after: float | None = None
     executed: list[str] = field(default_factory=list)
     errors: list[NodeError] = field(default_factory=list)
+    once: dict[str, Any] = field(default_factory=dict)
+    revision: int = 0
     saver: Saver | None = None
+    in_item: bool = False
 
     def operation(self, ctx: Context, name: str) -> str:
         """The path of a node, from the root of the flow."""
@@ -88,19 +97,13 @@ class Journey:
 
     async def save(self, ctx: Context) -> Exception | None:
         """Write the checkpoint, where there is a store. Gives back why that failed: an abort is no failure."""
-        if self.saver is None:
+        if self.saver is None or (self.in_item and not self.saver.is_due(ctx.clock.monotonic())):
             return None
         try:
             await self.saver.save(ctx.signal)
         except Exception as error:
             return None if ctx.signal.aborted else error
         return None
-
-    async def save_item(self, ctx: Context) -> Exception | None:
-        """The same for an item of a scatter."""
-        if self.saver is None or not self.saver.is_due(ctx.clock.monotonic()):
-            return None
-        return await self.save(ctx)
 
     def record(self, ctx: Context, error: BaseException, operation: str) -> None:
         """Write down a failure that the flow has a route for."""

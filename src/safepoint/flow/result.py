@@ -1,7 +1,8 @@
 """Owns what an execution of a flow gives back. Knows nothing of how it got there."""
 
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from ..run.outcome import Outcome
 from .journey import NodeError
@@ -22,6 +23,8 @@ class FlowResult(Generic[State]):
     cursor    the path of the node that would run next, or of the interrupted one; None when completed
     executed  the nodes that ended, in order, also those before a resume
     errors    what the nodes collected, also before a resume
+
+    already_completed  nothing was run: it had completed before under this checkpoint id, and this is how
     """
 
     outcome: Outcome[State]
@@ -31,6 +34,9 @@ class FlowResult(Generic[State]):
     errors: tuple[NodeError, ...]
     run_id: str
     place: Place
+    once: Mapping[str, Any] = field(default_factory=dict)
+    revision: int = 0
+    already_completed: bool = False
 
     def to_mermaid(self) -> str:
         """The flow as a picture, with what ran, where it stopped, and what was not reached."""

@@ -73,7 +73,7 @@ class Items:
         walk: Walk,
     ) -> None:
         # What runs inside an item is not listed one by one: there may be a hundred thousand of them.
-        self._journey = replace(journey, executed=[])
+        self._journey = replace(journey, executed=[], in_item=True)
         self._siblings = siblings
         self._place = place
         self._gathers = node.gather is not None
@@ -114,7 +114,7 @@ class Items:
             return Broken(error, operation)
         if isinstance(ended, Returned):
             self._done(index, ended.value)
-            failure = await self._journey.save_item(self._ctx)
+            failure = await self._journey.save(self._ctx)
             return ended if failure is None else Broken(failure, operation)
         return ended
 

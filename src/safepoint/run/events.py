@@ -18,6 +18,7 @@ __all__ = [
     "AnswerStarted",
     "CleanupFailed",
     "Event",
+    "FlowSaved",
     "LeafAbandoned",
     "LeafEnded",
     "LeafStarted",
@@ -287,6 +288,19 @@ class NodeEnded(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlowSaved(_Happened):
+    """A flow that runs inside of a tool call has reached a new place. It is what a crash is recovered from.
+
+    `checkpoint` is the JSON text of its Checkpoint. One comes before the first node, one after every node that has
+    ended, and inside of a scatter at most four in a second.
+    """
+
+    flow: str
+    checkpoint: str
+    kind: Literal["flow_saved"] = "flow_saved"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetryScheduled(_Happened):
     """An attempt failed; the next one comes after `delay` seconds."""
 
@@ -357,6 +371,7 @@ Event: TypeAlias = (
     | AbortIgnored
     | LeafAbandoned
     | NodeEnded
+    | FlowSaved
     | ProgressMade
     | RetryScheduled
     | QuestionAsked

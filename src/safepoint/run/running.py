@@ -59,6 +59,10 @@ class Running(ABC, Generic[T, R]):
     async def _result(self, outcome: Outcome[T]) -> R:
         """What whoever awaits this run is given; the last chance to save something before they know."""
 
+    async def _run(self) -> R:
+        """The whole run. One that must open something first, and close it after its result, does so around this."""
+        return await settle(self._ctx, self._work, None, then=self._result)
+
     @property
     def finished(self) -> bool:
         """True: it has ended, and nothing of it comes any more."""
@@ -152,8 +156,7 @@ class Running(ABC, Generic[T, R]):
         if self._task is None:
             if listen:
                 self._ctx.listen(self._heard)
-            work = settle(self._ctx, self._work, None, then=self._result)
-            self._task = asyncio.get_running_loop().create_task(work, name=self._ctx.operation)
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=self._ctx.operation)
             self._task.add_done_callback(self._ended)
         return self._task
 
