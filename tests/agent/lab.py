@@ -73,6 +73,14 @@ def stopped(outcome: Outcome[AgentResult]) -> AgentResult:
     return outcome.partial
 
 
+def agents_kept(result: AgentResult) -> list[AgentResult]:
+    """How far its sub-agents had come."""
+    kept = list(result.kept.values())
+    agents = [one for one in kept if isinstance(one, AgentResult)]
+    assert agents == kept, "it has sub-agents only"
+    return agents
+
+
 def fates(outcome: Outcome[AgentResult]) -> dict[str, str]:
     """What the receipt says of each operation; the last line of a name counts."""
     assert not isinstance(outcome, Completed), outcome

@@ -23,7 +23,7 @@ from safepoint.run.stop import Scope, StopAck, StopAt, StopRequest
 from safepoint.run.wire import outcome_from_json, outcome_to_json
 from safepoint.testing import FakeClock
 from safepoint.testing import settle as let_run
-from tests.agent.lab import contents, fates, kinds, of_kind, read, results, so_far, statuses, stopped
+from tests.agent.lab import agents_kept, contents, fates, kinds, of_kind, read, results, so_far, statuses, stopped
 
 AFTER_MODEL, AFTER_TOOLS, SAFE_POINT, NOW, TURN_END = (
     StopAt.AFTER_MODEL,
@@ -119,8 +119,8 @@ def request_of(run: AgentRun) -> StopRequest:
 
 def deep(partial: AgentResult) -> tuple[AgentResult, AgentResult]:
     """What is kept of mid and of low."""
-    (mid,) = partial.kept.values()
-    (low,) = mid.kept.values()
+    (mid,) = agents_kept(partial)
+    (low,) = agents_kept(mid)
     return mid, low
 
 
@@ -553,7 +553,7 @@ async def test_c32_a_child_that_had_finished_is_untouched_and_one_that_begins_la
     assert contents(partial)[0] == "one"
     assert ran == ["first", "later"]
     assert statuses(partial) == ["completed", "interrupted"]
-    (kept,) = partial.kept.values()
+    (kept,) = agents_kept(partial)
     assert contents(kept) == ["later"]
 
 

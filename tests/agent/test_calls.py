@@ -11,12 +11,13 @@ import pytest
 from pydantic import BaseModel
 
 import safepoint
-from safepoint import AbortController, Aborted, Completed, Failed, current_signal
+from safepoint import AbortController, Aborted, AbortError, AbortReason, Completed, Failed, current_signal
 from safepoint.agent import Agent, AgentRun, ToolContext, tool
 from safepoint.agent import AnswerEnded as Ended
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Context, leaf
 from safepoint.run.events import AbortIgnored, LeafStarted, ProgressMade, QuestionAsked, ToolCalled, ToolEnded
+from safepoint.run.kept import KeptWork
 from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle
 from tests.agent import functions
@@ -703,3 +704,32 @@ async def test_a_tool_that_ignores_the_abort_deep_inside_is_warned_about_once(cl
         events = [event async for event in run]
     assert [event.path for event in of_kind(events, AbortIgnored)] == [("agent", "mid", "low", "deaf")]
     assert [record.getMessage().split(" ")[0] for record in caplog.records] == ["agent/mid/low/deaf"]
+
+
+async def test_work_that_can_be_kept_as_text_is_called_again_with_what_it_had_left_behind():
+    class Crawl:
+        """Counts pages, and is stopped at the third."""
+
+        goes_on_from_kept = True
+        input_type = str
+        name = "crawl"
+
+        async def __call__(self, ctx: ToolContext, value: str | KeptWork) -> str:
+            given.append(value)
+            if isinstance(value, KeptWork):
+                return f"the rest after {value.data}"
+            run.abort("enough")
+            raise AbortError(AbortReason(), partial=Pages())
+
+    class Pages:
+        def to_kept(self) -> KeptWork:
+            return KeptWork("crawl", "3")
+
+    given: list[Any] = []
+    agent = Agent(ScriptedModel([Call("crawl", input="owls")], "done"), tools=[Crawl()])
+    run = agent.run("go")
+    partial = stopped(await run)
+    assert list(partial.kept.values()) == [KeptWork("crawl", "3")]
+    outcome = await agent.run(resume=partial)
+    assert contents(outcome) == ["the rest after 3"]
+    assert given == ["owls", KeptWork("crawl", "3")]

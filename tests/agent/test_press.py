@@ -12,7 +12,7 @@ from safepoint.agent import AgentRun, ToolContext
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run.events import LeafAbandoned, ProgressMade
 from safepoint.testing import FakeClock, settle
-from tests.agent.lab import contents, fates, of_kind, statuses, stopped
+from tests.agent.lab import agents_kept, contents, fates, of_kind, statuses, stopped
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 SECONDS = 10.0
@@ -210,7 +210,7 @@ async def test_a_tool_of_a_sub_agent_is_left_and_what_the_sub_agent_has_is_kept(
     assert [entry.name for entry in outcome.receipt.still_running] == ["boss/helper/stuck"]
     partial = stopped(outcome)
     assert statuses(partial) == ["interrupted"]
-    (kept,) = partial.kept.values()
+    (kept,) = agents_kept(partial)
     assert statuses(kept) == ["unknown"]
     await inner_tool.end()
 

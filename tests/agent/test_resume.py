@@ -17,7 +17,7 @@ from safepoint.run.events import QuestionAsked, TextStreamed
 from safepoint.run.outcome import Outcome
 from safepoint.run.retry import Retry
 from safepoint.run.wire import outcome_from_json, outcome_to_json
-from tests.agent.lab import answers, contents, read, so_far, statuses, stopped
+from tests.agent.lab import agents_kept, answers, contents, read, so_far, statuses, stopped
 from tests.agent.shop import ASK_CLERK, CLERK, ROUND, STEPS, Shop
 
 ROOT = Path(__file__).parents[2]
@@ -136,7 +136,7 @@ async def test_usage_and_steps_go_on_counting():
 @pytest.mark.parametrize("hold", ["stamp", "send"])
 async def test_a_sub_agent_goes_on_inside(tmp_path: Path, hold: str):
     shop, partial, _ = await stopped_in(tmp_path, (hold,), ASK_CLERK)
-    (kept,) = partial.kept.values()
+    (kept,) = agents_kept(partial)
     validate(kept.messages)
     asked = len(answers(kept.messages))
     assert asked == (1 if hold == "stamp" else 2)
@@ -197,7 +197,7 @@ async def test_what_a_tool_deep_inside_was_allowed_to_finish_is_kept_and_not_rep
         run.abort("enough")
         gate.set()
         partial = stopped(await run)
-    (kept,) = partial.kept.values()
+    (kept,) = agents_kept(partial)
     assert statuses(kept) == ["completed"]
     outcome = await agent.run(resume=partial)
     assert contents(outcome) == ["it is saved"]

@@ -22,7 +22,7 @@ from safepoint.run.outcome import Outcome
 from safepoint.run.retry import Retry
 from safepoint.testing import FakeClock, settle
 from tests.agent import functions
-from tests.agent.lab import contents, fates, kinds, of_kind, read, so_far, statuses, stopped
+from tests.agent.lab import agents_kept, contents, fates, kinds, of_kind, read, so_far, statuses, stopped
 from tests.conftest import counts
 from tests.rigs.anthropic import Anthropic
 from tests.rigs.llama import Llama
@@ -219,7 +219,7 @@ async def test_in_the_stream_of_a_sub_agent():
         partial = await check(outcome, provider, model)
         assert provider.exchanges[1].hung_up
         assert statuses(partial) == ["interrupted"]
-        assert partial.kept["outer_call"].text.startswith("Deep"), "how far it had come is kept"
+        assert agents_kept(partial)[0].text.startswith("Deep"), "how far it had come is kept"
         assert fates(outcome) == {"agent/model": "finished", "agent/inner": "stopped", "agent/inner/model": "stopped"}
 
 

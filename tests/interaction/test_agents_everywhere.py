@@ -34,6 +34,7 @@ from safepoint.run.messages import AssistantMessage, ToolResult
 from safepoint.run.outcome import Outcome
 from safepoint.run.retry import Retry
 from safepoint.testing import DEFAULT_LAWS, FakeClock, Law, Probe, Run, abort_everywhere, pairs
+from tests.agent.lab import agents_kept
 from tests.conftest import TORTURE
 
 RETRY = Retry(3, delay=1, jitter=0, on=lambda error: isinstance(error, ModelError) and error.retryable)
@@ -207,7 +208,7 @@ class Campaign:
                 yield f"it ended as {outcome}"
                 return
             validate(partial.messages)
-            for kept in partial.kept.values():
+            for kept in agents_kept(partial):
                 validate(kept.messages)
 
         def every_result_is_true(run: Run) -> Iterator[str]:
@@ -276,7 +277,7 @@ class Campaign:
 
     def _results(self, partial: AgentResult) -> Iterator[ToolResult]:
         yield from (message for message in partial.messages if isinstance(message, ToolResult))
-        for kept in partial.kept.values():
+        for kept in agents_kept(partial):
             yield from self._results(kept)
 
 

@@ -191,7 +191,7 @@ class Agent:
         """This agent as a tool of another: a run inside its run, which stops with it and is in its receipt."""
 
         async def call(prompt: str, ctx: ToolContext) -> AgentResult:
-            value = prompt if ctx.kept is None else ctx.kept
+            value = ctx.kept if isinstance(ctx.kept, AgentResult) else prompt
             return await self._run_inside(ctx, ctx.below(None, AbortController(ctx.signal)), value)
 
         told = description or f"Ask {self.name}. {self.instructions}".strip()

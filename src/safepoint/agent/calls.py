@@ -12,6 +12,7 @@ from ..abort.guard import asked_from_outside
 from ..errors import describe
 from ..run.context import Context
 from ..run.events import ToolCalled, ToolEnded
+from ..run.kept import KeptWork, kept_work
 from ..run.leaf import in_process, in_task, in_thread, inline
 from ..run.leafrun import LeafRun
 from ..run.messages import CallStatus, ToolCall, ToolResult
@@ -98,8 +99,11 @@ def _launch(run: LeafRun, tool: Tool, value: Any) -> Awaitable[Any]:
     if tool.kind == "process" and not tool.is_work:
         return in_process(run, fn, None, {**value, **({name: run.ctx} if name else {})})
 
-    def call(ctx: Context, value: Any) -> Any:
-        return fn(ctx, value) if tool.is_work else fn(**value, **({name: ctx} if name else {}))
+    def call(ctx: Any, value: Any) -> Any:
+        if not tool.is_work:
+            return fn(**value, **({name: ctx} if name else {}))
+        goes_on = isinstance(ctx.kept, KeptWork) and getattr(fn, "goes_on_from_kept", False)
+        return fn(ctx, ctx.kept if goes_on else value)
 
     call.__wrapped__ = fn  # type: ignore[attr-defined]  # an interrupt looks for the file it is in
     if tool.kind == "thread":
@@ -124,9 +128,12 @@ def _ended(ctx: Context, talk: Talk, call: ToolCall, tool: Tool, run: LeafRun, e
         return NOT_RUN.result(call)
     stopped_inside = ctx.stop.raised(error)
     if not ctx.signal.aborted and not stopped_inside:
+        talk.kept.pop(call.call_id, None)  # a call that has failed does not run again
         return _told(call, "failed", f"{tool.name} failed: {describe(error)}")
-    if isinstance(error, AbortError) and isinstance(error.partial, AgentResult):
-        talk.kept[call.call_id] = error.partial
+    if isinstance(error, AbortError):
+        kept = error.partial if isinstance(error.partial, AgentResult) else kept_work(error.partial)
+        if kept is not None:
+            talk.kept[call.call_id] = kept
     talk.stopped_inside = talk.stopped_inside or stopped_inside
     if run.line.fate == "still_running" or run.left_running or tool.effects == "irreversible":
         return UNKNOWN.result(call)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
+from ..run.kept import KeptWork
 from ..run.messages import AssistantMessage, Message, ToolCall, ToolResult
 from ..run.receipt import Usage
 from .history import NOT_RUN, named, readable, repair, unused
@@ -22,7 +23,7 @@ CHARACTERS_PER_TOKEN = 4
 class AgentResult:
     """What an agent has to show: its last words, the whole valid conversation, what it cost.
 
-    `kept`: of a stopped run, by tool call: how far sub-agents had come. It is what a resume goes on from.
+    `kept`: of a stopped run, by tool call: how far sub-agents and flows had come. A resume goes on from it.
     `id`: the run in which the conversation began; it stays the same when it is resumed.
     """
 
@@ -30,7 +31,7 @@ class AgentResult:
     messages: tuple[Message, ...] = ()
     usage: Usage = field(default_factory=Usage)
     steps: int = 0
-    kept: "Mapping[str, AgentResult]" = field(default_factory=dict)
+    kept: "Mapping[str, AgentResult | KeptWork]" = field(default_factory=dict)
     id: str = field(default="", compare=False)
 
 
@@ -107,7 +108,7 @@ class Talk:
         self.answer: Answer | None = None
         self.usage = Usage()
         self.steps = 0
-        self.kept: dict[str, AgentResult] = {}
+        self.kept: dict[str, AgentResult | KeptWork] = {}
         self.id = ""
         self.stopped_inside = False  # a call of this round was stopped at a safe point of its own
         if resume is not None:

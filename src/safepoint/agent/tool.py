@@ -37,13 +37,14 @@ class ToolContext(Context):
 
     call_id          the model's name for this call
     idempotency_key  the same when the call runs again after a resume: for effects that must happen once
-    kept             of a call that was stopped before: what it had left behind
+    kept             of a call that was stopped before: what it had left behind, an AgentResult or KeptWork; or None
     spent            what models inside the call have cost
     """
 
-    __slots__ = ("_ask", "call_id", "idempotency_key", "kept", "spent")
+    __slots__ = ("_ask", "_inside", "call_id", "idempotency_key", "kept", "spent")
 
     _ask: AskUserFn
+    _inside: int
     call_id: str
     idempotency_key: str
     kept: Any
@@ -52,6 +53,11 @@ class ToolContext(Context):
     async def ask_user(self, question: str, options: tuple[str, ...] = ()) -> str:
         """Ask the person, and wait for the answer. A stop withdraws the question. Raises: AbortError."""
         return await self._ask(self, question, options)
+
+    def inner_key(self, name: str) -> str:
+        """The key of work inside this call: another one for each, and the same ones when the call runs again."""
+        self._inside = getattr(self, "_inside", 0) + 1
+        return f"{self.idempotency_key}/{name}#{self._inside}"
 
     async def wait(self, seconds: float) -> None:
         """Pause; a stop ends it at once. Raises: AbortError."""

@@ -1,0 +1,238 @@
+"""A flow that is an agent's tool goes on where it was, however the agent is resumed."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from safepoint import Completed
+from safepoint.agent import Agent, AgentResult, ToolContext, tool
+from safepoint.flow import END, Flow, NodeContext
+from safepoint.models.scripted import Call, ScriptedModel
+from safepoint.run.events import FlowSaved
+from safepoint.run.kept import KeptWork
+from safepoint.run.outcome import Outcome
+from safepoint.run.stop import StopAt
+from safepoint.run.wire import event_from_json, outcome_from_json, outcome_to_json, to_json
+from safepoint.session import MemoryStore, Session, SqliteStore
+from tests.agent.lab import contents, statuses, stopped
+from tests.session.lab import happens
+
+
+@dataclass
+class Report:
+    """The state of the flow that is a tool."""
+
+    topic: str
+    notes: list[str] = field(default_factory=list)
+
+
+class Office:
+    """Makes the flow a → b → c. `stuck` is where it waits for ever, once; `broken` is where it fails.
+
+    `before`: what to do first in a node.
+    """
+
+    def __init__(self, stuck: str = "", broken: str = "") -> None:
+        self.ran: list[str] = []
+        self.keys: dict[str, set[str]] = {}
+        self.stuck = stuck
+        self.broken = broken
+        self.before: dict[str, Callable[[], object]] = {}
+        self.reached = asyncio.Event()
+
+    def flow(self) -> Flow[Report, Any]:
+        flow: Flow[Report, Any] = Flow("report", start="a")
+        for name, target in (("a", "b"), ("b", "c"), ("c", END)):
+            flow.node(name, self._node(name))
+            flow.route(name, target)
+        return flow
+
+    def _node(self, name: str) -> Callable[..., Any]:
+        async def node(state: Report, ctx: NodeContext[Any]) -> None:
+            self.ran.append(name)
+            self.keys.setdefault(name, set()).add(ctx.idempotency_key)
+            self.before.pop(name, lambda: None)()
+            if name == self.stuck:
+                self.stuck = ""
+                self.reached.set()
+                await asyncio.get_running_loop().create_future()
+            if name == self.broken:
+                raise LookupError(f"{name} is broken")
+            state.notes.append(name)
+
+        return node
+
+    def agent(self, *answers: Any, flow_tool: Any = None) -> Agent:
+        return Agent(ScriptedModel(*answers), tools=[flow_tool or tool(self.flow())])
+
+
+ASK = [Call("report", topic="owls")]
+DONE = '{"topic":"owls","notes":["a","b","c"]}'
+
+
+async def stop_in_b(office: Office, agent: Agent) -> Outcome[AgentResult]:
+    run = agent.run("go")
+    async with asyncio.timeout(10), run:
+        await office.reached.wait()
+        run.abort("enough")
+        return await run
+
+
+def through_json(outcome: Outcome[AgentResult]) -> AgentResult:
+    return stopped(outcome_from_json(outcome_to_json(outcome, AgentResult), AgentResult))
+
+
+@pytest.mark.parametrize("travels", [stopped, through_json], ids=["as an object", "as JSON"])
+async def test_a_flow_goes_on_where_it_was_when_its_agent_is_resumed(
+    travels: Callable[[Outcome[AgentResult]], AgentResult],
+):
+    office = Office("b")
+    partial = travels(await stop_in_b(office, office.agent(ASK)))
+    assert statuses(partial) == ["interrupted"]
+    (kept,) = partial.kept.values()
+    assert isinstance(kept, KeptWork)
+    outcome = await office.agent("done").run(resume=partial)
+    assert isinstance(outcome, Completed)
+    assert contents(outcome) == [DONE]
+    assert office.ran == ["a", "b", "b", "c"]
+    assert [len(keys) for keys in office.keys.values()] == [1, 1, 1]
+    assert outcome.value.kept == {}
+
+
+async def test_it_goes_on_again_and_again():
+    office = Office("a")
+    partial = stopped(await stop_in_b(office, office.agent(ASK)))
+    for name in ("b", "c"):
+        office.stuck = name
+        office.reached.clear()
+        run = office.agent().run(resume=partial)
+        async with asyncio.timeout(10), run:
+            await office.reached.wait()
+            run.abort("again")
+            partial = through_json(await run)
+    outcome = await office.agent("done").run(resume=partial)
+    assert contents(outcome) == [DONE]
+    assert office.ran == ["a", "a", "b", "b", "c", "c"]
+    assert [len(keys) for keys in office.keys.values()] == [1, 1, 1]
+
+
+async def test_a_stop_at_a_safe_point_between_two_nodes_is_gone_on_from_too():
+    office = Office()
+    office.before["a"] = lambda: run.stop(StopAt.SAFE_POINT, scope="tree")
+    run = office.agent(ASK).run("go")
+    partial = stopped(await run)
+    assert office.ran == ["a"]
+    outcome = await office.agent("done").run(resume=partial)
+    assert contents(outcome) == [DONE]
+    assert office.ran == ["a", "b", "c"]
+
+
+async def test_a_call_that_was_stopped_before_its_flow_began_again_keeps_what_it_had():
+    office = Office("b")
+    partial = stopped(await stop_in_b(office, office.agent(ASK)))
+    run = office.agent().run(resume=partial)
+    run.abort("too early")
+    again = stopped(await run)
+    assert again.kept == partial.kept
+    outcome = await office.agent("done").run(resume=again)
+    assert office.ran == ["a", "b", "b", "c"]
+    assert contents(outcome) == [DONE]
+
+
+async def test_a_flow_of_a_sub_agent_goes_on_where_it_was():
+    def chief(clerk: Agent, *answers: Any) -> Agent:
+        return Agent(ScriptedModel(*answers), tools=[clerk.as_tool("clerk")])
+
+    office = Office("b")
+    partial = through_json(await stop_in_b(office, chief(office.agent(ASK), [Call("clerk", prompt="owls")])))
+    (kept,) = partial.kept.values()
+    assert isinstance(kept, AgentResult)
+    assert [type(inside) for inside in kept.kept.values()] == [KeptWork]
+    outcome = await chief(office.agent("reported"), "done").run(resume=partial)
+    assert contents(outcome) == ["reported"]
+    assert office.ran == ["a", "b", "b", "c"]
+    assert [len(keys) for keys in office.keys.values()] == [1, 1, 1]
+
+
+async def test_a_function_that_runs_a_flow_hands_it_what_it_had_left_behind():
+    office = Office("b")
+
+    @tool
+    async def report(topic: str, ctx: ToolContext) -> str:
+        state = await office.flow()(ctx, Report(topic) if ctx.kept is None else ctx.kept)
+        return " ".join(state.notes)
+
+    partial = through_json(await stop_in_b(office, office.agent(ASK, flow_tool=report)))
+    outcome = await office.agent("done", flow_tool=report).run(resume=partial)
+    assert contents(outcome) == ["a b c"]
+    assert office.ran == ["a", "b", "b", "c"]
+
+
+async def test_a_call_whose_flow_fails_after_a_resume_leaves_nothing_behind():
+    office = Office("b", broken="c")
+    partial = stopped(await stop_in_b(office, office.agent(ASK)))
+    outcome = await office.agent("a pity").run(resume=partial)
+    assert statuses(outcome) == ["failed"]
+    assert outcome.unwrap().kept == {}
+    assert office.ran == ["a", "b", "b", "c"]
+
+
+async def test_a_flow_that_has_changed_since_is_told_to_the_model():
+    office = Office("b")
+    partial = stopped(await stop_in_b(office, office.agent(ASK)))
+    other: Flow[Report, Any] = Flow("report", start="new")
+    other.node("new", lambda state: None)
+    other.route("new", END)
+    outcome = await Agent(ScriptedModel("I see"), tools=[tool(other, input=Report)]).run(resume=partial)
+    assert statuses(outcome) == ["failed"]
+    assert "flow 'report' has changed since this checkpoint was made" in contents(outcome)[0]
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_a_flow_goes_on_where_it_was_when_a_turn_of_a_session_is_continued(kind: str, tmp_path: Path):
+    store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "sessions.db")
+    office = Office("b")
+    async with asyncio.timeout(10), Session.open("s", agent=office.agent(ASK), store=store) as session:
+        turn = session.send("go", turn_id="1")
+        await happens(office.reached.is_set)
+        turn.stop()
+        assert (await turn).status == "aborted"
+    if isinstance(store, SqliteStore):
+        await store.close()
+        store = SqliteStore(tmp_path / "sessions.db")  # as another process would
+    async with asyncio.timeout(10), Session.open("s", agent=office.agent("done"), store=store) as session:
+        result = await session.continue_turn("1")
+        assert isinstance(result.outcome, Completed)
+        assert contents(result.outcome) == [DONE]
+    assert office.ran == ["a", "b", "b", "c"]
+    assert [len(keys) for keys in office.keys.values()] == [1, 1, 1]
+
+
+async def test_what_a_flow_has_told_is_enough_to_go_on_after_a_crash():
+    office = Office("b")
+    run = office.agent(ASK).run("go")
+    told: list[FlowSaved] = []
+    async for event in run:
+        if isinstance(event, FlowSaved):
+            assert event_from_json(to_json(event)) == event
+            told.append(event)
+        if office.reached.is_set():
+            run.abort("as if the process had ended here")
+    # Of what was kept at the stop nothing is used: only what is in the log.
+    (call_id,) = stopped(await run).kept
+    partial = replace(stopped(await run), kept={call_id: KeptWork("flow", told[-1].checkpoint)})
+    assert [saved.path for saved in told] == [("agent", "report")] * 2
+    outcome = await office.agent("done").run(resume=partial)
+    assert contents(outcome) == [DONE]
+    assert office.ran == ["a", "b", "b", "c"]
+    assert [len(keys) for keys in office.keys.values()] == [1, 1, 1]
+
+
+def test_the_model_is_offered_the_state_of_a_flow_and_nothing_else():
+    schema = tool(Office().flow()).spec.parameters
+    assert schema["properties"].keys() == {"topic", "notes"}
+    assert schema["required"] == ["topic"]
