@@ -1,7 +1,8 @@
 """Owns what can happen on the way: a closed union of frozen events. Knows nothing of who listens.
 
 Events come up, commands go down. Names are in the past tense. Every event says of which run and on which path, from the
-root of the run to the operation, it speaks. A new kind of event goes into `Event` and nowhere else.
+root of the run to the operation, it speaks, and inside of which tool calls it happened. A new kind of event goes into
+`Event` and nowhere else.
 """
 
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ __all__ = [
     "AnswerFinished",
     "AnswerRestarted",
     "AnswerStarted",
+    "CallRecorded",
     "CleanupFailed",
     "Event",
     "LeafAbandoned",
@@ -24,10 +26,12 @@ __all__ = [
     "LoopIdle",
     "LoopStopping",
     "NodeEnded",
+    "PartRecorded",
     "ProgressMade",
     "QuestionAnswered",
     "QuestionAsked",
     "QuestionWithdrawn",
+    "RecordDelayed",
     "RetryScheduled",
     "RunEnded",
     "RunStarted",
@@ -52,6 +56,7 @@ class _Happened:
     run_id: str
     path: tuple[str, ...]
     at: float
+    calls: tuple[str, ...] = ()  # the ids of the tool calls around it, the outermost first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,12 +263,49 @@ class AnswerFinished(_Happened):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCalled(_Happened):
-    """The model wants a tool; `arguments` is the JSON text as the model wrote it."""
+    """The model wants a tool; `arguments` is the JSON text as the model wrote it.
+
+    `idempotency_key`: the same for this call for life; empty in records of versions that did not write it.
+    """
 
     call_id: str
     name: str
     arguments: str
+    idempotency_key: str = ""
     kind: Literal["tool_called"] = "tool_called"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecorded(_Happened):
+    """The body of a tool call begins next. Where effects matter, it waits until this event survives a crash.
+
+    So a call of which this was never written has not begun, and one that has no result after it may have had effects.
+    `effects`: as declared by the tool, `irreversible` if it says nothing, `child` for a sub-agent or flow.
+    """
+
+    call_id: str
+    name: str
+    effects: str
+    idempotency_key: str
+    kind: Literal["call_recorded"] = "call_recorded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRecorded(_Happened):
+    """A part of a tool call or node (`ctx.once`) has a result, as JSON text in `value`: it does not run again."""
+
+    scope: str
+    key: str
+    value: str
+    kind: Literal["part_recorded"] = "part_recorded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordDelayed(_Happened):
+    """What must be on record first takes long to write: for so many seconds now the next step has not begun."""
+
+    seconds: float
+    kind: Literal["record_delayed"] = "record_delayed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,7 +393,10 @@ Event: TypeAlias = (
     | AnswerRestarted
     | AnswerFinished
     | ToolCalled
+    | CallRecorded
     | ToolEnded
+    | PartRecorded
+    | RecordDelayed
     | LeafStarted
     | LeafEnded
     | AbortIgnored
