@@ -5,7 +5,7 @@ Schema and validation come from the signature and the docstring, by pydantic. Kn
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Unpack, get_args, get_type_hints, overload
@@ -61,7 +61,13 @@ class ToolContext(Context):
         """Pause; a stop ends it at once. Raises: AbortError."""
         await wait(self, seconds)
 
-    async def once(self, key: str, fn: Callable[[], Awaitable[T] | T]) -> T:
+    @overload
+    async def once(self, key: str, fn: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
+
+    @overload
+    async def once(self, key: str, fn: Callable[[], T]) -> T: ...
+
+    async def once(self, key: str, fn: Callable[[], Any]) -> Any:
         """Run a part of this call once, even if the call runs again: what `fn` returned is recorded under `key`.
 
         Args:

@@ -2,8 +2,8 @@
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from ..errors import UsageError
 from .context import Context
@@ -13,10 +13,8 @@ from .leaf import leaf, name_of
 
 __all__ = ["once"]
 
-T = TypeVar("T")
 
-
-async def once(ctx: Context, scope: str, key: str, fn: Callable[[], Awaitable[T] | T]) -> T:
+async def once(ctx: Context, scope: str, key: str, fn: Callable[[], Any]) -> Any:
     """Run `fn` as a leaf and record what it returned; if that is on record already, give it back instead.
 
     Args:
@@ -37,8 +35,7 @@ async def once(ctx: Context, scope: str, key: str, fn: Callable[[], Awaitable[T]
             ctx.emit(PartRecorded(**ctx.stamp(), scope=scope, key=key, value=text))
             await ctx.journal.recorded(ctx)
     # Read back also the first time: code that works only with what was never JSON fails at once, not after a crash.
-    value: T = json.loads(ctx.journal.results[name])
-    return value
+    return json.loads(ctx.journal.results[name])
 
 
 def _without_arguments(fn: Callable[[], Any]) -> Any:

@@ -76,13 +76,21 @@ class UnfinishedWork:
             said.append(answer)
             said += [self.result_of(call, before) for call in answer.calls]
         text = self.answers[-1].text if self.answers else ""
-        kept = {**talk.kept, **{call_id: work._below() for call_id, work in self.inner.items()}}
+        kept = {call_id: left for call_id, left in talk.kept.items() if call_id not in self.results}
+        for call_id, work in self.inner.items():
+            kept[call_id] = work._below(talk.kept.get(call_id))
         return AgentResult(text, tuple(repair(said)), steps=talk.steps + len(self.answers), kept=kept, id=talk.id)
 
-    def _below(self) -> AgentResult:
-        """Of a sub-agent: without its prompt, which is in the arguments of the call."""
-        result = self.rebuilt(Talk([PROMPT]))
-        return replace(result, messages=result.messages[1:])
+    def _below(self, before: AgentResult | None) -> AgentResult:
+        """Of a sub-agent. What the log knows of it is without its prompt, which is in the arguments of the call.
+
+        `before`: what it went on from, if it was cut off before.
+        """
+        left = before or AgentResult("")
+        if not left.messages or not isinstance(left.messages[0], UserMessage):
+            left = replace(left, messages=(PROMPT, *left.messages))
+        result = self.rebuilt(Talk(resume=left))
+        return replace(result, messages=result.messages[1:]) if result.messages[0] == PROMPT else result
 
     def unknown_calls(self) -> Iterator[ToolCall]:
         """The calls that had begun and have no result."""
