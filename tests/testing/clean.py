@@ -180,7 +180,7 @@ async def polled(probe: Probe) -> int:
 async def evented(probe: Probe) -> str:
     probe.event("run_started")
     try:
-        probe.event("call_recorded")
+        probe.event("tool_started")
         point("between")
         try:
             return await probe.signal.run(work())

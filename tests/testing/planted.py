@@ -266,7 +266,7 @@ def timer_of_the_loop_left(after: After) -> Scenario:
 @breaks("events_are_paired", "tool_started has no end among the events")
 def end_event_missing(after: After) -> Scenario:
     async def scenario(probe: Probe) -> None:
-        probe.event("call_recorded")
+        probe.event("tool_started")
         await probe.signal.run(work())  # the point
         probe.event("tool_ended")
 

@@ -21,7 +21,7 @@ CANCELLED = replace(ABORTED, mode="cancel", reason=None, ending=Ending("cancelle
 
 
 @dataclass
-class CallRecorded:
+class ToolStarted:
     call_id: str
 
 
@@ -168,11 +168,11 @@ def test_the_run_after_must_complete_with_the_same_value():
     [
         (),
         ("run_started", "run_ended"),
-        ("RunStarted", "CallRecorded", "ToolEnded", "RunEnded"),
+        ("RunStarted", "ToolStarted", "ToolEnded", "RunEnded"),
         ("run_started", "question_asked", "question_withdrawn", "run_ended"),
         ("session.opened", "turn started", "turn ended", "session.closed"),
-        (CallRecorded("a"), CallRecorded("b"), ToolEnded("b"), ToolEnded("a")),
-        (CallRecorded("a"), ToolEnded("a"), CallRecorded("a"), ToolEnded("a")),
+        (ToolStarted("a"), ToolStarted("b"), ToolEnded("b"), ToolEnded("a")),
+        (ToolStarted("a"), ToolEnded("a"), ToolStarted("a"), ToolEnded("a")),
         ("text", "text"),
     ],
 )
@@ -183,9 +183,9 @@ def test_events_that_end_what_they_began_are_accepted(events):
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        (("run_started", "call_recorded", "run_ended"), "tool_started has no end among the events"),
-        ((CallRecorded("a"), CallRecorded("b"), ToolEnded("b")), "CallRecorded has no end among the events"),
-        ((CallRecorded("a"), CallRecorded("a"), ToolEnded("a")), "CallRecorded has no end among the events"),
+        (("run_started", "tool_started", "run_ended"), "tool_started has no end among the events"),
+        ((ToolStarted("a"), ToolStarted("b"), ToolEnded("b")), "ToolStarted has no end among the events"),
+        ((ToolStarted("a"), ToolStarted("a"), ToolEnded("a")), "ToolStarted has no end among the events"),
         (("run_ended", "run_started"), "run_started has no end among the events"),
         (("run_started", "run_ended", "text"), "the last event is text, not the end of run_started"),
         (
