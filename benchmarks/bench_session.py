@@ -6,12 +6,14 @@ import sqlite3
 import tempfile
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from safepoint.agent import Agent, tool
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.events import TextStreamed
+from safepoint.run.events import CallRecorded, TextStreamed
 from safepoint.run.messages import Message
 from safepoint.run.outcome import Completed
 from safepoint.run.wire import to_json
@@ -35,6 +37,7 @@ def peers() -> dict[str, str]:
 def lines(measure: Measure) -> Iterator[Line]:
     yield from turns_in_memory(measure)
     yield from turns_on_disk(measure)
+    yield from calls_on_record(measure)
     yield from appending(measure)
     yield from replaying(measure)
     yield from idle(measure)
@@ -113,6 +116,73 @@ def turns_on_disk(measure: Measure) -> Iterator[Line]:
             {"the same batches in raw sqlite3": lambda: raw_append(path(), batches) / TURNS},
         )
         return samples.lines()
+
+
+def calls_on_record(measure: Measure) -> Iterator[Line]:
+    """What a tool call costs that must be on the disk before its body begins, beside the same row in raw sqlite3."""
+    with tempfile.TemporaryDirectory() as folder:
+        numbers = iter(range(1_000_000))
+
+        def path() -> Path:
+            return Path(folder) / f"{next(numbers)}.db"
+
+        samples = measure(
+            "a tool call, on record before its body begins (SqliteStore)",
+            lambda: asyncio.run(recorded_calls(path())),
+            {"the same row, raw sqlite3 (FULL) in a thread": lambda: asyncio.run(committed_rows(path()))},
+        )
+        why = "the row goes through the session's writer and its JSON, and the call has a result and events beside it"
+        return samples.lines({"the same row, raw sqlite3 (FULL) in a thread": AtMost(1.5, why)})
+
+
+async def recorded_calls(path: Path) -> float:
+    """The median time from the model's answer, a call, to the beginning of the tool's body, in one turn of many."""
+    asked, waits = list[float](), list[float]()
+
+    @tool
+    async def pay() -> str:
+        """Pay."""
+        waits.append(wall() - asked[-1])
+        return "paid"
+
+    def answer(request: Any) -> Any:
+        asked.append(wall())
+        return [Call("pay")]
+
+    who = Agent(ScriptedModel(*[answer] * TURNS, "done"), tools=[pay], max_steps=TURNS + 2)
+    kept = SqliteStore(path)
+    async with Session.open("s", agent=who, store=kept) as session:
+        assert (await session.send("go")).status == "completed"
+    await kept.close()
+    assert len(waits) == TURNS
+    return median(waits)
+
+
+async def committed_rows(path: Path) -> float:
+    """The median time of a commit of such a row, asked for from the event loop and done by one thread."""
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    columns = "session TEXT, seq INTEGER, text TEXT, ends TEXT, PRIMARY KEY (session, seq)"
+    db.execute(f"CREATE TABLE events ({columns}) WITHOUT ROWID")
+    place: Any = {"run_id": "0" * 32, "path": ("agent",), "at": 0.0}
+    text = to_json(
+        CallRecorded(**place, call_id="call-1", name="pay", effects="irreversible", idempotency_key="k" * 40)
+    )
+
+    def commit(number: int) -> None:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("INSERT INTO events VALUES (?, ?, ?, ?)", ("s", number, text, None))
+        db.execute("COMMIT")
+
+    loop, taken = asyncio.get_running_loop(), list[float]()
+    with ThreadPoolExecutor(1) as thread:
+        for number in range(TURNS):
+            start = wall()
+            await loop.run_in_executor(thread, commit, number)
+            taken.append(wall() - start)
+    db.close()
+    return median(taken)
 
 
 class Noting(SqliteStore):

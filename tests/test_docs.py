@@ -19,7 +19,17 @@ from tests.house import names
 
 DOCS = Path(__file__).parent.parent / "docs"
 # Pages that are one program from top to bottom. The others show fragments.
-PROGRAMS = ["agents.md", "flows.md", "history.md", "sessions.md", "stores.md", "tools.md", "turns.md", "workers.md"]
+PROGRAMS = [
+    "agents.md",
+    "effects.md",
+    "flows.md",
+    "history.md",
+    "sessions.md",
+    "stores.md",
+    "tools.md",
+    "turns.md",
+    "workers.md",
+]
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -41,7 +41,7 @@ class Shop:
                 await asyncio.Event().wait()
             return f"{name} done"
 
-        @tool
+        @tool(effects="idempotent")
         async def do(name: str, ctx: ToolContext) -> str:
             return await act(name, ctx)
 

@@ -197,6 +197,7 @@ async def test_the_events_of_a_run_come_in_order_and_end_with_its_end():
         "leaf_ended",
         "answer_finished",
         "tool_called",
+        "call_recorded",
         "leaf_started",
         "leaf_ended",
         "tool_ended",

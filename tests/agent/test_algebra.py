@@ -48,14 +48,14 @@ class Tree:
         self.in_thread = threading.Event()
         self.running = {"dig": asyncio.Event(), "side": asyncio.Event()}
 
-        @tool
+        @tool(effects="idempotent")
         async def dig(depth: int) -> str:
             self.steps.append(f"dig {depth}")
             self.running["dig"].set()
             await self.gate.wait()
             return f"dug {depth}"
 
-        @tool
+        @tool(effects="idempotent")
         def drill(ctx: ToolContext) -> str:
             self.steps.append("drill")
             self.in_thread.set()
@@ -63,7 +63,7 @@ class Tree:
                 ctx.signal.raise_if_aborted()
             return "drilled"
 
-        @tool
+        @tool(effects="idempotent")
         async def side() -> str:
             self.steps.append("side")
             self.running["side"].set()
@@ -477,7 +477,7 @@ async def test_c28_on_now_finished_siblings_keep_their_results_and_only_the_othe
         ran.append("quick")
         return "quick"
 
-    @tool
+    @tool(effects="idempotent")
     async def slow() -> str:
         ran.append("slow")
         if len(ran) == 2:

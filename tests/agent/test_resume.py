@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from safepoint import Completed
-from safepoint.agent import Agent, AgentResult, AgentRun, tool, validate
+from safepoint.agent import Agent, AgentResult, AgentRun, ToolContext, tool, validate
 from safepoint.models.scripted import Call, Error, ScriptedModel, Stall
 from safepoint.run import Usage
 from safepoint.run.events import QuestionAsked, TextStreamed
@@ -66,7 +66,7 @@ async def test_a_call_the_person_has_denied_is_not_asked_about_again():
     async def launch() -> str:
         return "launched"
 
-    @tool
+    @tool(effects="read")
     async def waits() -> str:
         if len(asked) < 2:
             asked.append("waits")
@@ -154,7 +154,7 @@ async def test_two_calls_of_one_sub_agent_go_on_each_in_its_own_conversation():
     ran: list[str] = []
     holder: list[AgentRun] = []
 
-    @tool
+    @tool(effects="idempotent")
     async def dig(place: str) -> str:
         ran.append(place)
         if len(ran) == 2:
@@ -277,6 +277,57 @@ async def test_a_finished_result_needs_nothing_more():
 async def test_a_tool_that_is_gone_is_told_to_the_model(tmp_path: Path):
     shop, partial, _ = await stopped_in(tmp_path, ("mail",))
     outcome = await Agent(ScriptedModel("I see")).run(resume=partial)
-    assert statuses(outcome) == ["completed", "completed", "failed", "completed"]
-    assert "no tool named 'do'" in contents(outcome)[2]
+    assert statuses(outcome) == ["completed", "completed", "interrupted", "completed"]
+    assert "interrupted" in contents(outcome)[2]
     assert [name for name, _ in shop.lines()] == list(STEPS)
+
+
+async def cut_off(*, answer: str | None = None, **options: Any) -> tuple[list[str], Outcome[AgentResult]]:
+    """Stop a tool in the middle and go on. What ran, by key, and how it ended. `answer`: of a person who is asked."""
+    ran: list[str] = []
+    holder: list[AgentRun] = []
+
+    @tool(**options)
+    async def act(ctx: ToolContext) -> str:
+        ran.append(ctx.idempotency_key)
+        if len(ran) == 1:
+            holder[0].abort("enough")
+            await asyncio.Event().wait()
+        return "acted"
+
+    def person(question: str) -> str:
+        assert "Nobody knows whether act({}) took effect" in question
+        assert answer is not None
+        return answer
+
+    ask = None if answer is None else person
+    holder.append(Agent(ScriptedModel([Call("act")]), tools=[act], ask_user=ask).run("go"))
+    partial = stopped(await holder[0])
+    return ran, await Agent(ScriptedModel("I see"), tools=[act], ask_user=ask).run(resume=partial)
+
+
+@pytest.mark.parametrize("effects", ["read", "idempotent"])
+async def test_a_call_that_was_cut_off_runs_again_where_that_does_no_harm_under_the_key_it_had(effects: Any):
+    ran, outcome = await cut_off(effects=effects)
+    assert statuses(outcome) == ["completed"]
+    assert len(ran) == 2
+    assert len(set(ran)) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"effects": "irreversible"}, {"effects": "reversible"}], ids=str)
+async def test_a_call_that_was_cut_off_is_not_repeated_by_us_and_the_model_is_told_what_is_true(options: Any):
+    ran, outcome = await cut_off(**options)
+    assert len(ran) == 1
+    assert statuses(outcome)[0] in ("interrupted", "unknown")
+    assert "may have had effects" in contents(outcome)[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "times"), [("run it again", "completed", 2), ("leave it", "interrupted", 1)]
+)
+async def test_a_reversible_call_that_was_cut_off_is_asked_about_where_there_is_somebody(
+    answer: str, status: str, times: int
+):
+    ran, outcome = await cut_off(effects="reversible", answer=answer)
+    assert statuses(outcome) == [status]
+    assert len(ran) == times

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from safepoint.agent import AgentResult, CallDelta, ModelRequest, validate
 from safepoint.agent.history import INTERRUPTED, NOT_RUN, UNKNOWN
-from safepoint.agent.talk import Answer, Talk, may_run_again
+from safepoint.agent.talk import Answer, Talk
 from safepoint.run import Usage
 from safepoint.run.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from tests.agent.lab import called
@@ -126,7 +126,7 @@ def test_going_on_opens_only_the_calls_that_may_run_again():
         talk.results[call.call_id] = verdict.result(call)
     talk.close_round()
     talk.id = "first"
-    again = Talk(resume=talk.sealed())
+    again = Talk(resume=talk.sealed(), again=lambda result: "no" if result.status == "unknown" else "yes")
     assert [call.call_id for call in again.open_calls] == ["a", "c"]
     assert again.results["b"].status == "unknown"
     assert again.id == "first"
@@ -154,11 +154,14 @@ def test_going_on_after_a_closed_round_keeps_its_results():
     assert again.messages == talk.messages
 
 
-def test_only_what_has_surely_not_ended_may_run_again():
-    call = ToolCall(call_id="a", name="x", arguments="{}")
-    assert [may_run_again(verdict.result(call)) for verdict in (NOT_RUN, INTERRUPTED, UNKNOWN)] == [True, True, False]
-    for status in ("completed", "failed"):
-        assert not may_run_again(ToolResult(call_id="a", name="x", content="", status=status))
+def test_a_call_that_is_asked_about_is_open_and_keeps_its_result_until_then():
+    talk = talk_in_round()
+    for call in talk.open_calls:
+        talk.results[call.call_id] = UNKNOWN.result(call)
+    talk.close_round()
+    again = Talk(resume=talk.sealed(), again=lambda result: "ask" if result.call_id == "b" else "no")
+    assert [call.call_id for call in again.open_calls] == ["b"]
+    assert [one.status for one in again.sealed().messages if isinstance(one, ToolResult)] == ["unknown"] * 3
 
 
 def test_a_result_says_the_last_words():

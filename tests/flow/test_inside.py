@@ -12,45 +12,42 @@ from safepoint.flow import END, Checkpoint, Flow, NodeContext
 from safepoint.run.checkpoints import CheckpointError
 from safepoint.run.context import Context
 from safepoint.run.events import Event, FlowSaved
+from safepoint.run.journal import Journal
 from safepoint.run.kept import KeptWork
 from safepoint.testing import FakeClock, settle
 from tests.flow.lab import Lab, Trail, again, one
 
 
-class Journal:
+class Waiting(Journal):
     """Waits with each record until it is let through, where it is told to; or fails."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked = 0
         self.gate: asyncio.Event | None = None
         self.error: Exception | None = None
 
-    async def recorded(self) -> None:
+    async def recorded(self, ctx: Context) -> None:
         self.asked += 1
         if self.error is not None:
             raise self.error
         if self.gate is not None:
-            await self.gate.wait()
-
-
-class JournalContext(ToolContext):
-    """The context of a tool call in a session."""
-
-    __slots__ = ("journal",)
-    journal: Journal
+            try:
+                await ctx.signal.run(self.gate.wait())
+            except AbortError:
+                pass
 
 
 class Call:
     """A tool call. `saved`: what was told in it."""
 
-    def __init__(self, key: str = "talk:call-1", kind: type[ToolContext] = ToolContext, **about: Any) -> None:
+    def __init__(self, key: str = "talk:call-1", journal: Journal | None = None) -> None:
         self.saved: list[FlowSaved] = []
         self.controller = AbortController()
         outer = Context("agent", signal=self.controller.signal, emit=self._heard)
-        ctx: Any = outer.child("report", kind=kind)
+        ctx: Any = outer.child("report", kind=ToolContext)
         ctx.call_id, ctx.idempotency_key, ctx.kept = "call-1", key, None
-        for name, value in about.items():
-            setattr(ctx, name, value)
+        ctx.journal = journal or ctx.journal
         self.ctx: ToolContext = ctx
 
     def _heard(self, event: Event) -> None:
@@ -83,9 +80,9 @@ async def test_each_of_these_places_can_be_gone_on_from():
 
 
 async def test_it_goes_on_when_what_it_told_is_on_record():
-    journal, lab = Journal(), Lab()
+    journal, lab = Waiting(), Lab()
     journal.gate = asyncio.Event()
-    call = Call(kind=JournalContext, journal=journal)
+    call = Call(journal=journal)
     running = asyncio.ensure_future(lab.line("report", "a", "b")(call.ctx, Trail()))
     await settle()
     assert (len(call.saved), journal.asked, lab.ran) == (1, 1, [])
@@ -95,9 +92,9 @@ async def test_it_goes_on_when_what_it_told_is_on_record():
 
 
 async def test_a_stop_ends_the_wait_for_the_record():
-    journal, lab = Journal(), Lab()
+    journal, lab = Waiting(), Lab()
     journal.gate = asyncio.Event()
-    call = Call(kind=JournalContext, journal=journal)
+    call = Call(journal=journal)
     running = asyncio.ensure_future(lab.line("report", "a", "b")(call.ctx, Trail()))
     await settle()
     call.controller.abort("enough")
@@ -109,10 +106,10 @@ async def test_a_stop_ends_the_wait_for_the_record():
 
 
 async def test_what_cannot_be_recorded_fails_the_flow_and_no_node_begins():
-    journal, lab = Journal(), Lab()
+    journal, lab = Waiting(), Lab()
     journal.error = CheckpointError("the disk is full")
     with pytest.raises(CheckpointError, match="the disk is full"):
-        await lab.line("report", "a")(Call(kind=JournalContext, journal=journal).ctx, Trail())
+        await lab.line("report", "a")(Call(journal=journal).ctx, Trail())
     assert lab.ran == []
 
 

@@ -10,17 +10,21 @@ from typing import Any
 
 import pytest
 
-from safepoint import AbortController, Aborted, Completed, Failed
+from safepoint import AbortController, Aborted, Completed, Failed, Retry
+from safepoint.agent import Agent, tool
 from safepoint.errors import UsageError
 from safepoint.flow import (
+    END,
     Checkpoint,
     CheckpointCompleted,
     CheckpointMismatch,
     CheckpointUnfinished,
+    Flow,
     FlowResult,
     NodeContext,
     saving,
 )
+from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import FolderCheckpoints, MemoryCheckpoints, SqliteCheckpoints
 from safepoint.run.checkpoints import CheckpointError, CheckpointInUse, Checkpoints
 from safepoint.testing import FakeClock, settle
@@ -408,12 +412,13 @@ async def test_a_stop_ends_the_wait_for_a_store_that_does_not_answer(clock: Fake
 async def test_what_is_recorded_once_travels_with_the_checkpoint():
     lab = Lab()
     run = lab.line("flow", "a", "b").start(Trail())
-    run._journey.once["key"] = {"paid": 7}
+    name = f"{run.id}:a:0/charge"
+    run._journey.once[name] = '{"paid": 7}'
     result = await lab.stop_in("b", run)
     checkpoint = Checkpoint.from_json(Checkpoint.from_result(result).to_json())
-    assert checkpoint.once == {"key": {"paid": 7}}
+    assert checkpoint.once == {name: '{"paid": 7}'}
     resumed = await lab.stop_in("b", lab.line("flow", "a", "b").start(resume=checkpoint))
-    assert Checkpoint.from_result(resumed).once == {"key": {"paid": 7}}
+    assert Checkpoint.from_result(resumed).once == checkpoint.once
 
 
 async def test_a_checkpoint_of_an_older_writer_can_be_read():
@@ -429,3 +434,101 @@ async def test_a_checkpoint_of_an_older_writer_can_be_read():
     await store.save(ID, json.dumps(data))
     result = await lab.line("flow", "a", "b").execute(Trail(), resume="auto", **given(store))
     assert result.state.notes == ["a", "b"]
+
+
+# Parts that run once
+
+
+async def test_what_a_part_returned_is_in_the_checkpoint_before_the_node_goes_on(store: Checkpoints):
+    ran: list[str] = []
+
+    async def charge(ctx: NodeContext[Any]) -> str:
+        async def part() -> dict[str, int]:
+            ran.append("part")
+            return {"paid": 7}
+
+        paid = await ctx.once("charge", part)
+        saved = await Checkpoint.recall(store, ID)
+        assert saved is not None
+        assert saved.once == {f"{ctx.idempotency_key}/charge": '{"paid": 7}'}
+        return str(paid["paid"])
+
+    async def node(state: Trail, ctx: NodeContext[Any]) -> None:
+        state.notes.append(await charge(ctx))
+        ran.append("rest")
+        if ran.count("rest") < 3:
+            raise LookupError("the network is down")
+
+    # One attempt more in the same run, then the run fails, and a run of another flow object goes on.
+    flow = one(node, Trail, retry=Retry(attempts=2))
+    failed = await flow.execute(Trail(), **given(store))
+    assert isinstance(failed.outcome, Failed)
+    result = await one(node, Trail, retry=Retry(attempts=2)).execute(Trail(), resume="auto", **given(store))
+    assert result.state.notes == ["7"]
+    assert ran == ["part", "rest", "rest", "rest"]
+
+
+async def test_each_visit_and_each_item_has_parts_of_its_own_and_they_survive_a_resume_without_a_store():
+    ran: list[str] = []
+    stop = asyncio.Event()
+
+    async def body(item: str, ctx: NodeContext[Any]) -> str:
+        async def part() -> str:
+            ran.append(item)
+            return item.upper()
+
+        told = await ctx.once("part", part)
+        if item == "c" and not stop.is_set():
+            stop.set()
+            await asyncio.get_running_loop().create_future()
+        return told
+
+    flow: Flow[Trail, Any] = Flow("flow", start="each", state=Trail)
+    flow.scatter("each", items=lambda state: "abc", body=body, gather=lambda state, found: state.found.extend(found))
+    flow.route("each", END)
+    async with flow.start(Trail()) as run:
+        await stop.wait()
+        run.abort("enough")
+        stopped = await run
+    assert stopped.executed == ()
+    checkpoint = Checkpoint.from_json(Checkpoint.from_result(stopped).to_json())
+    result = await flow.execute(resume=checkpoint)
+    assert (result.state.found, ran) == (["A", "B", "C"], ["a", "b", "c"])
+
+
+async def test_a_part_whose_result_cannot_be_written_fails_its_node():
+    class Full(MemoryCheckpoints):
+        async def save(self, key: str, text: str) -> None:
+            if json.loads(text)["once"]:
+                raise CheckpointError("the disk is full")
+            await super().save(key, text)
+
+    ran: list[str] = []
+
+    async def node(state: Trail, ctx: NodeContext[Any]) -> None:
+        await ctx.once("part", lambda: "done")
+        ran.append("rest")
+
+    result = await one(node, Trail).execute(Trail(), **given(Full()))
+    assert isinstance(result.outcome, Failed)
+    assert ran == []
+
+
+async def test_an_agent_in_a_node_writes_no_checkpoint_for_its_tool_calls():
+    class Counting(MemoryCheckpoints):
+        saved = 0
+
+        async def save(self, key: str, text: str) -> None:
+            self.saved += 1
+            await super().save(key, text)
+
+    store = Counting()
+    look = tool(lambda: "nothing", name="look")
+    agent = Agent(ScriptedModel([Call("look")], [Call("look")], "done"), tools=[look])
+
+    async def node(state: Trail, ctx: NodeContext[Any]) -> None:
+        state.notes.append((await agent(ctx, "go")).text)
+
+    result = await one(node, Trail).execute(Trail(), **given(store))
+    assert result.state.notes == ["done"]
+    assert store.saved == 3

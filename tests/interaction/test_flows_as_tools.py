@@ -1,6 +1,9 @@
 """A flow that is an agent's tool goes on where it was, however the agent is resumed."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,14 +15,18 @@ from safepoint import Completed
 from safepoint.agent import Agent, AgentResult, ToolContext, tool
 from safepoint.flow import END, Flow, NodeContext
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.events import FlowSaved
+from safepoint.run.events import FlowSaved, TurnEnded
 from safepoint.run.kept import KeptWork
 from safepoint.run.outcome import Outcome
 from safepoint.run.stop import StopAt
 from safepoint.run.wire import event_from_json, outcome_from_json, outcome_to_json, to_json
 from safepoint.session import MemoryStore, Session, SqliteStore
 from tests.agent.lab import contents, statuses, stopped
-from tests.session.lab import happens
+from tests.session import shipping
+from tests.session.lab import stored
+from tests.session.test_crash import lines
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -161,7 +168,7 @@ async def test_a_flow_of_a_sub_agent_goes_on_where_it_was():
 async def test_a_function_that_runs_a_flow_hands_it_what_it_had_left_behind():
     office = Office("b")
 
-    @tool
+    @tool(effects="idempotent")
     async def report(topic: str, ctx: ToolContext) -> str:
         state = await office.flow()(ctx, Report(topic) if ctx.kept is None else ctx.kept)
         return " ".join(state.notes)
@@ -198,7 +205,7 @@ async def test_a_flow_goes_on_where_it_was_when_a_turn_of_a_session_is_continued
     office = Office("b")
     async with asyncio.timeout(10), Session.open("s", agent=office.agent(ASK), store=store) as session:
         turn = session.send("go", turn_id="1")
-        await happens(office.reached.is_set)
+        await office.reached.wait()
         turn.stop()
         assert (await turn).status == "aborted"
     if isinstance(store, SqliteStore):
@@ -236,3 +243,30 @@ def test_the_model_is_offered_the_state_of_a_flow_and_nothing_else():
     schema = tool(Office().flow()).spec.parameters
     assert schema["properties"].keys() == {"topic", "notes"}
     assert schema["required"] == ["topic"]
+
+
+@pytest.mark.parametrize("clerk", [False, True], ids=["of the agent", "of a sub-agent"])
+async def test_a_flow_in_a_session_goes_on_where_it_was_after_each_kill_and_its_parts_run_once(
+    tmp_path: Path, clerk: bool
+):
+    if clerk:
+        (tmp_path / "by a clerk").touch()
+    for name in (*shipping.NODES, None):
+        if name is not None:
+            (tmp_path / f"die in {name}").touch()
+        command = [sys.executable, "-m", "tests.session.shipping", str(tmp_path)]
+        life = await asyncio.to_thread(
+            subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+        )
+        assert life.returncode == (0 if name is None else -signal.SIGKILL), life.stderr
+    ran = lines(tmp_path / "nodes")
+    assert [name for name, _ in ran] == ["pack", "pack", "label", "label", "send", "send"]
+    assert len({key for _, key in ran}) == 3, "each node had the same key twice"
+    assert lines(tmp_path / "parts") == [["pack"], ["label"], ["send"]]
+    store = SqliteStore(tmp_path / "s.db")
+    last = [event for event in await stored(store) if isinstance(event, TurnEnded)][-1]
+    await store.close()
+    assert isinstance(last.outcome, Completed), last
+    assert last.outcome.value.text == "that is all"
+    if not clerk:
+        assert contents(last.outcome) == ['{"to":"the owls","done":["pack","label","send"]}']

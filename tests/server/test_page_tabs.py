@@ -111,6 +111,22 @@ async def test_a_server_that_was_killed_comes_back_with_the_whole_view(lab: Lab,
 
 
 @in_background
+async def test_of_a_call_whose_process_was_killed_nobody_says_that_it_was_stopped(lab: Lab, tmp_path: Path) -> None:  # noqa: F811
+    lab.requests_may_fail = True
+    db = str(tmp_path / "chat.db")
+    with await asyncio.to_thread(Child, "--db", db) as child:
+        page = await lab.page(child.url)
+        await say(page, "slow")
+        await expect(page.locator(".tool .inside")).to_contain_text("at work")
+        child.process.kill()
+        child.process.wait(10)
+        port = child.port
+    with await asyncio.to_thread(Child, "--db", db, port=port):
+        await expect(page.locator(".tool .state")).to_have_text("outcome unknown")
+        await expect(page.locator(".end.aborted g title").last).to_contain_text("it may have had effects")
+
+
+@in_background
 async def test_a_session_that_is_gone_is_replaced_by_one_that_is_there(lab: Lab) -> None:  # noqa: F811
     served = await lab.serve(Agent(Faucet()))
     page = await lab.page(f"{served.url}/#never-was")

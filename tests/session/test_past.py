@@ -22,6 +22,7 @@ from safepoint.run.events import (
 )
 from safepoint.run.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from safepoint.session.past import Past
+from safepoint.session.unfinished import UnfinishedWork
 from tests.session.lab import said
 
 RECEIPT = Receipt(None, None, 0.0)
@@ -226,7 +227,7 @@ def test_an_ended_turn_keeps_nothing_of_its_stream() -> None:
         completed("1", user("hi"), answer("long")),
     )
     turn = folded.turns["1"]
-    assert (turn._answers, turn._results) == ([], {})
+    assert turn.unfinished == UnfinishedWork()
 
 
 def test_the_conversation_that_is_kept_is_the_one_that_would_be_told_anew() -> None:

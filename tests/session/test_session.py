@@ -258,7 +258,7 @@ async def test_a_stopped_turn_goes_on_and_repeats_nothing_that_has_run() -> None
         ran.append("first")
         return "done"
 
-    @tool
+    @tool(effects="idempotent")
     async def second(ctx: ToolContext) -> str:
         ran.append("second")
         if len(ran) == 2:

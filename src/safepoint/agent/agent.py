@@ -5,7 +5,7 @@ what happened. Knows nothing of providers, turns and sessions.
 """
 
 import asyncio
-from collections.abc import AsyncIterable, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from .agentrun import AgentRun, Questions, nobody
 from .builtin import ask_user as ask_user_tool
 from .calls import run_calls
 from .model import AnswerEnded, CallDelta, Chunk, Model, ModelError, ModelRequest, TextDelta, UsageReported
-from .talk import AgentResult, Answer, Talk
+from .talk import Again, AgentResult, Answer, Talk, stays
 from .tool import AskUserFn, Tool, ToolContext, tool
 
 __all__ = ["Agent", "LimitExceeded"]
@@ -70,6 +70,7 @@ class Agent:
         self.name = name
         self.instructions = instructions
         self._callback: AskUser | None = ask_user if callable(ask_user) else None
+        self._asks = bool(ask_user)
         self._retry = retry
         self._max_steps = max_steps
         self._token_budget = token_budget
@@ -96,7 +97,7 @@ class Agent:
         history   what was said before; a history from elsewhere is mended
         resume    the `partial` of a stopped run, instead of a prompt: only what has not run is run
         """
-        talk = _talk(prompt, history, resume)
+        talk = _talk(prompt, history, resume, self._again)
         return AgentRun(
             self.name, self._converse, talk, self._callback, signal=signal, deadline=deadline, origin=caller(1)
         )
@@ -168,7 +169,7 @@ class Agent:
     ) -> AgentResult:
         talk = Talk()
         try:
-            talk = Talk(resume=value) if isinstance(value, AgentResult) else _talk(value, (), None)
+            talk = Talk(resume=value, again=self._again) if isinstance(value, AgentResult) else _talk(value)
             talk.usage = Usage()  # what was used before the stop is counted already
             talk.id = talk.id or getattr(ctx, "idempotency_key", "") or f"{ctx.run_id}:{ctx.operation}"
             return await self._converse(inner, talk, self._who_answers(ctx))
@@ -183,6 +184,25 @@ class Agent:
             if isinstance(ctx, ToolContext):
                 ctx.spent += talk.usage
 
+    def _again(self, result: ToolResult) -> Again:
+        """Whether a call of a stopped conversation is to run again: what its tool says of its effects decides.
+
+        A call that did not begin runs. Of one that was cut off, or of which nobody knows, the effects may have
+        happened: it runs again only where that does no harm, or where it goes on from where it was.
+        """
+        tool = self._tools.get(result.name)
+        match result.status:
+            case "not_started":
+                return "yes"
+            case "completed" | "failed":
+                return "no"
+            case "interrupted" | "unknown":
+                if tool is None:
+                    return "no"
+                if tool.kind == "child" or tool.effects in ("read", "idempotent"):
+                    return "yes"
+                return "ask" if tool.effects == "reversible" and self._asks else "no"
+
     def _who_answers(self, ctx: Context) -> AskUserFn:
         ask: AskUserFn = getattr(ctx, "_ask", nobody)
         return ask if self._callback is None else Questions(self._callback).ask
@@ -191,12 +211,20 @@ class Agent:
         """This agent as a tool of another: a run inside its run, which stops with it and is in its receipt."""
 
         async def call(prompt: str, ctx: ToolContext) -> AgentResult:
-            value = ctx.kept if isinstance(ctx.kept, AgentResult) else prompt
+            value = _with_prompt(ctx.kept, prompt) if isinstance(ctx.kept, AgentResult) else prompt
             return await self._run_inside(ctx, ctx.below(None, AbortController(ctx.signal)), value)
 
         told = description or f"Ask {self.name}. {self.instructions}".strip()
         # It handles the abort itself, leaf by leaf: from outside it is only shown the signal.
         return replace(tool(call, name=name or self.name, description=told, on_abort="cooperate"), kind="child")
+
+
+def _with_prompt(kept: AgentResult, prompt: str) -> AgentResult:
+    """What a sub-agent goes on from. Put together from a log after a crash it is without the prompt."""
+    begins = next((message for message in kept.messages if not isinstance(message, SystemMessage)), None)
+    if isinstance(begins, UserMessage):
+        return kept
+    return replace(kept, messages=(UserMessage(text=prompt), *kept.messages))
 
 
 async def _read(ctx: Context, chunks: AsyncIterable[Chunk], answer: Answer) -> None:
@@ -224,14 +252,17 @@ def _look(ctx: Context, place: StopAt, *, stopped_inside: bool = False) -> None:
 
 
 def _talk(
-    prompt: "str | Message | Sequence[Message] | None", history: Sequence[Message], resume: AgentResult | None
+    prompt: "str | Message | Sequence[Message] | None",
+    history: Sequence[Message] = (),
+    resume: AgentResult | None = None,
+    again: Callable[[ToolResult], Again] = stays,
 ) -> Talk:
     if (prompt is None) == (resume is None):
         raise UsageError("give a prompt, or resume=outcome.partial: one of the two")
     if resume is not None:
         if history:
             raise UsageError("resume= brings its own history: leave history= out")
-        return Talk(resume=resume)
+        return Talk(resume=resume, again=again)
     said: list[Message] = []
     if isinstance(prompt, str):
         said = [UserMessage(text=prompt)] if prompt.strip() else []

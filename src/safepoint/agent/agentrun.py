@@ -9,6 +9,7 @@ from ..abort import AbortSignal
 from ..errors import UsageError
 from ..run.ask import AskUser, ask
 from ..run.context import Context
+from ..run.journal import Journal
 from ..run.outcome import Completed, Outcome
 from ..run.running import Running
 from .talk import AgentResult, Talk
@@ -81,6 +82,8 @@ class AgentRun(Running[AgentResult, Outcome[AgentResult]]):
         self._converse = work
         self._talk = talk
         talk.id = talk.id or self.id
+        self._ctx.journal = Journal(talk.parts)
+        talk.parts = self._ctx.journal.results  # what is recorded from now on is part of the conversation's result
         self._questions = Questions(ask_user)
 
     def answer(self, question_id: str, text: str) -> bool:

@@ -9,13 +9,13 @@ from .tool import ToolContext, tool
 __all__ = ["ask_user", "wait"]
 
 
-@tool
+@tool(effects="read")  # a question that was withdrawn is asked again
 async def ask_user(question: str, ctx: ToolContext) -> str:
     """Ask the user a question and wait for the answer."""
     return await ctx.ask_user(question)
 
 
-@tool
+@tool(effects="read")
 async def wait(seconds: Annotated[float, Field(ge=0, le=3600)], ctx: ToolContext) -> str:
     """Wait for some seconds."""
     await ctx.wait(seconds)

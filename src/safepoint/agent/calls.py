@@ -1,6 +1,7 @@
 """Owns the tool calls of one answer: side by side, each with exactly one result that says truthfully what became of it.
 
-Knows nothing of models. Retrying a failed tool is the model's choice, never ours.
+A call is on record before its body begins, so that after a crash nobody repeats what may have had an effect. Knows
+nothing of models. Retrying a failed tool is the model's choice, never ours.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from ..abort import AbortError
 from ..abort.guard import asked_from_outside
 from ..errors import describe
 from ..run.context import Context
-from ..run.events import ToolCalled, ToolEnded
+from ..run.events import CallRecorded, ToolCalled, ToolEnded
 from ..run.kept import KeptWork, kept_work
 from ..run.leaf import in_process, in_task, in_thread, inline
 from ..run.leafrun import LeafRun
@@ -24,6 +25,7 @@ from .tool import AskUserFn, BadArguments, Tool, ToolContext, as_text
 __all__ = ["run_calls"]
 
 YES = frozenset({"allow", "yes", "y", "ok", "true"})
+RUN_AGAIN, LEAVE = "run it again", "leave it"
 
 
 async def run_calls(ctx: Context, talk: Talk, tools: Mapping[str, Tool], ask: AskUserFn) -> None:
@@ -39,16 +41,23 @@ async def run_calls(ctx: Context, talk: Talk, tools: Mapping[str, Tool], ask: As
 
 
 async def _run_call(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, Tool], ask: AskUserFn) -> None:
+    key = idempotency_key(talk, call)
     if ctx.listened:
-        ctx.emit(ToolCalled(**ctx.stamp(), call_id=call.call_id, name=call.name, arguments=call.arguments))
+        told: dict[str, Any] = {"name": call.name, "arguments": call.arguments, "idempotency_key": key}
+        ctx.emit(ToolCalled(**ctx.stamp(), call_id=call.call_id, **told))
     result = UNKNOWN.result(call)  # until more is known: what is meant for the task itself may pass through
     try:
         result = await _result(ctx, talk, call, tools, ask)
     finally:
         talk.results[call.call_id] = result
         if ctx.listened:
-            told: dict[str, Any] = {"name": call.name, "status": result.status, "content": result.content}
+            told = {"name": call.name, "status": result.status, "content": result.content}
             ctx.emit(ToolEnded(**ctx.stamp(), call_id=call.call_id, **told))
+
+
+def idempotency_key(talk: Talk, call: ToolCall) -> str:
+    """The key of a call: the conversation keeps its id, and the model's ids of calls are unique inside of it."""
+    return f"{talk.id}:{call.call_id}"
 
 
 async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, Tool], ask: AskUserFn) -> ToolResult:
@@ -61,6 +70,9 @@ async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, 
     except BadArguments as problem:
         return _told(call, "failed", str(problem))
     before = asked_from_outside()
+    doubtful = talk.doubtful.get(call.call_id)
+    if doubtful is not None and not await _may_run_again(ctx, call, ask):
+        return doubtful
     if tool.requires_approval and (refusal := await _refused(ctx, call, ask)) is not None:
         return refusal
     run = LeafRun(
@@ -74,8 +86,14 @@ async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, 
     )
     tool_ctx: Any = run.ctx  # a LeafRun makes the context it is told to make
     tool_ctx.call_id, tool_ctx.kept, tool_ctx._ask = call.call_id, talk.kept.get(call.call_id), ask
-    tool_ctx.idempotency_key = f"{talk.id}:{call.call_id}"
+    tool_ctx.idempotency_key = idempotency_key(talk, call)
+    tool_ctx.calls = (*ctx.calls, call.call_id)
     tool_ctx.spent = Usage()
+    try:
+        await _put_on_record(ctx, tool, tool_ctx)
+    except Exception as error:
+        run.refuse()
+        return NOT_RUN.result(call, f"It could not be put on record: {describe(error)}")
     try:
         returned = await _launch(run, tool, value)
         content = as_text(returned.text if isinstance(returned, AgentResult) else returned)
@@ -87,6 +105,21 @@ async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, 
         talk.usage += tool_ctx.spent
     talk.kept.pop(call.call_id, None)
     return _told(call, "completed", content)
+
+
+async def _put_on_record(ctx: Context, tool: Tool, tool_ctx: ToolContext) -> None:
+    """Write down that the body begins, and wait until that survives a crash. Raises: what the store raised.
+
+    A tool that only reads is not waited for: running it again does no harm. The wait ends at a stop; the gate before
+    the body, which every leaf has, then keeps it from beginning. The calls of one answer get here in one round of the
+    event loop, so that a session writes them in one batch.
+    """
+    if ctx.listened:
+        effects = "child" if tool.kind == "child" else tool.effects or "irreversible"
+        told: dict[str, Any] = {"call_id": tool_ctx.call_id, "idempotency_key": tool_ctx.idempotency_key}
+        ctx.emit(CallRecorded(**ctx.stamp(), name=tool.name, effects=effects, **told))
+    if tool.effects != "read":
+        await ctx.journal.recorded(ctx)
 
 
 def _launch(run: LeafRun, tool: Tool, value: Any) -> Awaitable[Any]:
@@ -137,7 +170,17 @@ def _ended(ctx: Context, talk: Talk, call: ToolCall, tool: Tool, run: LeafRun, e
     talk.stopped_inside = talk.stopped_inside or stopped_inside
     if run.line.fate == "still_running" or run.left_running or tool.effects == "irreversible":
         return UNKNOWN.result(call)
-    return INTERRUPTED.result(call)
+    harmless = tool.effects == "read" or tool.kind == "child"
+    return INTERRUPTED.result(call, "" if harmless else "It may have had effects.")
+
+
+async def _may_run_again(ctx: Context, call: ToolCall, ask: AskUserFn) -> bool:
+    """Ask the person whether a call of which nobody knows what became of it is to run again. A stop leaves it."""
+    question = f"Nobody knows whether {call.name}({call.arguments}) took effect before it was cut off. Run it again?"
+    try:
+        return (await ask(ctx, question, (RUN_AGAIN, LEAVE))).strip().lower() in YES | {RUN_AGAIN}
+    except Exception:
+        return False  # nobody could be asked, or the run was stopped: what was said of the call before stays true
 
 
 async def _refused(ctx: Context, call: ToolCall, ask: AskUserFn) -> ToolResult | None:

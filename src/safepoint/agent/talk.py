@@ -3,9 +3,10 @@
 At any moment it can be sealed: a conversation that the next model call accepts. Knows nothing of how tools run.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Literal, TypeAlias
 
 from ..run.kept import KeptWork
 from ..run.messages import AssistantMessage, Message, ToolCall, ToolResult
@@ -13,7 +14,10 @@ from ..run.receipt import Usage
 from .history import NOT_RUN, named, readable, repair, unused
 from .model import CallDelta, ModelRequest
 
-__all__ = ["AgentResult", "Answer", "Talk"]
+__all__ = ["Again", "AgentResult", "Answer", "Talk"]
+
+# Whether a call runs again when its conversation is taken up: no, yes, or only if the person says so.
+Again: TypeAlias = Literal["no", "yes", "ask"]
 
 # Where a provider does not say what a cut-off answer cost: about so many characters are a token.
 CHARACTERS_PER_TOKEN = 4
@@ -25,6 +29,7 @@ class AgentResult:
 
     `kept`: of a stopped run, by tool call: how far sub-agents and flows had come. A resume goes on from it.
     `id`: the run in which the conversation began; it stays the same when it is resumed.
+    `parts`: the results of `ctx.once` so far, as JSON text, by the idempotency key of the call and the key of the part.
     """
 
     text: str
@@ -33,6 +38,7 @@ class AgentResult:
     steps: int = 0
     kept: "Mapping[str, AgentResult | KeptWork]" = field(default_factory=dict)
     id: str = field(default="", compare=False)
+    parts: "Mapping[str, str]" = field(default_factory=dict)
 
 
 class Answer:
@@ -99,22 +105,41 @@ class Answer:
         return Usage(1, known.input_tokens, max(known.output_tokens, written // CHARACTERS_PER_TOKEN), estimated=True)
 
 
+def stays(result: ToolResult) -> Again:
+    """For whoever only looks at a stopped conversation: nothing in it runs again."""
+    return "no"
+
+
 class Talk:
     """A conversation in work."""
 
-    def __init__(self, messages: Iterable[Message] = (), resume: AgentResult | None = None) -> None:
+    def __init__(
+        self,
+        messages: Iterable[Message] = (),
+        resume: AgentResult | None = None,
+        again: Callable[[ToolResult], Again] = stays,
+    ) -> None:
+        """Begin a conversation, or take a stopped one up again.
+
+        Args:
+            messages: What was said so far.
+            resume: The stopped conversation, instead of messages.
+            again: Whether the call of a result in the last, unfinished round is to run again.
+        """
         self.messages: list[Message] = repair(messages)
         self.results: dict[str, ToolResult] = {}
         self.answer: Answer | None = None
         self.usage = Usage()
         self.steps = 0
         self.kept: dict[str, AgentResult | KeptWork] = {}
+        self.parts: Mapping[str, str] = {}
+        self.doubtful: dict[str, ToolResult] = {}  # of calls that run again only if the person says so
         self.id = ""
         self.stopped_inside = False  # a call of this round was stopped at a safe point of its own
         if resume is not None:
-            self._go_on(resume)
+            self._go_on(resume, again)
 
-    def _go_on(self, before: AgentResult) -> None:
+    def _go_on(self, before: AgentResult, again: Callable[[ToolResult], Again]) -> None:
         """Take back what was sealed: the calls that have not ended are open again, and keep what did end."""
         said = list(before.messages)
         results: list[ToolResult] = []
@@ -123,13 +148,15 @@ class Talk:
             said.pop()
         self.messages = [*said, *reversed(results)]
         self.usage, self.steps, self.kept, self.id = before.usage, before.steps, dict(before.kept), before.id
+        self.parts = before.parts
         if not said or not isinstance(said[-1], AssistantMessage):
             return
         if said[-1].interrupted:  # the model had not finished: it is asked again
             self.messages = said[:-1]
         elif said[-1].calls:
             self.messages = said
-            self.results = {result.call_id: result for result in results if not may_run_again(result)}
+            self.results = {result.call_id: result for result in results if again(result) == "no"}
+            self.doubtful = {result.call_id: result for result in results if again(result) == "ask"}
 
     @property
     def open_calls(self) -> tuple[ToolCall, ...]:
@@ -159,11 +186,13 @@ class Talk:
         """All calls have a result: they are part of the conversation now, in the model's order."""
         self.messages += self._round()
         self.results = {}
+        self.doubtful = {}
 
     def _round(self) -> list[ToolResult]:
         last = self.messages[-1]
         calls = last.calls if isinstance(last, AssistantMessage) else ()
-        return [self.results.get(call.call_id) or NOT_RUN.result(call) for call in calls]
+        known = {**self.doubtful, **self.results}
+        return [known.get(call.call_id) or NOT_RUN.result(call) for call in calls]
 
     def sealed(self) -> AgentResult:
         """As it is now, in a form that the next model call accepts."""
@@ -172,15 +201,12 @@ class Talk:
             messages += self._round()
         if self.answer is not None:
             messages += self.answer.cut_off(self._call_ids())
-        return AgentResult(_last_words(messages), tuple(messages), self.usage, self.steps, dict(self.kept), self.id)
+        return AgentResult(
+            _last_words(messages), tuple(messages), self.usage, self.steps, dict(self.kept), self.id, dict(self.parts)
+        )
 
     def _call_ids(self) -> Iterator[str]:
         return (call.call_id for said in self.messages if isinstance(said, AssistantMessage) for call in said.calls)
-
-
-def may_run_again(result: ToolResult) -> bool:
-    """True: a resume runs this call again. What may have had an effect that cannot be taken back is not repeated."""
-    return result.status in ("interrupted", "not_started")
 
 
 def _last_words(messages: list[Message]) -> str:

@@ -5,10 +5,10 @@ Schema and validation come from the signature and the docstring, by pydantic. Kn
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, TypeAlias, Unpack, get_args, get_type_hints, overload
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Unpack, get_args, get_type_hints, overload
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -16,7 +16,9 @@ from pydantic_core import to_json
 
 from ..errors import SafepointError, UsageError
 from ..run.context import Context
+from ..run.journal import JournalElsewhere
 from ..run.leaf import kind_of, name_of, wait
+from ..run.once import once
 from ..run.policy import Policy, PolicySettings
 from ..run.receipt import LeafKind, Usage
 from .history import NAME, unreadable
@@ -24,6 +26,7 @@ from .model import ToolSpec
 
 __all__ = ["BadArguments", "Effects", "Tool", "ToolContext", "ToolOptions", "tool"]
 
+T = TypeVar("T")
 Effects: TypeAlias = Literal["read", "idempotent", "reversible", "irreversible"]
 AskUserFn: TypeAlias = Callable[[Context, str, tuple[str, ...]], Awaitable[str]]
 
@@ -36,7 +39,8 @@ class ToolContext(Context):
     """What a tool is given if it asks for it.
 
     call_id          the model's name for this call
-    idempotency_key  the same when the call runs again after a resume: for effects that must happen once
+    idempotency_key  the same for this call for life, also after a crash or on another worker: for effects that must
+                     happen once
     kept             of a call that was stopped before: what it had left behind, an AgentResult or KeptWork; or None
     spent            what models inside the call have cost
     """
@@ -63,6 +67,25 @@ class ToolContext(Context):
         """Pause; a stop ends it at once. Raises: AbortError."""
         await wait(self, seconds)
 
+    @overload
+    async def once(self, key: str, fn: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
+
+    @overload
+    async def once(self, key: str, fn: Callable[[], T]) -> T: ...
+
+    async def once(self, key: str, fn: Callable[[], Any]) -> Any:
+        """Run a part of this call once, even if the call runs again: what `fn` returned is recorded under `key`.
+
+        Args:
+            key: The name of the part, the same each time.
+            fn: A function without parameters, sync (it runs in a thread) or async, that returns plain JSON data.
+
+        Raises:
+            AbortError: The run was stopped before the part had a result.
+            UsageError: The result is not plain JSON data.
+        """
+        return await once(self, self.idempotency_key, key, fn)
+
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
         carry, about = super().__reduce__()
         return _carried, (carry, about, self.call_id, self.idempotency_key)
@@ -73,6 +96,7 @@ def _carried(carry: Callable[..., Context], about: tuple[object, ...], call_id: 
     assert isinstance(ctx, ToolContext)  # for the type checker: it was asked for
     ctx.path, ctx.call_id, ctx.idempotency_key, ctx.kept, ctx.spent = ctx.path[:-1], call_id, key, None, Usage()
     ctx._ask = _nobody
+    ctx.journal = JournalElsewhere()
     return ctx
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..errors import UsageError, shorten, text_of
 from ..run.checkpoints import CheckpointError, Checkpoints, read_back, write_atomically
-from ..run.kept import KeptWork
+from ..run.kept import FLOW, KeptWork
 from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from .graph import Graph, Node, Parallel, Scatter, Step, Subflow
 from .journey import Journey, NodeError
@@ -24,7 +24,6 @@ __all__ = ["VERSION", "Checkpoint", "CheckpointMismatch"]
 
 S = TypeVar("S")
 VERSION = 1
-KIND = "flow"
 
 
 class CheckpointMismatch(CheckpointError):
@@ -35,7 +34,7 @@ class CheckpointMismatch(CheckpointError):
 class Checkpoint:
     """Where a flow stopped, and with which state. All fields are JSON data.
 
-    once          the results of parts of nodes that were recorded by `ctx.once`
+    once          what parts of nodes have returned, as JSON text: see `NodeContext.once`
     revision      of two checkpoints of one run, the one with the higher number is newer
     completed_at  when the run completed, in seconds since 1970
     """
@@ -50,7 +49,7 @@ class Checkpoint:
     reason: str | None
     executed: tuple[str, ...] = ()
     errors: tuple[NodeError, ...] = ()
-    once: dict[str, Any] = field(default_factory=dict)
+    once: dict[str, str] = field(default_factory=dict)
     revision: int = 0
     completed_at: float | None = None
     version: int = field(default=VERSION)
@@ -79,7 +78,7 @@ class Checkpoint:
             reason=reason,
             executed=tuple(journey.executed),
             errors=tuple(journey.errors),
-            once=dict(journey.once),
+            once={name: text for name, text in journey.once.items() if name.startswith(f"{journey.key}:")},
             revision=journey.revision,
         )
 
@@ -96,12 +95,12 @@ class Checkpoint:
 
     def to_kept(self) -> KeptWork:
         """As what a tool call leaves behind when it is stopped; `from_kept` reads it back."""
-        return KeptWork(KIND, self.to_json())
+        return KeptWork(FLOW, self.to_json())
 
     @classmethod
     def from_kept(cls, kept: KeptWork) -> "Checkpoint":
         """Raises: CheckpointError that says what is wrong; UsageError for what no flow has written."""
-        if kept.kind != KIND:
+        if kept.kind != FLOW:
             raise UsageError(f"a flow cannot go on from what work of the kind {kept.kind!r} has left behind")
         return cls.from_json(kept.data, source="what the stopped tool call has left behind")
 

@@ -1,9 +1,11 @@
 """Owns what a node is given beside the state. Knows nothing of routes."""
 
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar, overload
 
 from ..run.context import Context
+from ..run.journal import JournalElsewhere
+from ..run.once import once
 from .journey import Journey, NodeError
 from .place import Place
 from .state import clone
@@ -11,6 +13,7 @@ from .state import clone
 __all__ = ["NodeContext"]
 
 Services = TypeVar("Services")
+T = TypeVar("T")
 
 
 class NodeContext(Context, Generic[Services]):
@@ -41,6 +44,30 @@ class NodeContext(Context, Generic[Services]):
         """The key of a flow that the node calls: one per call, the same ones when the node is repeated."""
         self._calls += 1
         return f"{self.idempotency_key}/{name}#{self._calls}"
+
+    @overload
+    async def once(self, key: str, fn: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
+
+    @overload
+    async def once(self, key: str, fn: Callable[[], T]) -> T: ...
+
+    async def once(self, key: str, fn: Callable[[], Any]) -> Any:
+        """Run a part of this node once, even if the node runs again: what `fn` returned is recorded under `key`.
+
+        With a store it is in the checkpoint before this returns. It is the same for all attempts of one visit.
+
+        Args:
+            key: The name of the part, the same each time the node runs.
+            fn: A function without parameters, sync (it runs in a thread) or async. It returns plain JSON data.
+
+        Returns:
+            What `fn` returned, now or then.
+
+        Raises:
+            AbortError: The run was stopped before the part had a result.
+            UsageError: The result is not plain JSON data.
+        """
+        return await once(self, self.idempotency_key, key, fn)
 
     def collect_error(self, code: str, message: str, recoverable: bool = True) -> None:
         """Note that something went wrong that the flow can live with. After an abort nothing is believed."""
@@ -101,5 +128,6 @@ def _carried(
     ctx = carry(*about).child("", kind=NodeContext)
     assert isinstance(ctx, NodeContext)
     ctx.path = ctx.path[:-1]
+    ctx.journal = JournalElsewhere()
     ctx._prepare(Journey(key, depth, services), None, None, attempt, visit)
     return ctx

@@ -16,7 +16,7 @@ from .dispatch import walk
 from .journey import Journey, NodeError, Saver
 from .place import Place
 from .result import FlowResult
-from .saving import Saving, completed
+from .saving import FlowJournal, Saving, completed
 from .walked import Arrived, Broken, Interrupted
 
 __all__ = ["FlowRun", "travel"]
@@ -58,6 +58,7 @@ class FlowRun(Running[State, FlowResult[State]], Generic[State]):
         self._journey = journey
         self._saving = saving
         self._already_completed = False
+        self._ctx.journal = FlowJournal(journey)
         self._ctx.ledger.resume = place.cursor
 
     @property
@@ -97,6 +98,7 @@ class FlowRun(Running[State, FlowResult[State]], Generic[State]):
             raise completed(saving.key, found)
         before, self._journey = self._journey, found.journey()
         self._journey.services, self._journey.abandon_after = before.services, before.abandon_after
+        self._ctx.journal = FlowJournal(self._journey)
         self.id = self._ctx.run_id = found.run_id
         self._ctx.ledger.resume = self._place.cursor
 

@@ -44,6 +44,9 @@ async def run_inside(graph: Graph, ctx: Context, value: Any) -> Any:
     else:
         place, journey = Place.start(graph, clone(value)), Journey(_key_in(ctx, graph.name))
     journey.services, journey.depth = services, depth
+    recorded = ctx.journal.results  # shared with what is around it
+    recorded.update(journey.once)
+    journey.once = recorded
     inner = ctx if ctx.is_run else ctx.below(graph.name, AbortController(ctx.signal))
     if ctx.listened and hasattr(ctx, "call_id"):
         journey.saver = Saver(Telling(ctx, place, journey).write)
@@ -85,9 +88,7 @@ class Telling:
             self._warned = True
             return
         ctx.emit(FlowSaved(**ctx.stamp(), flow=flow, checkpoint=text))
-        journal = getattr(ctx, "journal", None)
-        if journal is not None:
-            await journal.recorded()
+        await ctx.journal.recorded(ctx)
 
 
 def _key_in(ctx: Context, name: str) -> str:

@@ -75,7 +75,7 @@ class Journey:
     """One execution, over all its interruptions.
 
     depth     how deep in the tree of operations the flow begins
-    once      the recorded results of parts of nodes, by their keys: they travel in the checkpoint
+    once      what parts of nodes have returned, by the key of the node and of the part: it travels in the checkpoint
     revision  how many checkpoints were made of it: of two, the one with the higher number is newer
     in_item   inside an item of a scatter, where a checkpoint is written only every so often
     """
@@ -86,7 +86,7 @@ class Journey:
     abandon_after: float | None = None
     executed: list[str] = field(default_factory=list)
     errors: list[NodeError] = field(default_factory=list)
-    once: dict[str, Any] = field(default_factory=dict)
+    once: dict[str, str] = field(default_factory=dict)
     revision: int = 0
     saver: Saver | None = None
     in_item: bool = False

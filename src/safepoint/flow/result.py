@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ..run.outcome import Outcome
 from .journey import NodeError
@@ -34,7 +34,7 @@ class FlowResult(Generic[State]):
     errors: tuple[NodeError, ...]
     run_id: str
     place: Place
-    once: Mapping[str, Any] = field(default_factory=dict)
+    once: Mapping[str, str] = field(default_factory=dict)
     revision: int = 0
     already_completed: bool = False
 

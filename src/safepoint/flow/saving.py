@@ -12,11 +12,13 @@ from typing import Literal, TypeAlias
 from ..abort import AbortSignal, Guard
 from ..errors import UsageError
 from ..run.checkpoints import CheckpointError, CheckpointInUse, Checkpoints
+from ..run.context import Context
+from ..run.journal import Journal
 from .checkpoint import Checkpoint
 from .journey import Journey
 from .place import Place
 
-__all__ = ["CheckpointCompleted", "CheckpointUnfinished", "Resume", "Saving", "chosen"]
+__all__ = ["CheckpointCompleted", "CheckpointUnfinished", "FlowJournal", "Resume", "Saving", "chosen"]
 
 Resume: TypeAlias = Checkpoint | Literal["auto"] | None
 
@@ -47,6 +49,30 @@ class CheckpointCompleted(CheckpointError, UsageError):
     def __init__(self, message: str, checkpoint: Checkpoint) -> None:
         super().__init__(message)
         self.checkpoint = checkpoint
+
+
+class FlowJournal(Journal):
+    """The record of one execution: what parts of its nodes have returned is in its checkpoint."""
+
+    def __init__(self, journey: Journey) -> None:
+        super().__init__(journey.once)
+        journey.once = self.results
+        self._journey = journey
+        self._written = len(self.results)
+
+    async def recorded(self, ctx: Context) -> None:
+        """Wait until a checkpoint with all results is written, where there is a store. Raises: what the store raised.
+
+        An agent in a node asks for this before each of its tool calls. Its conversation is not in the checkpoint, so
+        nothing is written for that.
+        """
+        now = len(self.results)
+        if now == self._written:
+            return
+        failure = await self._journey.save(ctx)
+        if failure is not None:
+            raise failure
+        self._written = now
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from ..abort.clock import check_seconds
 from ..abort.deadline import Deadline
 from ..abort.reason import caller, error_from
 from .events import Event, ProgressMade
+from .journal import Journal
 from .receipt import Ledger
 from .stop import Stop, StopAt
 from .watch import Alarm
@@ -44,6 +45,7 @@ class Stamp(TypedDict):
     run_id: str
     path: tuple[str, ...]
     at: float
+    calls: tuple[str, ...]
 
 
 class Fence:
@@ -78,15 +80,22 @@ class Fence:
 
 
 class Context:
-    """What work is given beside its input. Children share the run's id, ledger, sink and clean-ups."""
+    """What work is given beside its input. Children share the run's id, ledger, journal, sink and clean-ups.
+
+    Attributes:
+        calls: The ids of the tool calls around this work, the outermost first.
+        journal: What the run has on record.
+    """
 
     __slots__ = (
         "_fence",
         "_sink",
         "alarm",
+        "calls",
         "cleanups",
         "clock",
         "is_run",
+        "journal",
         "ledger",
         "path",
         "run_id",
@@ -114,6 +123,8 @@ class Context:
             self.signal = controller.signal
         self.run_id = run_id or uuid.uuid4().hex
         self.path: tuple[str, ...] = (name,)
+        self.calls: tuple[str, ...] = ()
+        self.journal = Journal()
         self.stop = Stop(controller, self.clock)
         self.is_run = True  # a run's own: work that is given it need not make one below
         self.ledger = Ledger(self.clock)
@@ -144,6 +155,8 @@ class Context:
         child.alarm = self.alarm if same else Alarm(child.signal, self.clock)
         child.run_id = self.run_id
         child.path = (*self.path, name)
+        child.calls = self.calls
+        child.journal = self.journal
         child.stop = self.stop
         child.is_run = False
         child.ledger = self.ledger
@@ -209,8 +222,8 @@ class Context:
         self.emit(ProgressMade(**self.stamp(), message=message, fraction=fraction))
 
     def stamp(self) -> Stamp:
-        """What every event says of its place: run, path and date."""
-        return {"run_id": self.run_id, "path": self.path, "at": self.clock.time()}
+        """What every event says of its place: run, path, date, and the tool calls around it."""
+        return {"run_id": self.run_id, "path": self.path, "at": self.clock.time(), "calls": self.calls}
 
     async def safe_point(self) -> None:
         """Stopping here loses nothing: a stop that waits for a safe point is honoured here. Raises: AbortError."""

@@ -1,21 +1,38 @@
 """Owns what can happen on the way: a closed union of frozen events. Knows nothing of who listens.
 
 Events come up, commands go down. Names are in the past tense. Every event says of which run and on which path, from the
-root of the run to the operation, it speaks. A new kind of event goes into `Event` and nowhere else.
+root of the run to the operation, it speaks, and inside of which tool calls it happened. A new kind of event goes into
+`Event` and nowhere else.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from .messages import CallStatus, Message
-from .outcome import Outcome, Status
+from .happened import Happened
+from .messages import CallStatus
+from .outcome import Status
 from .receipt import Fate, LeafKind, Usage
+from .turn_events import (
+    LoopIdle,
+    LoopStopping,
+    SessionClosed,
+    SessionOpened,
+    StopRequested,
+    TurnEdited,
+    TurnEnded,
+    TurnForgotten,
+    TurnPlanned,
+    TurnPreempted,
+    TurnQueued,
+    TurnStarted,
+)
 
 __all__ = [
     "AbortIgnored",
     "AnswerFinished",
     "AnswerRestarted",
     "AnswerStarted",
+    "CallRecorded",
     "CleanupFailed",
     "Event",
     "FlowSaved",
@@ -25,10 +42,12 @@ __all__ = [
     "LoopIdle",
     "LoopStopping",
     "NodeEnded",
+    "PartRecorded",
     "ProgressMade",
     "QuestionAnswered",
     "QuestionAsked",
     "QuestionWithdrawn",
+    "RecordDelayed",
     "RetryScheduled",
     "RunEnded",
     "RunStarted",
@@ -49,21 +68,14 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Happened:
-    run_id: str
-    path: tuple[str, ...]
-    at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStarted(_Happened):
+class RunStarted(Happened):
     """Work was given to `settle`."""
 
     kind: Literal["run_started"] = "run_started"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnded(_Happened):
+class RunEnded(Happened):
     """The one terminal event of a run: nothing of it comes afterwards."""
 
     status: Status
@@ -71,7 +83,7 @@ class RunEnded(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeafStarted(_Happened):
+class LeafStarted(Happened):
     """The body of a leaf begins."""
 
     leaf: LeafKind
@@ -79,7 +91,7 @@ class LeafStarted(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeafEnded(_Happened):
+class LeafEnded(Happened):
     """A leaf that had started has ended, or was left behind (`still_running`)."""
 
     leaf: LeafKind
@@ -89,7 +101,7 @@ class LeafEnded(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbortIgnored(_Happened):
+class AbortIgnored(Happened):
     """A leaf still runs long after the abort. `where` is the file:line at which it is stuck."""
 
     seconds: float
@@ -99,7 +111,7 @@ class AbortIgnored(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeafAbandoned(_Happened):
+class LeafAbandoned(Happened):
     """The run goes on without a leaf that did not end. Whatever comes from it later is dropped."""
 
     seconds: float
@@ -108,7 +120,7 @@ class LeafAbandoned(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressMade(_Happened):
+class ProgressMade(Happened):
     """An operation says how far it is."""
 
     message: str
@@ -117,114 +129,7 @@ class ProgressMade(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnPlanned(_Happened):
-    """A turn of a loop is being planned, for so many items."""
-
-    turn_id: str
-    items: int
-    kind: Literal["turn_planned"] = "turn_planned"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnStarted(_Happened):
-    """A turn begins to work, on so many items."""
-
-    turn_id: str
-    items: int
-    kind: Literal["turn_started"] = "turn_started"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnPreempted(_Happened):
-    """A turn is to make way for something newer; `at` says when."""
-
-    turn_id: str
-    at_point: str
-    kind: Literal["turn_preempted"] = "turn_preempted"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnEnded(_Happened):
-    """The one end of a turn, with everything there is to say of it."""
-
-    turn_id: str
-    outcome: Outcome[Any]
-    kind: Literal["turn_ended"] = "turn_ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOpened(_Happened):
-    """A session is live, in this process, with this agent."""
-
-    agent: str
-    kind: Literal["session_opened"] = "session_opened"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionClosed(_Happened):
-    """The last event of a session's life in this process."""
-
-    reason: str
-    kind: Literal["session_closed"] = "session_closed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnQueued(_Happened):
-    """A turn was accepted, with these messages; None: a function will make them. `continues`: a stopped turn."""
-
-    turn_id: str
-    messages: tuple[Message, ...] | None
-    continues: str | None = None
-    kind: Literal["turn_queued"] = "turn_queued"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnEdited(_Happened):
-    """The messages of a turn that waits were replaced."""
-
-    turn_id: str
-    messages: tuple[Message, ...]
-    kind: Literal["turn_edited"] = "turn_edited"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequested(_Happened):
-    """Somebody asked for a turn to stop. After a crash this record decides: the turn is not run again."""
-
-    turn_id: str
-    at_point: str
-    reason: str
-    reason_kind: str
-    abandon: float | None = None  # what has not ended this many seconds after the abort is left behind
-    kind: Literal["stop_requested"] = "stop_requested"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnForgotten(_Happened):
-    """The conversation is again as it was before this turn."""
-
-    turn_id: str
-    kind: Literal["turn_forgotten"] = "turn_forgotten"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopIdle(_Happened):
-    """A loop has nothing to do, and waits for items."""
-
-    kind: Literal["loop_idle"] = "loop_idle"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopStopping(_Happened):
-    """A loop starts no further turn; `at_point` says what happens to the running one."""
-
-    at_point: str
-    cause: str
-    kind: Literal["loop_stopping"] = "loop_stopping"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerStarted(_Happened):
+class AnswerStarted(Happened):
     """A model is asked; `step` counts the requests of this run from 1."""
 
     model: str
@@ -233,7 +138,7 @@ class AnswerStarted(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextStreamed(_Happened):
+class TextStreamed(Happened):
     """A piece of the model's answer."""
 
     text: str
@@ -241,14 +146,14 @@ class TextStreamed(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerRestarted(_Happened):
+class AnswerRestarted(Happened):
     """The answer broke off and is asked for again: what was streamed of it does not count, take it off the screen."""
 
     kind: Literal["answer_restarted"] = "answer_restarted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerFinished(_Happened):
+class AnswerFinished(Happened):
     """The model's answer is whole, or was cut off (`interrupted`); `usage` is what it cost."""
 
     text: str
@@ -258,17 +163,54 @@ class AnswerFinished(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCalled(_Happened):
-    """The model wants a tool; `arguments` is the JSON text as the model wrote it."""
+class ToolCalled(Happened):
+    """The model wants a tool; `arguments` is the JSON text as the model wrote it.
+
+    `idempotency_key`: the same for this call for life; empty in records of versions that did not write it.
+    """
 
     call_id: str
     name: str
     arguments: str
+    idempotency_key: str = ""
     kind: Literal["tool_called"] = "tool_called"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolEnded(_Happened):
+class CallRecorded(Happened):
+    """The body of a tool call begins next. Where effects matter, it waits until this event survives a crash.
+
+    So a call of which this was never written has not begun, and one that has no result after it may have had effects.
+    `effects`: as declared by the tool, `irreversible` if it says nothing, `child` for a sub-agent or flow.
+    """
+
+    call_id: str
+    name: str
+    effects: str
+    idempotency_key: str
+    kind: Literal["call_recorded"] = "call_recorded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRecorded(Happened):
+    """A part of a tool call or node (`ctx.once`) has a result, as JSON text in `value`: it does not run again."""
+
+    scope: str
+    key: str
+    value: str
+    kind: Literal["part_recorded"] = "part_recorded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordDelayed(Happened):
+    """What must be on record first takes long to write: for so many seconds now the next step has not begun."""
+
+    seconds: float
+    kind: Literal["record_delayed"] = "record_delayed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolEnded(Happened):
     """What became of a tool call."""
 
     call_id: str
@@ -279,7 +221,7 @@ class ToolEnded(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeEnded(_Happened):
+class NodeEnded(Happened):
     """A node of a flow has ended well, by this output. `target` is the next node, or None at an end."""
 
     output: str
@@ -288,7 +230,7 @@ class NodeEnded(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlowSaved(_Happened):
+class FlowSaved(Happened):
     """A flow that runs inside of a tool call has reached a new place. It is what a crash is recovered from.
 
     `checkpoint` is the JSON text of its Checkpoint. One comes before the first node, one after every node that has
@@ -301,7 +243,7 @@ class FlowSaved(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryScheduled(_Happened):
+class RetryScheduled(Happened):
     """An attempt failed; the next one comes after `delay` seconds."""
 
     attempt: int
@@ -311,7 +253,7 @@ class RetryScheduled(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionAsked(_Happened):
+class QuestionAsked(Happened):
     """A person is asked."""
 
     question_id: str
@@ -321,7 +263,7 @@ class QuestionAsked(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionAnswered(_Happened):
+class QuestionAnswered(Happened):
     """The person has answered."""
 
     question_id: str
@@ -330,7 +272,7 @@ class QuestionAnswered(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionWithdrawn(_Happened):
+class QuestionWithdrawn(Happened):
     """The question needs no answer any more: take it off the screen."""
 
     question_id: str
@@ -338,7 +280,7 @@ class QuestionWithdrawn(_Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CleanupFailed(_Happened):
+class CleanupFailed(Happened):
     """A clean-up raised or took too long. The outcome does not change."""
 
     message: str
@@ -365,7 +307,10 @@ Event: TypeAlias = (
     | AnswerRestarted
     | AnswerFinished
     | ToolCalled
+    | CallRecorded
     | ToolEnded
+    | PartRecorded
+    | RecordDelayed
     | LeafStarted
     | LeafEnded
     | AbortIgnored

@@ -7,7 +7,10 @@ flows and agents.
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Keepable", "KeptWork", "kept_work"]
+__all__ = ["FLOW", "Keepable", "KeptWork", "kept_work"]
+
+# The kind of what flows write. The log of a session is read without them.
+FLOW = "flow"
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,12 +92,16 @@ class LeafRun(OwningLeaf):
     def begin(self) -> None:
         """The gate. Raises: AbortError or LeafTimeout when the stop was first; then the body must not begin."""
         if not self.watch.begin():
-            self._stop_watching()
-            self.line.end("not_started")
+            self.refuse()
             raise self._why_ended()
         self._started = self.ctx.clock.monotonic()
         if self.ctx.listened:
             self.ctx.emit(LeafStarted(**self.ctx.stamp(), leaf=self.kind))
+
+    def refuse(self) -> None:
+        """The body must not begin, for a reason of the caller's own."""
+        self._stop_watching()
+        self.line.end("not_started")
 
     def runs_here(self) -> None:
         """The current task is the one to look at when it is stuck."""

@@ -11,6 +11,7 @@ from .turn import SessionTurn
 
 __all__ = ["broken", "never_started", "only_new", "receipt_of", "sealed", "unwritable"]
 
+MAY_HAVE = "it had begun and its result is not on record: it may have had effects"
 DIED = AbortReason("lease_lost", "the process in which it ran has ended")
 
 
@@ -24,9 +25,20 @@ def never_started(reason: AbortReason, now: float) -> Outcome[AgentResult]:
 def sealed(past: Past, turn: PastTurn, now: float) -> Outcome[AgentResult]:
     """A turn that a crash left open. What was streamed of it is kept; what its tools did is not known."""
     reason = turn.stop or DIED
-    begun = turn.started
-    receipt = Receipt(reason, None, now, (Entry("turn", "child", "unknown" if begun else "not_started"),))
-    return Aborted(reason, receipt, past.rebuilt(turn) if begun else AgentResult(""), finished_at=now)
+    if not turn.started:
+        receipt = Receipt(reason, None, now, (Entry("turn", "child", "not_started"),))
+        return Aborted(reason, receipt, AgentResult(""), finished_at=now)
+    calls = [Entry(f"turn/{call.name}", "child", "unknown", note=MAY_HAVE) for call in turn.unfinished.unknown_calls()]
+    receipt = Receipt(reason, None, now, (Entry("turn", "child", "unknown"), *calls))
+    return Aborted(reason, receipt, past.rebuilt(turn), finished_at=now)
+
+
+def stopped_after_all(completed: Completed[AgentResult], reason: AbortReason) -> Outcome[AgentResult]:
+    """A turn whose work had returned when the stop was heard of: aborted, with all that it had to show."""
+    receipt = Receipt(reason, None, completed.finished_at, (Entry("turn", "child", "finished"),))
+    ended = TimedOut if reason.timed_out else Aborted
+    at = {"started_at": completed.started_at, "finished_at": completed.finished_at}
+    return ended(reason, receipt, completed.value, **at)
 
 
 def broken(turn: SessionTurn, error: BaseException, clock: Clock) -> Outcome[AgentResult]:

@@ -19,8 +19,9 @@ from ..run.outcome import Completed, Outcome
 from ..run.stop import PRESS_SECONDS, StopAt, StopRequest
 from ..turns.loop import TurnLoop
 from ..turns.turn import TurnPlan
-from .ending import broken, never_started, only_new, sealed, unwritable
+from .ending import broken, never_started, only_new, sealed, stopped_after_all, unwritable
 from .home import Home
+from .journal import SessionJournal
 from .log import Log, Stands
 from .past import OWN, Past
 from .stopping import Stops
@@ -54,6 +55,7 @@ class Lane:
         self.past = Past()
         self.turns: dict[str, SessionTurn] = {}  # those that have not ended
         self.home = Home()
+        self.journal = SessionJournal(self.log, self.home, self.clock, {})
         self.stops = Stops(self.turns, self.home, self.clock, self._record_stop, self._left_the_queue)
         self.questions = Questions(None)
         self.loop: TurnLoop[SessionTurn] = TurnLoop(self._plan, on_event=self._heard, name=session_id)
@@ -69,6 +71,7 @@ class Lane:
         except BaseException:
             await self.log.release()
             raise
+        self.journal.results.update(self.past.parts)
         self.home.spawn(self._keep_writing(), f"session {self.id}")
         self.add(SessionOpened(**self.stamp(), agent=self.agent.name))
         self._recover(resume)
@@ -200,6 +203,12 @@ class Lane:
         turn.end(TurnResult(turn.id, outcome.status, outcome))
 
     async def _end(self, turn: SessionTurn, outcome: Outcome[AgentResult]) -> None:
+        if isinstance(outcome, Completed) and self.journal.before_effect is not None:
+            # A stop may be on record that this process has not heard of, as when it was frozen meanwhile. It was
+            # acknowledged before this end, so that it counts.
+            await self.journal.before_effect()
+            if turn.signal.reason is not None:
+                outcome = stopped_after_all(outcome, turn.signal.reason)
         self._decide(turn, outcome)
         await turn
 

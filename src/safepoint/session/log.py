@@ -94,6 +94,11 @@ class Log:
         self._announce()
         return self.last
 
+    def make_durable(self, seq: int) -> None:
+        """Everything up to this number must survive a power cut, and is written now. Readers see it meanwhile."""
+        self._durable = max(self._durable, seq)
+        self._urgent.set()
+
     @property
     def shown(self) -> int:
         """Up to here readers may read."""

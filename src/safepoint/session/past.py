@@ -6,22 +6,17 @@ Pure: it is fed events in order and knows nothing of stores and of what runs.
 from dataclasses import dataclass, field, replace
 
 from ..abort import AbortReason
-from ..agent.history import UNKNOWN, repair
 from ..agent.talk import AgentResult, Talk
 from ..run.events import (
-    AnswerRestarted,
-    AnswerStarted,
     Event,
     LoopIdle,
     LoopStopping,
+    PartRecorded,
     RunEnded,
     RunStarted,
     SessionClosed,
     SessionOpened,
     StopRequested,
-    TextStreamed,
-    ToolCalled,
-    ToolEnded,
     TurnEdited,
     TurnEnded,
     TurnForgotten,
@@ -30,8 +25,10 @@ from ..run.events import (
     TurnQueued,
     TurnStarted,
 )
-from ..run.messages import AssistantMessage, Message, ToolCall, ToolResult
+from ..run.journal import part_name
+from ..run.messages import Message
 from ..run.outcome import Aborted, Completed, Outcome
+from .unfinished import UnfinishedWork
 
 __all__ = ["OWN", "Past", "PastTurn"]
 
@@ -65,8 +62,8 @@ class PastTurn:
     stop: AbortReason | None = None
     outcome: Outcome[AgentResult] | None = None
     forgotten: bool = False
-    _answers: list[AssistantMessage] = field(default_factory=list)
-    _results: dict[str, ToolResult] = field(default_factory=dict)
+    agent: str = ""
+    unfinished: UnfinishedWork = field(default_factory=UnfinishedWork)
 
     @property
     def said(self) -> tuple[Message, ...]:
@@ -84,41 +81,17 @@ class PastTurn:
     def end(self, outcome: Outcome[AgentResult]) -> None:
         """It has ended: what was streamed is part of the outcome."""
         self.outcome = outcome
-        self._answers.clear()
-        self._results.clear()
+        self.unfinished = UnfinishedWork()
 
-    def hear(self, event: Event) -> None:
-        """Follow its answer as it was streamed, so that a crash does not take it."""
-        match event:
-            case AnswerStarted():
-                self._answers.append(AssistantMessage(interrupted=True))
-            case AnswerRestarted() if self._answers:
-                self._answers[-1] = AssistantMessage(interrupted=True)
-            case TextStreamed(text=text) if self._answers:
-                self._answers[-1] = replace(self._answers[-1], text=self._answers[-1].text + text)
-            case ToolCalled(call_id=call_id, name=name, arguments=arguments) if self._answers:
-                call = ToolCall(call_id=call_id, name=name, arguments=arguments)
-                last = self._answers[-1]
-                self._answers[-1] = replace(last, calls=(*last.calls, call), interrupted=False)
-            case ToolEnded(call_id=call_id, name=name, status=status, content=content):
-                self._results[call_id] = ToolResult(call_id=call_id, name=name, content=content, status=status)
-            case _:
-                pass
-
-    def rebuilt(self, before: AgentResult | None = None) -> AgentResult:
-        """What there is of a turn whose process has died: calls without a result are unknown.
+    def rebuilt(self, before: AgentResult | None) -> AgentResult:
+        """What there is of a turn whose process has died.
 
         `before`: what it went on from, if it continued a stopped turn.
         """
         talk = Talk(self.messages or ()) if before is None else Talk(resume=before)
-        said, results = list(talk.messages), {**talk.results, **self._results}
-        answers: list[Message] = [*([said.pop()] if talk.in_round else []), *self._answers]
-        for answer in answers:
-            assert isinstance(answer, AssistantMessage)  # for the type checker: a round begins with one
-            said.append(answer)
-            said += [results.get(call.call_id) or UNKNOWN.result(call) for call in answer.calls]
-        text = self._answers[-1].text if self._answers else ""
-        return AgentResult(text, tuple(repair(said)), steps=talk.steps + len(self._answers))
+        # The keys of its calls are made of this: whoever goes on with the turn must come to the same ones.
+        talk.id = talk.id or f"{self.id}:{self.agent}"
+        return self.unfinished.rebuilt(talk)
 
 
 class Past:
@@ -126,6 +99,7 @@ class Past:
 
     def __init__(self) -> None:
         self.turns: dict[str, PastTurn] = {}
+        self.parts: dict[str, str] = {}  # what parts of tool calls have returned, for `ctx.once`
         self._ended: list[PastTurn] = []  # those that had begun, without the forgotten ones
         self._told: tuple[Message, ...] | None = None
 
@@ -141,15 +115,14 @@ class Past:
     def resumed(self, turn_id: str) -> tuple[AgentResult, int]:
         """What the last turn, which was stopped, goes on from, and how many messages there were before it."""
         turn = self.turns[turn_id]
-        result = None if turn.outcome is None or isinstance(turn.outcome, Completed) else turn.outcome.partial
         before = self.messages[: len(self.messages) - len(turn.said)]
-        left = result or AgentResult("")
+        left = _left_by(turn)
         return replace(left, messages=(*before, *left.messages)), len(before)
 
     def rebuilt(self, turn: PastTurn) -> AgentResult:
         """What there is of a turn whose process has died."""
         before = self.turns.get(turn.continues or "")
-        return turn.rebuilt(None if before is None else AgentResult("", before.said))
+        return turn.rebuilt(None if before is None else _left_by(before))
 
     @property
     def last_ended(self) -> PastTurn | None:
@@ -188,7 +161,7 @@ class Past:
             case TurnStarted(turn_id=turn_id) if turn_id in self.turns:
                 # Turns are told in the order in which they began, not in which they were accepted.
                 turn = self.turns[turn_id] = self.turns.pop(turn_id)
-                turn.started = True
+                turn.started, turn.agent = True, "/".join(event.path)
             case StopRequested(turn_id=turn_id, reason=text) if turn_id in self.turns:
                 kind = event.reason_kind
                 self.turns[turn_id].stop = AbortReason.from_dict({"kind": kind, "message": text})
@@ -196,10 +169,12 @@ class Past:
                 self._tell(self.turns[turn_id], outcome)
             case TurnForgotten(turn_id=turn_id) if turn_id in self.turns:
                 self._forget(self.turns[turn_id])
+            case PartRecorded(scope=scope, key=key, value=value):
+                self.parts[part_name(scope, key)] = value
             case _:
-                turn_or_none = self.turns.get(event.run_id)
-                if turn_or_none is not None and len(event.path) == 1:
-                    turn_or_none.hear(event)
+                running = self.turns.get(event.run_id)
+                if running is not None and running.outcome is None:
+                    running.unfinished.apply(event)
 
     def _tell(self, turn: PastTurn, outcome: Outcome[AgentResult]) -> None:
         """It has ended. One turn runs at a time: what it has added comes last."""
@@ -213,3 +188,10 @@ class Past:
         if self._ended and self._ended[-1] is turn:  # only the last turn is ever forgotten
             self._ended.pop()
         self._told = None if turn.continues or self._told is None else self._told[: len(self._told) - added]
+
+
+def _left_by(turn: PastTurn) -> AgentResult:
+    """What a turn that was stopped has left, to go on from."""
+    if turn.outcome is None or isinstance(turn.outcome, Completed):
+        return AgentResult("")
+    return turn.outcome.partial or AgentResult("")

@@ -21,6 +21,7 @@ from ..run.stop import StopAck, StopAt
 from .admission import as_messages
 from .ending import receipt_of
 from .home import outlast
+from .journal import BeforeEffect
 from .lane import Lane, SessionBusy, SessionEnded, WhenBusy
 from .log import Recorded
 from .opening import Opening
@@ -236,6 +237,13 @@ class Session:
         if any(not turn.waits for turn in self._lane.turns.values()):
             raise UsageError("a turn runs: stop it first")
         self._lane.add(TurnForgotten(**self._lane.stamp(turn_id), turn_id=turn_id), keep=True)
+
+    def check_before_effects(self, check: BeforeEffect) -> None:
+        """Await this when a tool call is on record and before its body begins, and before a completed end is written.
+
+        A worker looks here for stops that were recorded elsewhere. What it stops then does not begin, or complete.
+        """
+        self._lane.journal.before_effect = check
 
     def pause(self) -> None:
         """Begin no turn until `resume()`; the running one ends by itself."""

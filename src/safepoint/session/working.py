@@ -53,6 +53,7 @@ class TurnWork:
             asking = ctx.child("", kind=AskingContext)
             assert isinstance(asking, AskingContext)  # for the type checker: it was asked for
             asking.path, asking.is_run, asking._ask = ctx.path, True, lane.questions.ask
+            asking.journal = lane.journal
             return await lane.agent(asking, value)  # which looks at the signal first, and keeps what was said
         finally:
             RUNNING.reset(token)

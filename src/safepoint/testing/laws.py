@@ -225,7 +225,7 @@ ENDINGS = {"started": ("ended",), "asked": ("answered", "withdrawn"), "opened": 
 def pairs(endings: dict[str, tuple[str, ...]] = ENDINGS, *, terminal: str | None = None) -> Law:
     """A law over events: `tool_started` needs its `tool_ended`, and the last event is the terminal one.
 
-    `endings` says which last word ends which; `ToolStarted`, `tool_started` and a `kind` are read alike. Without
+    `endings` says which last word ends which; `CallRecorded`, `tool_started` and a `kind` are read alike. Without
     `terminal` the first event decides: if it begins something, the last one must end it.
     """
 
@@ -267,7 +267,7 @@ def name_of(event: object) -> str:
 
 
 def _words(event: object) -> tuple[str, str]:
-    """`tool_started` and `ToolStarted`: ("tool", "started")."""
+    """`tool_started` and `CallRecorded`: ("tool", "started")."""
     spread = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name_of(event))
     subject, _, verb = spread.replace(".", "_").replace(" ", "_").rpartition("_")
     return subject.strip("_"), verb

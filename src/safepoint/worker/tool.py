@@ -97,7 +97,8 @@ class _Child:
 
     def _forward(self, event: Event) -> None:
         if not isinstance(event, OWN) and self._ctx.listened:
-            self._ctx.emit(replace(event, path=(*self._ctx.path, *event.path[1:])))
+            path, calls = (*self._ctx.path, *event.path[1:]), (*self._ctx.calls, *event.calls)
+            self._ctx.emit(replace(event, path=path, calls=calls))
 
     async def stopped(self, error: AbortError) -> AbortError:
         """The parent was stopped: so is the child, and its end is waited for."""

@@ -85,8 +85,13 @@ function hear(turn, event) {
     case "answer_finished": for (const item of box) if (item.type === "answer") item.open = false; break;
     case "tool_called": {
       const inside = [];
-      box.push({ type: "tool", id: event.call_id, key: `${path}/${event.call_id}/${box.length}`, name: event.name, arguments: event.arguments, status: "running", content: "", inside, progress: null });
+      box.push({ type: "tool", id: event.call_id, key: `${path}/${event.call_id}/${box.length}`, name: event.name, arguments: event.arguments, status: "running", begun: !event.idempotency_key, content: "", inside, progress: null });
       turn.boxes.set([...event.path.slice(1), event.name].join("/"), inside);
+      break;
+    }
+    case "call_recorded": {
+      const call = box.findLast((item) => item.type === "tool" && item.id === event.call_id && item.status === "running");
+      if (call) call.begun = true;
       break;
     }
     case "tool_ended": {
@@ -119,6 +124,7 @@ function close(turn) {
   for (const item of everything(turn.items)) {
     if (item.type === "answer") item.open = false;
     if (item.type === "question" && item.state === "open") item.state = "withdrawn";
-    if (item.type === "tool" && item.status === "running") item.status = "interrupted";
+    // Its process has ended before it could say what became of the call: only one that was not on record has not begun.
+    if (item.type === "tool" && item.status === "running") item.status = item.begun ? "unknown" : "not_started";
   }
 }

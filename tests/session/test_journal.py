@@ -1,0 +1,229 @@
+"""Calls on record before their bodies begin: the wait, its end at a stop, one write for an answer, failing stores."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from safepoint.abort import use_clock
+from safepoint.agent import Agent, ToolContext, tool
+from safepoint.models.scripted import Call, ScriptedModel
+from safepoint.run.events import CallRecorded, RecordDelayed, ToolCalled, ToolEnded
+from safepoint.run.outcome import Aborted, Completed
+from safepoint.session import MemoryStore, Session, StoreError
+from safepoint.session.store import Record
+from safepoint.testing import FakeClock, settle
+from tests.session.lab import FailingStore, GatedStore, ends, happens, stored, talker, until
+
+
+class GatedCalls(GatedStore):
+    """Its gate holds back only what has a record of a call in it."""
+
+    async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
+        if any("call_recorded" in record.text for record in records):
+            assert durable, "it would not survive a power cut"
+            return await super().append(session, records, durable=durable)
+        return await MemoryStore.append(self, session, records, durable=durable)
+
+
+def payer(ran: list[str], *answers: Any, **options: Any) -> Agent:
+    @tool(**options)
+    async def pay(ctx: ToolContext) -> str:
+        ran.append(ctx.idempotency_key)
+        return "paid"
+
+    return talker(*(answers or ([Call("pay")], "done")), tools=[pay])
+
+
+async def test_the_body_of_a_tool_begins_only_when_its_call_is_on_record() -> None:
+    store, ran = GatedCalls(), list[str]()
+    store.shut()
+    async with Session.open("s", agent=payer(ran), store=store) as session:
+        turn = session.send("go", turn_id="1")
+        await store.writing.wait()
+        await settle()
+        assert ran == []
+        store.gate.set()
+        assert (await turn).status == "completed"
+    assert ran == ["1:talker:call-1"]
+    recorded = [event for event in await stored(store) if isinstance(event, CallRecorded)]
+    assert [(event.effects, event.idempotency_key) for event in recorded] == [("irreversible", ran[0])]
+
+
+async def test_a_tool_that_only_reads_waits_for_no_record() -> None:
+    store, ran = GatedCalls(), list[str]()
+    store.shut()
+    async with Session.open("s", agent=payer(ran, effects="read"), store=store) as session:
+        turn = session.send("go", turn_id="1")
+        await store.writing.wait()
+        await happens(lambda: ran)
+        store.gate.set()
+        assert (await turn).status == "completed"
+
+
+async def test_the_wait_for_the_record_ends_at_a_stop_and_the_body_never_begins() -> None:
+    store, ran = GatedCalls(), list[str]()
+    store.shut()
+    async with Session.open("s", agent=payer(ran), store=store) as session:
+        turn = session.send("go", turn_id="1")
+        await store.writing.wait()
+        turn.stop()
+        store.gate.set()
+        outcome = (await turn).outcome
+    assert ran == []
+    assert isinstance(outcome, Aborted)
+    fates = {one.name: one.fate for one in outcome.receipt.entries}
+    assert fates == {"talker/model": "finished", "talker/pay": "not_started"}
+    statuses = [event.status for event in await stored(store) if isinstance(event, ToolEnded)]
+    assert statuses == ["not_started"]
+
+
+async def test_after_a_second_of_waiting_an_event_says_so_while_it_still_waits() -> None:
+    with use_clock(FakeClock()) as clock:
+        store, ran = GatedCalls(), list[str]()
+        store.shut()
+        async with Session.open("s", agent=payer(ran), store=store) as session:
+            turn = session.send("go", turn_id="1")
+            await store.writing.wait()
+            clock.advance(1.0)
+            delayed = await until(session, lambda event: isinstance(event, RecordDelayed))
+            assert isinstance(delayed.event, RecordDelayed)
+            assert delayed.event.seconds == 1.0
+            assert ran == []
+            store.gate.set()
+            await turn
+
+
+async def test_the_calls_of_one_answer_are_written_together() -> None:
+    class Counting(MemoryStore):
+        batches: list[int]
+
+        async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
+            self.batches.append(sum("call_recorded" in record.text for record in records))
+            return await super().append(session, records, durable=durable)
+
+    store = Counting()
+    store.batches = []
+
+    @tool
+    async def pay(n: int) -> str:
+        return "paid"
+
+    @tool(effects="idempotent")
+    def charge(n: int) -> str:
+        return "charged"
+
+    calls = [*(Call("pay", n=n) for n in range(10)), *(Call("charge", n=n) for n in range(10))]
+    async with Session.open("s", agent=talker(calls, "done", tools=[pay, charge]), store=store) as session:
+        assert (await session.send("go")).status == "completed"
+    assert [batch for batch in store.batches if batch] == [20]
+
+
+async def test_where_the_store_fails_the_body_does_not_begin() -> None:
+    store, ran = FailingStore("call_recorded"), list[str]()
+    session = await Session.open("s", agent=payer(ran), store=store)
+    result = await session.send("go")
+    assert result.status == "failed"
+    assert ran == []
+    with pytest.raises(StoreError, match="the disk is full"):
+        await session.close()
+
+
+async def test_a_call_of_a_sub_agent_is_on_record_with_the_calls_around_it() -> None:
+    store, ran = MemoryStore(), list[str]()
+    clerk = payer(ran)
+    clerk.name = "clerk"
+    agent = Agent(ScriptedModel([Call("clerk", prompt="pay")], "done"), name="chief", tools=[clerk])
+    async with Session.open("s", agent=agent, store=store) as session:
+        assert isinstance((await session.send("go", turn_id="1")).outcome, Completed)
+    events = await stored(store)
+    recorded = [event for event in events if isinstance(event, CallRecorded)]
+    assert [(event.name, event.effects, event.calls) for event in recorded] == [
+        ("clerk", "child", ()),
+        ("pay", "irreversible", ("call-1",)),
+    ]
+    assert [event.calls for event in events if isinstance(event, ToolCalled)] == [(), ("call-1",)]
+    assert ran == ["1:chief:call-1:call-1"]
+
+
+async def test_what_is_looked_at_before_an_effect_can_still_stop_it() -> None:
+    ran: list[str] = []
+    async with Session.open("s", agent=payer(ran), store=(store := MemoryStore())) as session:
+        looked: list[str] = []
+
+        async def look() -> None:
+            looked.append("before")
+            session.stop("1", reason="it was recorded elsewhere")
+
+        session.check_before_effects(look)
+        result = await session.send("go", turn_id="1")
+    assert result.status == "aborted"
+    assert (ran, looked) == ([], ["before"])
+    assert set(await ends(store)) == {"1"}
+
+
+async def test_a_stop_that_is_found_before_a_completed_end_makes_it_aborted_with_all_it_had() -> None:
+    async with Session.open("s", agent=talker("the answer"), store=MemoryStore()) as session:
+
+        async def look() -> None:
+            session.stop("1", reason="it was recorded elsewhere")
+
+        session.check_before_effects(look)
+        outcome = (await session.send("go", turn_id="1")).outcome
+        assert isinstance(outcome, Aborted)
+        assert outcome.reason.message == "it was recorded elsewhere"
+        assert outcome.partial is not None
+        assert outcome.partial.text == "the answer"
+        assert [entry.fate for entry in outcome.receipt.entries] == ["finished"]
+
+
+async def test_an_approval_that_a_crash_cut_off_leaves_a_call_that_has_not_begun() -> None:
+    store, ran = MemoryStore(), list[str]()
+    session = await Session.open("s", agent=payer(ran, requires_approval=True), store=store)
+    session.send("go", turn_id="1")
+    await until(session, lambda event: event.kind == "question_asked")
+    await session.saved()
+    copy = MemoryStore()
+    await copy.append("s", await store.read("s", 0, 1000), durable=True)
+    await session.close()
+    async with Session.open("s", agent=payer(ran, "done"), store=copy) as session:
+        outcome = session.outcome_of("1")
+        assert isinstance(outcome, Aborted)
+        assert outcome.partial is not None
+        assert [getattr(message, "status", "") for message in outcome.partial.messages][-1] == "not_started"
+        assert (await session.continue_turn("1")).status == "completed"
+    assert ran == ["1:talker:call-1"], "it had not begun, so that it runs, under the key it had"
+
+
+async def test_a_part_that_is_on_record_does_not_run_again_in_the_next_process() -> None:
+    store, ran = MemoryStore(), list[str]()
+    crashed = asyncio.Event()
+
+    def agent() -> Agent:
+        @tool(effects="idempotent")
+        async def book(ctx: ToolContext) -> str:
+            async def reserve() -> list[str]:
+                ran.append("reserve")
+                return ["seat 4"]
+
+            seats = await ctx.once("reserve", reserve)
+            ran.append("charge")
+            if not crashed.is_set():
+                await asyncio.Event().wait()
+            return f"booked {seats[0]}"
+
+        return talker([Call("book")], tools=[book]) if not crashed.is_set() else talker("done", tools=[book])
+
+    session = await Session.open("s", agent=agent(), store=store)
+    session.send("go", turn_id="1")
+    await happens(lambda: "charge" in ran)
+    copy = MemoryStore()
+    await copy.append("s", await store.read("s", 0, 1000), durable=True)
+    await session.close()
+    crashed.set()
+    async with Session.open("s", agent=agent(), store=copy, resume=True) as session:
+        (turn,) = session.turns.values()
+        outcome = (await turn).outcome
+    assert isinstance(outcome, Completed)
+    assert ran == ["reserve", "charge", "charge"]
