@@ -203,3 +203,17 @@ async def test_what_a_stopped_flow_leaves_behind_comes_back_as_it_was():
     assert Checkpoint.from_kept(kept) == checkpoint
     result = await lab.line("flow", "a", "b").execute(resume=Checkpoint.from_kept(kept))
     assert isinstance(result.outcome, Completed)
+
+
+async def test_what_the_conversation_around_it_has_recorded_is_not_in_its_checkpoint():
+    call = Call()
+    call.ctx.journal.results["talk:call-0/charge"] = '"paid"'
+
+    async def node(state: Trail, ctx: NodeContext[Any]) -> None:
+        await ctx.once("part", lambda: "done")
+
+    await one(node, Trail)(call.ctx, Trail())
+    assert [at.once for at in call.checkpoints] == [{}, {"talk:call-1/flow#1:it:0/part": '"done"'}]
+    resumed = Call()
+    await one(node, Trail)(resumed.ctx, call.checkpoints[-1])
+    assert resumed.ctx.journal.results == call.checkpoints[-1].once, "a resume gives them back to what is around it"

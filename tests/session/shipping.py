@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.agent import Agent, tool
-from safepoint.flow import END, Flow, NodeContext
+from safepoint.flow import END, End, Flow, NodeContext
 from safepoint.models.scripted import Call
 from safepoint.session import LocalHost, SqliteStore
 from tests.session.crashing import note
@@ -47,7 +47,8 @@ def flow_of(folder: Path) -> Flow[Parcel, Any]:
         return run
 
     flow: Flow[Parcel, Any] = Flow("ship", start=NODES[0])
-    for name, target in zip(NODES, (*NODES[1:], END), strict=True):
+    targets: list[str | End] = [*NODES[1:], END]
+    for name, target in zip(NODES, targets, strict=True):
         flow.node(name, node(name))
         flow.route(name, target)
     return flow

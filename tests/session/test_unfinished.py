@@ -17,6 +17,7 @@ from safepoint.run.events import (
 from safepoint.run.kept import KeptWork
 from safepoint.run.messages import ToolResult, UserMessage
 from safepoint.session.unfinished import UnfinishedWork
+from tests.agent.lab import agents_kept
 
 HI = UserMessage(text="hi")
 
@@ -79,7 +80,7 @@ def test_the_calls_that_had_begun_and_have_no_result_are_named() -> None:
 def test_a_sub_agent_is_kept_with_what_it_had_said_and_done() -> None:
     clerk = [asks("a"), says("let me see", "a"), call("x", "a"), ended("x", "a"), asks("a"), call("y", "a")]
     result = rebuilt(asks(), call("a", name="clerk"), *clerk)
-    (kept,) = result.kept.values()
+    (kept,) = agents_kept(result)
     assert statuses(kept) == {"x": "completed", "y": "unknown"}
     assert [message.kind for message in kept.messages] == ["assistant", "tool_result"] * 2, "without its prompt"
 
@@ -94,7 +95,8 @@ def test_two_calls_of_one_sub_agent_are_kept_apart() -> None:
         says("one", "a"),
         says("two", "b"),
     )
-    assert {call_id: kept.text for call_id, kept in result.kept.items()} == {"a": "one", "b": "two"}
+    texts = [kept.text for kept in agents_kept(result)]
+    assert dict(zip(result.kept, texts, strict=True)) == {"a": "one", "b": "two"}
 
 
 def test_of_a_sub_agent_whose_call_has_a_result_nothing_is_kept() -> None:
@@ -105,7 +107,7 @@ def test_of_a_sub_agent_whose_call_has_a_result_nothing_is_kept() -> None:
 def test_a_sub_agent_that_was_cut_off_twice_has_all_it_did_before() -> None:
     first = rebuilt(asks(), call("a", name="clerk"), asks("a"), call("x", "a"))
     second = rebuilt(call("a", name="clerk"), asks("a"), call("y", "a"), ended("y", "a"), before=first)
-    (kept,) = second.kept.values()
+    (kept,) = agents_kept(second)
     assert statuses(kept) == {"x": "unknown", "y": "completed"}
     third = rebuilt(before=second)
     assert third.kept == second.kept, "a life in which nothing happened changes nothing"
