@@ -270,3 +270,24 @@ async def test_workers_say_that_they_are_there_and_that_they_have_gone():
             assert (found["w2"].agents, found["w2"].concurrency, found["w2"].isolation) == (("talker",), 3, "task")
             assert not found["w2"].draining
         assert await host.workers() == []
+
+
+@each_broker
+async def test_agents_of_one_worker_take_turns(new: New):
+    broker = new()
+    busy, rare = talker(*["one"] * 30, name="busy"), talker("two", name="rare")
+    async with linked(broker) as link:
+        for number in range(30):
+            await link.append("sessions", (f"s{number}",), to_json(Place("busy")))
+            await link.append("inbox", (f"s{number}",), to_json(Send(f"t{number}", "hello")))
+            await link.order(("any", "busy"), f"s{number}", to_json(Place("busy")))
+        await link.append("sessions", ("r",), to_json(Place("rare")))
+        await link.append("inbox", ("r",), to_json(Send("r1", "hello")))
+        await link.order(("any", "rare"), "r", to_json(Place("rare")))
+        async with working({"busy": busy, "rare": rare}, broker, concurrency=1, idle_for=0.0):
+
+            async def served() -> bool:
+                return bool(ends(await logged(link, "r")))
+
+            await eventually(served)
+            assert len(await link.ordered()) > 20, "it did not wait until the other one had nothing left"

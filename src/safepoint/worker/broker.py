@@ -149,7 +149,10 @@ class Link(Protocol):
         ...
 
     async def take(self, queues: Sequence[Queue], limit: int, wait: float) -> list[Order]:
-        """Hold some orders, each for a lease; waits at most so long for the first, or for a word to ("orders", …)."""
+        """Hold some orders, each for a lease; waits at most so long for the first, or for a word to ("orders", …).
+
+        The queues take turns: one with many orders waiting does not keep those of another one waiting (`Rotation`).
+        """
         ...
 
     async def ordered(self) -> set[str]:

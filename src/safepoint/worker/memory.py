@@ -13,10 +13,12 @@ from typing import TypeVar
 
 from ..abort.clock import check_seconds
 from .broker import KEPT, Answers, BrokerError, Entry, Fenced, Key, Nobody, Order, Queue, Shelf, TooLate
+from .rotation import Rotation
 
 __all__ = ["MemoryBroker", "MemoryLink"]
 
 X = TypeVar("X")
+FAR = float("inf")
 
 
 @dataclass
@@ -71,6 +73,7 @@ class MemoryLink:
         self._loop = asyncio.get_running_loop()
         self._ending: list[Callable[[], None]] = []
         self._closed = False
+        self._rotation = Rotation()
         self.lease = hub.lease
 
     def _check(self) -> None:
@@ -174,17 +177,16 @@ class MemoryLink:
 
     def _free(self, queues: Sequence[Queue], limit: int) -> tuple[list[Order], float]:
         """The orders that nobody holds, taken; and when the next one will be free."""
-        now, found, next_free = time.monotonic(), list[Order](), float("inf")
+        now, found = time.monotonic(), list[Order]()
         with self._hub.lock:
-            for placed in self._hub.orders.values():
-                if placed.queue not in queues:
-                    continue
-                if placed.free_at <= now and len(found) < limit:
+            for queue, share in self._rotation.shares(queues, limit):
+                free = [one for one in self._hub.orders.values() if one.queue == queue and one.free_at <= now]
+                for placed in free[: min(share, limit - len(found))]:
                     placed.attempt += 1
                     placed.free_at = now + self.lease
                     found.append(_Held(self, placed, placed.attempt))
-                else:
-                    next_free = min(next_free, placed.free_at)
+                    self._rotation.served(queue)
+            next_free = min((one.free_at for one in self._hub.orders.values() if one.queue in queues), default=FAR)
         return found, next_free
 
     async def ordered(self) -> set[str]:
