@@ -14,7 +14,7 @@ from ..session.lane import SessionEnded
 from ..session.turn import check_id
 from .broker import Broker, Entry, Fenced, Link
 from .mirror import Mirror, status_of
-from .orders import Place, Send, Unreadable, WorkerInfo, from_json, to_json
+from .orders import Place, SendHead, Unreadable, WorkerInfo, from_json, to_json
 from .pages import last_seq
 
 __all__ = ["Directory"]
@@ -122,7 +122,7 @@ class Directory:
         link = await self._link()
         entries = await link.read("inbox", (session_id,))
         await mirror.catch_up()  # what has left the inbox, also before it was read, is there
-        new = [one for one in _readable(Send, entries) if one.turn_id not in mirror.past.turns]
+        new = [one for one in _readable(SendHead, entries) if one.turn_id not in mirror.past.turns]
         stopped = {entry.key[-1] for entry in await link.lasts("stops", (session_id,))} if new else ()
         views = (TurnView(o.turn_id, "stopping" if o.turn_id in stopped else "queued", said=o.text) for o in new)
         return {view.id: view for view in views}

@@ -30,6 +30,7 @@ __all__ = [
     "Remove",
     "Reply",
     "Send",
+    "SendHead",
     "StopCall",
     "Unreadable",
     "WorkerInfo",
@@ -68,6 +69,14 @@ class Send:
     text: str
     seconds: float | None = None
     when_busy: WhenBusy = "queue"
+
+
+@dataclass(frozen=True, slots=True)
+class SendHead:
+    """As much of a message as every version understands: which turn it is, and what was said."""
+
+    turn_id: str
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +213,11 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """An order as the process gets it that works on it. `resume`: go on with what a crash has interrupted."""
+    """An order as the process gets it that works on it.
+
+    resume   go on with what a crash has interrupted
+    offered  the worker has the agent; False: it was started without, and the session may run nowhere else
+    """
 
     session: str
     agent: str
@@ -212,6 +225,7 @@ class Assignment:
     attempt: int = 1
     resume: bool = True
     idle_for: float = 1.0
+    offered: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,5 +268,7 @@ def from_json(kind: "type[T] | Any", data: bytes) -> T:
     try:
         read: T = adapter.validate_json(data)
     except ValidationError as error:
-        raise Unreadable(f"a message cannot be understood: {error.errors()[0]['msg']}: {data[:200]!r}") from None
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the whole of it"
+        raise Unreadable(f"a message cannot be understood ({where}: {first['msg']}): {data[:200]!r}") from None
     return read

@@ -23,7 +23,7 @@ class Rotation:
         self._served[queue] = self._count
 
     def order(self, queues: Sequence[Queue]) -> list[Queue]:
-        """The queues, least recently served first; those that were never served in the order in which they are given."""
+        """The queues, least recently served first; before them, as they are given, those that were never served."""
         return sorted(queues, key=lambda queue: self._served.get(queue, 0))
 
     def shares(self, queues: Sequence[Queue], limit: int) -> Iterator[tuple[Queue, int]]:

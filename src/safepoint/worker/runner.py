@@ -23,6 +23,7 @@ from ..session.session import Session
 from ..session.store import Record, SessionInUse, StoreError
 from ..session.turn import SessionTurn
 from .broker import BrokerError, Entry, Link
+from .missing import MissingAgent
 from .orders import (
     NOTE,
     Answer,
@@ -37,6 +38,7 @@ from .orders import (
     Remove,
     Reply,
     Send,
+    SendHead,
     StopCall,
     Unreadable,
     from_json,
@@ -119,10 +121,7 @@ class Runner:
         return failure
 
     async def _open(self) -> Session:
-        about, store = self._assignment, self._store
-        agent = self._agents.get(about.agent)
-        if agent is None:
-            raise UsageError(f"worker {about.worker!r} has no agent {about.agent!r}: it has {', '.join(self._agents)}")
+        about, store, agent = self._assignment, self._store, self._agent()
         for _ in range(OPENINGS):
             try:
                 resume = await self._write_stops() and about.resume
@@ -136,6 +135,17 @@ class Runner:
         for turn_id, call in list(self._early.items()):
             self._strike(session, turn_id, call)
         return session
+
+    def _agent(self) -> Agent:
+        about = self._assignment
+        agent = self._agents.get(about.agent)
+        if agent is not None:
+            return agent
+        why = f"worker {about.worker!r} has no agent {about.agent!r}: it has {', '.join(self._agents)}"
+        if about.offered:  # something is wrong with this process: another one, or another worker, may have the agent
+            raise UsageError(why)
+        log.error("session %s runs on this worker only, and cannot: %s: its turns end as failed", about.session, why)
+        return MissingAgent(about.agent, f"{why}. The session runs on that worker only: start it with the agent")
 
     async def _write_stops(self) -> bool:
         """What was stopped while nobody had the session is written in its log, so that it is sealed, not run again.
@@ -223,11 +233,12 @@ class Runner:
             if entry.data == NOTE:
                 return None
             sent: Send = from_json(Send, entry.data)
-            if sent.turn_id in session.turns or session.outcome_of(sent.turn_id) is not None:
+            if _is_known(session, sent.turn_id):
                 return None  # it came twice, or its first owner died before it was taken out of the inbox
             return self._send(session, sent)
         except (Unreadable, UsageError) as error:
             log.warning("session %s: a message cannot be taken and is put aside: %s", session.id, error)
+            _refuse(session, entry.data, error)
             await self._link.append("dead", (session.id,), entry.data)
             return None
 
@@ -328,6 +339,20 @@ class Runner:
             turn.stop(at, within=within or None, reason=GIVEN_BACK)
         for turn in running:
             await turn.wait()
+
+
+def _is_known(session: Session, turn_id: str) -> bool:
+    return turn_id in session.turns or session.outcome_of(turn_id) is not None
+
+
+def _refuse(session: Session, data: bytes, error: Exception) -> None:
+    """End the turn of a message that cannot be taken: whoever sent it was told that it is accepted, and waits."""
+    try:
+        head: SendHead = from_json(SendHead, data)
+        if not _is_known(session, head.turn_id):
+            session.refuse(head.turn_id, head.text, error)
+    except (Unreadable, UsageError):
+        pass  # not even the id of its turn can be read: nobody can ask for that turn
 
 
 def _stop_event(session: str, turn_id: str, call: StopCall) -> StopRequested:

@@ -162,7 +162,9 @@ class Supervisor:
     def _made(self, order: Order, place: Place, group: asyncio.TaskGroup) -> Hold:
         settings = self._settings
         resume = order.attempt <= settings.attempts
-        about = Assignment(order.session, place.agent, settings.name, order.attempt, resume, settings.idle_for)
+        # An order of a pinned session comes also to a worker that was started without the session's agent.
+        offered = place.agent in settings.agents
+        about = Assignment(order.session, place.agent, settings.name, order.attempt, resume, settings.idle_for, offered)
         seat = self._seat(group)
         return Hold(self._link, order, queue_of(place), about, seat, settings.grace, self._stats)
 
