@@ -13,13 +13,16 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from ..abort import processgroup
+from ..agent.agent import Agent
 from ..agent.target import load_agent
+from ..errors import describe
 from .broker import Broker
 from .orders import Assignment, Call, Ending, Reply, from_json
 from .runner import Runner
@@ -116,13 +119,18 @@ def main() -> None:
     """Work until the supervisor has no more orders."""
     sys.setswitchinterval(SWITCH_SECONDS)
     child = Child(socket.socket(fileno=int(sys.argv[1])))
-    broker, targets, name = child.setup()
-    agents = {agent.name: agent for agent in map(load_agent, targets)}
+    try:
+        broker, targets, name = child.setup()
+        agents = {agent.name: agent for agent in map(load_agent, targets)}
+        asyncio.run(_work(child, broker, agents, name))
+    except Exception as error:
+        child.say(failed=describe(error))  # heard only before it is ready: the supervisor tells what is wrong with it
+        raise
 
-    async def work() -> None:
-        workshop = Workshop(broker, agents, name)
-        await workshop.open()
-        threading.Thread(target=child.listen, args=[workshop], daemon=True).start()
-        await asyncio.Event().wait()
 
-    asyncio.run(work())
+async def _work(child: Child, broker: Broker, agents: Mapping[str, Agent], name: str) -> None:
+    workshop = Workshop(broker, agents, name)
+    await workshop.open()
+    child.say(ready=True)
+    threading.Thread(target=child.listen, args=[workshop], daemon=True).start()
+    await asyncio.Event().wait()

@@ -9,13 +9,13 @@ import logging
 import time
 
 from .broker import BrokerError, Link, Order, Queue
-from .orders import NOTE, Assignment, Call, Ending, Reply, StopCall, from_json, to_json
+from .orders import NOTE, Assignment, Call, Ending, Reply, StopCall, attempt_of, from_json, to_json, with_tried
 from .seats import Seat
 from .stats import Stats
 from .stopping import recorded_stops
 from .waiting import set_within
 
-__all__ = ["Hold"]
+__all__ = ["Hold", "put_up_again"]
 
 log = logging.getLogger("safepoint")
 ACK_TRIES = 5
@@ -184,6 +184,9 @@ class Hold:
                     # What was ended by force is sealed at once; what crashes is not tried again in a hurry.
                     pause = 0.0 if self._killed else min(0.1 * 2**self._order.attempt, 5.0)
                     await self._order.give_back(pause)
+                case "unstarted":
+                    self._stats.failed_starts += 1
+                    await put_up_again(self._link, self._order, self._queue)
                 case "fenced":
                     self._stats.fenced += 1  # it is not ours: whoever has it settles it
         except BrokerError as error:
@@ -199,4 +202,15 @@ class Hold:
                     raise
         # Who sent something in this very moment was told that there is an order.
         if await self._link.read("inbox", (self._session,), 0, 1):
-            await self._link.order(self._queue, self._session, self._order.data)
+            await self._link.order(self._queue, self._session, with_tried(self._order.data, 0))
+
+
+async def put_up_again(link: Link, order: Order, queue: Queue) -> None:
+    """Put up a new order in place of one for which nothing was tried. The broker would count it as one more attempt.
+
+    The note in the inbox is for the case that this process dies in between: whoever looks for messages without an order
+    finds it.
+    """
+    await link.append("inbox", (order.session,), NOTE)
+    await order.done()
+    await link.order(queue, order.session, with_tried(order.data, attempt_of(order) - 1))

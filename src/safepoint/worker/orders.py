@@ -13,7 +13,7 @@ from ..abort import AbortReason
 from ..errors import UsageError, describe
 from ..run.stop import AckStatus, StopAt
 from ..session.lane import SessionBusy, SessionEnded, WhenBusy
-from .broker import BrokerError, Queue
+from .broker import BrokerError, Order, Queue
 
 __all__ = [
     "NOTE",
@@ -34,15 +34,17 @@ __all__ = [
     "StopCall",
     "Unreadable",
     "WorkerInfo",
+    "attempt_of",
     "from_json",
     "queue_of",
     "to_json",
+    "with_tried",
 ]
 
 T = TypeVar("T")
 # How the work on an order ended: nothing left to do; as told, with turns left; another owner came; it could not be
-# done; its process died.
-Ending: TypeAlias = Literal["idle", "left", "fenced", "failed", "died"]
+# done; its process died; its process ended before it was ready, so that nothing of the work has begun.
+Ending: TypeAlias = Literal["idle", "left", "fenced", "failed", "died", "unstarted"]
 
 
 class Unreadable(BrokerError):
@@ -51,10 +53,14 @@ class Unreadable(BrokerError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is known of a session before it is opened: its agent, and the one worker it must run on, if any."""
+    """What is known of a session before it is opened: its agent, and the one worker it must run on, if any.
+
+    `tried` is used in orders only: how many attempts were made with earlier orders for the same work.
+    """
 
     agent: str
     worker: str | None = None
+    tried: int = 0
 
 
 # In an inbox: there is work in this session, whatever else the inbox says. Whoever owns it next takes it out.
@@ -247,11 +253,30 @@ class WorkerInfo:
     fenced: int = 0
     killed: int = 0
     dead: int = 0
+    failed_starts: int = 0
 
 
 def queue_of(place: Place) -> Queue:
     """Whose orders a session has."""
     return ("any", place.agent) if place.worker is None else ("at", place.worker)
+
+
+def with_tried(order: bytes, tried: int) -> bytes:
+    """What an order says, for another order for the same work. What cannot be read stays as it is."""
+    try:
+        place: Place = from_json(Place, order)
+    except Unreadable:
+        return order
+    return order if place.tried == tried else to_json(replace(place, tried=tried))
+
+
+def attempt_of(order: Order) -> int:
+    """Which attempt this is at the work that the order is for. The broker counts deliveries of this order alone."""
+    try:
+        place: Place = from_json(Place, order.data)
+    except Unreadable:
+        return order.attempt
+    return place.tried + order.attempt
 
 
 ADAPTERS: dict[Any, TypeAdapter[Any]] = {}

@@ -24,6 +24,7 @@ from ..abort.processgroup import collect
 from .broker import Broker
 from .orders import Assignment, Call, Ending, Reply, StopCall, from_json
 from .runner import Runner
+from .waiting import set_within
 from .workshop import Workshop
 
 __all__ = ["ProcessSeat", "Seat", "TaskSeat"]
@@ -135,6 +136,10 @@ class ProcessSeat:
         self._writer: asyncio.StreamWriter | None = None
         setup = pickle.dumps((broker, list(targets), name))
         self._unsent = [{"setup": base64.b64encode(setup).decode()}]
+        self._ready = False
+        self._killed = False
+        self._settled = asyncio.Event()  # it is ready, or has ended
+        self.failure = "it ended without a word"  # if it ends before it is ready
         self.alive = True
 
     def _start(self, line: int) -> "subprocess.Popen[bytes]":
@@ -182,6 +187,11 @@ class ProcessSeat:
 
     def _hear(self, said: dict[str, Any]) -> None:
         match said:
+            case {"ready": True}:
+                self._ready = True
+                self._settled.set()
+            case {"failed": why}:
+                self.failure = str(why)
             case {"n": number, "reply": reply}:
                 waiting = self._replies.get(number)
                 if waiting is not None and not waiting.done():
@@ -200,17 +210,32 @@ class ProcessSeat:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         collect(self._process)
+        self._settled.set()
         if self._over is not None and not self._over.done():
-            self._over.set_result("died")
+            self._over.set_result(self._end)
         for waiting in self._replies.values():
             if not waiting.done():
                 waiting.set_result(Reply(False, "its process has died", error="broken"))
+
+    @property
+    def failed_to_start(self) -> bool:
+        """True: it has ended before it was ready, and nobody has ended it. That is no fault of its order."""
+        return not (self.alive or self._ready or self._killed)
+
+    @property
+    def _end(self) -> Ending:
+        return "unstarted" if self.failed_to_start else "died"
+
+    async def comes_up(self, seconds: float) -> bool:
+        """Wait until it is ready to work. False: it has ended before, or is not ready after so many seconds."""
+        await set_within(seconds, self._settled)
+        return self._ready and self.alive
 
     async def run(self) -> Ending:
         """Until the work has ended."""
         assert self._over is not None  # for the type checker: begin() comes first
         if not self.alive:
-            return "died"
+            return self._end
         self._say({"run": True})
         return await self._over
 
@@ -239,6 +264,7 @@ class ProcessSeat:
 
     def kill(self) -> bool:
         """End it by force."""
+        self._killed = True
         processgroup.send(self.pid, signal.SIGKILL)
         return True
 

@@ -16,9 +16,11 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from weakref import WeakSet
 
+from ..errors import SafepointError
 from .broker import Broker, BrokerError, Link, Order, Queue
-from .hold import Hold
-from .orders import Assignment, Close, Hurry, Place, WorkerInfo, from_json, queue_of, to_json
+from .hold import Hold, put_up_again
+from .orders import Assignment, Close, Hurry, Place, WorkerInfo, attempt_of, from_json, queue_of, to_json
+from .pool import CannotStart, ProcessPool
 from .seats import ProcessSeat, Seat, TaskSeat
 from .stats import Stats
 from .waiting import set_within
@@ -58,7 +60,7 @@ class Supervisor:
         self._stats = stats
         self._holds: dict[str, Hold] = {}
         self._hurried: WeakSet[Hold] = WeakSet()
-        self._seats: list[ProcessSeat] = []  # processes without an order
+        self._pool = ProcessPool(settings.name, self._new_process)
         self._free = asyncio.Event()
         self._going = asyncio.Event()
         self._gone = asyncio.Event()
@@ -66,7 +68,12 @@ class Supervisor:
         self._link: Link
 
     async def run(self, started: Callable[[], object]) -> None:
-        """Until it is told to go. Raises: BrokerError if there is no broker."""
+        """Until it is told to go.
+
+        Raises:
+            BrokerError: there is no broker.
+            CannotStart: its processes end before they are ready; its orders were given back.
+        """
         settings = self._settings
         self._link = await settings.broker.connect(f"{settings.name} (control)")
         try:
@@ -76,15 +83,16 @@ class Supervisor:
                 group.create_task(self._be_there())
                 group.create_task(self._look_for_the_forgotten())
                 group.create_task(self._take_no_more())
-                await self._take(group)
+                failure = await self._take(group)
                 await self._make_way(group)
                 self._gone.set()
-                for seat in self._seats:
-                    seat.dismiss()
+                self._pool.dismiss()
             with suppress(BrokerError):
                 await self._link.trim("workers", (settings.name,), 2**62)
         finally:
             await self._link.close()
+        if failure is not None:
+            raise failure
 
     def go(self, within: float, give_back: bool, reason: str) -> None:
         """Take nothing any more, and end. What is not done is given back, or ended for good."""
@@ -96,8 +104,17 @@ class Supervisor:
     def _queues(self) -> list[Queue]:
         return [("at", self._settings.name), *(("any", agent) for agent in self._settings.agents)]
 
-    async def _take(self, group: asyncio.TaskGroup) -> None:
+    async def _take(self, group: asyncio.TaskGroup) -> SafepointError | None:
+        """Take orders until it is told to go. Returns why it goes by itself, if it does."""
         while not self._going.is_set():
+            if not self._pool.works:
+                try:
+                    await self._pool.recover(group, self._going)
+                except CannotStart as error:
+                    log.error("%s: it gives its orders back and leaves", error)
+                    self.go(self._settings.grace, give_back=True, reason=str(error))
+                    return error
+                continue
             room = self._settings.concurrency - len(self._holds)
             if room <= 0:
                 self._hurry(group)
@@ -112,6 +129,7 @@ class Supervisor:
                 continue
             for order in orders:
                 await self._begin(order, group)
+        return None
 
     def _hurry(self, group: asyncio.TaskGroup) -> None:
         """There is no place left: whoever has nothing to do makes way as soon as it can."""
@@ -133,6 +151,8 @@ class Supervisor:
                 await order.give_back()
             elif order.session in self._holds:  # the one before it has not ended here; if it does not, do not hurry
                 await order.give_back(0.1 if order.attempt < 3 else self._link.lease)
+            elif not self._pool.works:  # it came in the moment in which that was noticed
+                await put_up_again(self._link, order, queue_of(from_json(Place, order.data)))
             elif await self._may_be_tried(order):
                 place: Place = from_json(Place, order.data)
                 self._holds[order.session] = hold = self._made(order, place, group)
@@ -144,27 +164,28 @@ class Supervisor:
 
     async def _may_be_tried(self, order: Order) -> bool:
         """False: it was tried so often that it is gone."""
-        attempts = self._settings.attempts
-        if order.attempt > attempts:
-            await self._give_up(order, f"{order.attempt - 1} attempts have not brought it to an end")
-        if order.attempt > attempts + HOPELESS:
+        attempt, attempts = attempt_of(order), self._settings.attempts
+        if attempt > attempts:
+            await self._give_up(order.session, attempt)
+        if attempt > attempts + HOPELESS:
             await order.done()
             return False
         return True
 
-    async def _give_up(self, order: Order, why: str) -> None:
-        if order.attempt == self._settings.attempts + 1:
+    async def _give_up(self, session: str, attempt: int) -> None:
+        if attempt == self._settings.attempts + 1:
             self._stats.dead += 1
-            log.error("session %s: %s: what runs there is ended and not run again", order.session, why)
-            told = {"session": order.session, "attempts": order.attempt - 1, "why": why}
-            await self._link.append("dead", (order.session,), json.dumps(told).encode())
+            why = f"{attempt - 1} attempts have not brought it to an end"
+            log.error("session %s: %s: what runs there is ended and not run again", session, why)
+            told = {"session": session, "attempts": attempt - 1, "why": why}
+            await self._link.append("dead", (session,), json.dumps(told).encode())
 
     def _made(self, order: Order, place: Place, group: asyncio.TaskGroup) -> Hold:
-        settings = self._settings
-        resume = order.attempt <= settings.attempts
+        settings, attempt = self._settings, attempt_of(order)
+        resume = attempt <= settings.attempts
         # An order of a pinned session comes also to a worker that was started without the session's agent.
         offered = place.agent in settings.agents
-        about = Assignment(order.session, place.agent, settings.name, order.attempt, resume, settings.idle_for, offered)
+        about = Assignment(order.session, place.agent, settings.name, attempt, resume, settings.idle_for, offered)
         seat = self._seat(group)
         return Hold(self._link, order, queue_of(place), about, seat, settings.grace, self._stats)
 
@@ -178,20 +199,17 @@ class Supervisor:
             log.exception("session %s: the work on it broke off", session)
         finally:
             del self._holds[session]
-            if isinstance(hold.seat, ProcessSeat) and hold.seat.alive:
-                self._seats.append(hold.seat)
+            if isinstance(hold.seat, ProcessSeat):
+                self._pool.give_back(hold.seat)
             self._free.set()
 
     def _seat(self, group: asyncio.TaskGroup) -> Seat:
         if self._workshop is not None:
             return TaskSeat(self._workshop)
-        while self._seats:
-            seat = self._seats.pop()
-            if seat.alive:
-                return seat
-        seat = ProcessSeat(self._settings.broker, self._settings.targets, self._settings.name)
-        group.create_task(seat.talk())
-        return seat
+        return self._pool.take(group)
+
+    def _new_process(self) -> ProcessSeat:
+        return ProcessSeat(self._settings.broker, self._settings.targets, self._settings.name)
 
     async def _make_way(self, group: asyncio.TaskGroup) -> None:
         """Let every order go, in time; what does not let go is ended by force where that is possible."""
