@@ -2,16 +2,17 @@
 
 import asyncio
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from safepoint.worker import NatsBroker, Worker, pool
+from safepoint.worker import Worker, pool
 from safepoint.worker.pool import CannotStart
-from tests.rigs.nats import shared_url
 from tests.worker.breaking import BROKEN, TARGET
 from tests.worker.lab import SECONDS, ends, eventually, hosting, linked, logged, nats, until_kind, working
-from tests.worker.processes import worker_process
+from tests.worker.processes import ROOT
 
 
 @pytest.fixture
@@ -118,16 +119,33 @@ async def test_a_process_that_is_ended_while_it_starts_says_nothing_about_the_wo
         assert processes.works
 
 
-async def test_a_worker_that_cannot_work_is_a_2_on_the_command_line(broken: Path, capfd: pytest.CaptureFixture[str]):
-    broker = NatsBroker(shared_url(), namespace=nats().namespace, lease=5.0)
-    options = ("--lease", "5", "--grace", "0.5")
+async def test_a_worker_that_cannot_work_is_a_2_on_the_command_line(broken: Path):
+    broker = nats(lease=5.0)
+    words = ["worker", TARGET, "--nats", str(broker.url), "--namespace", broker.namespace, "--lease", "5"]
+    start = (
+        "import sys; from safepoint.worker import pool; from safepoint.cli.main import main; pool.PAUSES = (0.05,); "
+    )
     async with hosting(broker) as host:
-        async with worker_process(shared_url(), broker.namespace, *options, agent=TARGET) as worker:
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-c", f"{start} sys.exit(main({words!r}))"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            assert process.stdout is not None
+            async with asyncio.timeout(SECONDS):
+                assert b"takes orders" in await process.stdout.readline()
             await host.create("s")
             broken.touch()
             await host.send("s", "hello")
-            async with asyncio.timeout(30):
-                assert await worker._process.wait() == 2
-    told = capfd.readouterr().err
-    assert "cannot work: 5 processes in a row" in told
+            async with asyncio.timeout(SECONDS):
+                _, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+    assert process.returncode == 2
+    told = errors.decode()
+    assert "cannot work: 2 processes in a row" in told
     assert "Traceback" not in told.split("cannot work")[-1]

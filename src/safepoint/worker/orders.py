@@ -254,6 +254,7 @@ class WorkerInfo:
     killed: int = 0
     dead: int = 0
     failed_starts: int = 0
+    lease: float = 0.0  # 0.0: of a version that does not say
 
 
 def queue_of(place: Place) -> Queue:

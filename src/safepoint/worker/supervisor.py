@@ -17,8 +17,9 @@ from importlib.metadata import version
 from weakref import WeakSet
 
 from ..errors import SafepointError
-from .broker import Broker, BrokerError, Link, Order, Queue
+from .broker import KEPT, Broker, BrokerError, LeaseInForce, Link, Order, Queue
 from .hold import Hold, put_up_again
+from .lease import agree_on_lease
 from .orders import Assignment, Close, Hurry, Place, WorkerInfo, attempt_of, from_json, queue_of, to_json
 from .pool import CannotStart, ProcessPool
 from .seats import ProcessSeat, Seat, TaskSeat
@@ -32,6 +33,8 @@ log = logging.getLogger("safepoint")
 TAKE_SECONDS = 1.0
 BEAT_SECONDS = 3.0
 LOOK_SECONDS = 0.1
+# Whoever has not said for so long that it is there may not have been seen: the broker forgets what was said.
+UNSEEN_SECONDS = (KEPT["workers"].seconds or 0.0) - BEAT_SECONDS
 # After so many attempts more than allowed an order is dropped: not even its end could be written.
 HOPELESS = 5
 
@@ -65,6 +68,8 @@ class Supervisor:
         self._going = asyncio.Event()
         self._gone = asyncio.Event()
         self._how: tuple[float, bool, str] = (0.0, True, "")
+        self._failure: SafepointError | None = None  # why it goes by itself
+        self._announced = 0.0
         self._link: Link
 
     async def run(self, started: Callable[[], object]) -> None:
@@ -72,27 +77,36 @@ class Supervisor:
 
         Raises:
             BrokerError: there is no broker.
+            LeaseInForce: the other workers of an agent use another lease.
             CannotStart: its processes end before they are ready; its orders were given back.
         """
         settings = self._settings
         self._link = await settings.broker.connect(f"{settings.name} (control)")
         try:
-            await self._announce()
+            await self._come()
             async with asyncio.TaskGroup() as group:
                 started()
                 group.create_task(self._be_there())
                 group.create_task(self._look_for_the_forgotten())
                 group.create_task(self._take_no_more())
-                failure = await self._take(group)
+                await self._take(group)
                 await self._make_way(group)
                 self._gone.set()
                 self._pool.dismiss()
-            with suppress(BrokerError):
-                await self._link.trim("workers", (settings.name,), 2**62)
+            await self._unannounce()
         finally:
             await self._link.close()
-        if failure is not None:
-            raise failure
+        if self._failure is not None:
+            raise self._failure
+
+    async def _come(self) -> None:
+        """Say that this worker is there, and with which lease. Raises: LeaseInForce, if it may not be there with it."""
+        try:
+            await self._announce()
+            await agree_on_lease(self._link, self._settings.name, self._queues)
+        except BrokerError:
+            await self._unannounce()
+            raise
 
     def go(self, within: float, give_back: bool, reason: str) -> None:
         """Take nothing any more, and end. What is not done is given back, or ended for good."""
@@ -104,16 +118,19 @@ class Supervisor:
     def _queues(self) -> list[Queue]:
         return [("at", self._settings.name), *(("any", agent) for agent in self._settings.agents)]
 
-    async def _take(self, group: asyncio.TaskGroup) -> SafepointError | None:
-        """Take orders until it is told to go. Returns why it goes by itself, if it does."""
+    def _give_up_working(self, error: SafepointError) -> None:
+        """Go by itself. Whoever started the worker is told why when it has gone."""
+        log.error("worker %s gives its orders back and leaves: %s", self._settings.name, error)
+        self._failure = error
+        self.go(self._settings.grace, give_back=True, reason=str(error))
+
+    async def _take(self, group: asyncio.TaskGroup) -> None:
         while not self._going.is_set():
             if not self._pool.works:
                 try:
                     await self._pool.recover(group, self._going)
                 except CannotStart as error:
-                    log.error("%s: it gives its orders back and leaves", error)
-                    self.go(self._settings.grace, give_back=True, reason=str(error))
-                    return error
+                    self._give_up_working(error)
                 continue
             room = self._settings.concurrency - len(self._holds)
             if room <= 0:
@@ -123,13 +140,15 @@ class Supervisor:
                 continue
             try:
                 orders = await self._link.take(self._queues, room, TAKE_SECONDS)
+            except LeaseInForce as error:  # it was away for so long that others have changed the lease
+                self._give_up_working(error)
+                continue
             except BrokerError as error:
                 log.warning("worker %s: no orders: %s", self._settings.name, error)
                 await set_within(TAKE_SECONDS, self._going)
                 continue
             for order in orders:
                 await self._begin(order, group)
-        return None
 
     def _hurry(self, group: asyncio.TaskGroup) -> None:
         """There is no place left: whoever has nothing to do makes way as soon as it can."""
@@ -255,17 +274,30 @@ class Supervisor:
             machine=platform.node(),
             since=settings.since,
             draining=self._going.is_set(),
+            lease=self._link.lease,
             **asdict(self._stats),
         )
 
     async def _announce(self) -> None:
         await self._link.append("workers", (self._settings.name,), to_json(self.info))
+        self._announced = time.monotonic()
+
+    async def _unannounce(self) -> None:
+        with suppress(BrokerError):
+            await self._link.trim("workers", (self._settings.name,), 2**62)
 
     async def _be_there(self) -> None:
         """Say again and again that this worker is there."""
         while not await set_within(BEAT_SECONDS, self._gone):
-            with suppress(BrokerError):
+            unseen = time.monotonic() - self._announced > UNSEEN_SECONDS
+            try:
                 await self._announce()
+                if unseen and not self._going.is_set():  # who came meanwhile could not see us, nor our lease
+                    await agree_on_lease(self._link, self._settings.name, self._queues)
+            except LeaseInForce as error:
+                self._give_up_working(error)
+            except BrokerError as error:
+                log.debug("worker %s cannot say that it is there: %s", self._settings.name, error)
 
     async def _look_for_the_forgotten(self) -> None:
         """Sessions with something in their inbox and no order: whoever should have put one up has died."""
