@@ -28,8 +28,9 @@ __all__ = [
 ]
 
 Key: TypeAlias = tuple[str, ...]
-# Whose order it is: any worker with this agent takes it, or the one worker of this name.
-Queue: TypeAlias = tuple[Literal["any", "at"], str]
+# Whose order it is: any worker with this agent takes it, or the one worker of this name. "sub": the agent works for a
+# turn that waits for it, so that any worker with the agent takes it, also one whose places are taken by such turns.
+Queue: TypeAlias = tuple[Literal["any", "at", "sub"], str]
 Answers: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 
 

@@ -93,7 +93,9 @@ class Child:
 
     def _begin(self, workshop: Workshop, assignment: Assignment) -> None:
         self._over.clear()
-        self._runner = workshop.begin(assignment, lambda turn_id: self.say(runs=turn_id))
+        self._runner = workshop.begin(
+            assignment, lambda turn_id: self.say(runs=turn_id), lambda waits: self.say(waits=waits)
+        )
 
     def _ended(self, runner: Runner, done: "Future[Ending]") -> None:
         self._over.set()

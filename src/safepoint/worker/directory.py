@@ -53,13 +53,25 @@ class Directory:
         return _offered(await self.workers())
 
     async def create(
-        self, session_id: str | None = None, agent: str | None = None, *, worker: str | None = None
+        self,
+        session_id: str | None = None,
+        agent: str | None = None,
+        *,
+        worker: str | None = None,
+        sub_agent: bool = False,
     ) -> SessionView:
-        """Open a session. `worker`: it runs there and nowhere else."""
+        """Open a session.
+
+        Args:
+            session_id: Its id; by default a new one.
+            agent: The agent; by default the first one that is offered.
+            worker: It runs there and nowhere else.
+            sub_agent: A turn of another session waits for it: it may run in the place of a turn that waits.
+        """
         session_id = check_id("session", session_id or uuid.uuid4().hex)
         link = await self._link()
         if await link.last("sessions", (session_id,)) is None:
-            place = Place(await self._agent_for(agent, worker), worker)
+            place = Place(await self._agent_for(agent, worker), worker, sub_agent)
             try:
                 await link.append("sessions", (session_id,), to_json(place), after=0)
             except Fenced:

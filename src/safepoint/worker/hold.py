@@ -7,6 +7,7 @@ whenever the connection comes back. Knows nothing of what the work is.
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from .broker import BrokerError, Link, Order, Queue
 from .orders import NOTE, Assignment, Call, Ending, Reply, StopCall, attempt_of, from_json, to_json, with_tried
@@ -23,16 +24,30 @@ RENEWALS, RETRIES = 3, 10  # in the time of a lease
 
 
 class Hold:
-    """An order, held. `grace`: how long a turn that was told to stop at once may take before its process is ended."""
+    """An order, held.
+
+    grace    how long a turn that was told to stop at once may take before its process is ended
+    changed  is called when the work begins or ceases to wait for a sub-agent
+    """
 
     def __init__(
-        self, link: Link, order: Order, queue: Queue, assignment: Assignment, seat: Seat, grace: float, stats: Stats
+        self,
+        link: Link,
+        order: Order,
+        queue: Queue,
+        assignment: Assignment,
+        seat: Seat,
+        grace: float,
+        stats: Stats,
+        changed: Callable[[], object] = lambda: None,
     ) -> None:
         self._link = link
         self._order = order
         self._queue = queue
         self._grace = grace
         self._stats = stats
+        self._changed = changed
+        self.waits = False  # for a sub-agent: its place may be lent
         self._assignment = assignment
         self._session = assignment.session
         self._running: str | None = None
@@ -48,7 +63,7 @@ class Hold:
 
     async def run(self) -> Ending:
         """Hold it until the work has ended, and settle it."""
-        self.seat.begin(self._assignment, self._heard)
+        self.seat.begin(self._assignment, self._heard, self._waiting)
         forget = self._link.on_return(self._returned)
         end = await self._link.serve(("ctl", self._session), self._answer)
         try:
@@ -72,6 +87,10 @@ class Hold:
         if turn_id is None and self._running is not None:
             self._due.pop(self._running, None)
         self._running = turn_id
+
+    def _waiting(self, waits: bool) -> None:
+        self.waits = waits
+        self._changed()
 
     # What is asked
 

@@ -55,11 +55,14 @@ class Unreadable(BrokerError):
 class Place:
     """What is known of a session before it is opened: its agent, and the one worker it must run on, if any.
 
-    `tried` is used in orders only: how many attempts were made with earlier orders for the same work.
+    Attributes:
+        sub_agent: A turn of another session waits for the turns of this one.
+        tried: Used in orders only: how many attempts were made with earlier orders for the same work.
     """
 
     agent: str
     worker: str | None = None
+    sub_agent: bool = False
     tried: int = 0
 
 
@@ -259,7 +262,9 @@ class WorkerInfo:
 
 def queue_of(place: Place) -> Queue:
     """Whose orders a session has."""
-    return ("any", place.agent) if place.worker is None else ("at", place.worker)
+    if place.worker is not None:
+        return ("at", place.worker)
+    return ("sub" if place.sub_agent else "any", place.agent)
 
 
 def with_tried(order: bytes, tried: int) -> bytes:

@@ -23,6 +23,7 @@ from ..session.session import Session
 from ..session.store import Record, SessionInUse, StoreError
 from ..session.turn import SessionTurn
 from .broker import BrokerError, Entry, Link
+from .lending import Waits
 from .missing import MissingAgent
 from .orders import (
     NOTE,
@@ -57,15 +58,25 @@ LOOK_SECONDS = 1.0
 
 
 class Runner:
-    """One order being worked on. `heard` is told which turn runs, and None when it has ended."""
+    """One order being worked on.
+
+    heard  is told which turn runs, and None when it has ended
+    waits  is told True when the work waits for a sub-agent elsewhere, and False when it does not any more
+    """
 
     def __init__(
-        self, link: Link, agents: Mapping[str, Agent], assignment: Assignment, heard: Callable[[str | None], object]
+        self,
+        link: Link,
+        agents: Mapping[str, Agent],
+        assignment: Assignment,
+        heard: Callable[[str | None], object],
+        waits: Callable[[bool], object] = lambda waits: None,
     ) -> None:
         self._link = link
         self._agents = agents
         self._assignment = assignment
         self._heard = heard
+        self._waits = Waits(waits)
         self._store = BrokerStore(link, f"{assignment.worker}/{assignment.attempt}")
         self._wake = asyncio.Event()
         self._early: dict[str, StopCall] = {}  # stops of turns that are not here (yet)
@@ -86,6 +97,7 @@ class Runner:
     async def run(self) -> Ending:
         """Until there is nothing left to do, or it has to go."""
         about, failure = self._assignment, None
+        self._waits.observe()  # before the session is opened: its tasks are started from here
         unlisten = await self._link.listen(("poke", about.session), lambda data: self._wake.set())
         forget = self._link.on_return(self._wake.set)
         try:

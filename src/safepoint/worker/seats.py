@@ -17,7 +17,8 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 from ..abort import processgroup
 from ..abort.processgroup import collect
@@ -36,11 +37,25 @@ ANSWER_SECONDS = 0.1
 CALL_SECONDS = 4.0
 
 
+Heard: TypeAlias = Callable[[str | None], object]
+Waits: TypeAlias = Callable[[bool], object]
+
+
+def ignored(waits: bool) -> None:
+    """For whoever does not want to know whether the work waits for a sub-agent."""
+
+
 class Seat(Protocol):
     """Where an order is worked on."""
 
-    def begin(self, assignment: Assignment, heard: Callable[[str | None], object]) -> None:
-        """Take an order. From now on it can be asked and stopped."""
+    def begin(self, assignment: Assignment, heard: Heard, waits: Waits = ignored) -> None:
+        """Take an order. From now on it can be asked and stopped.
+
+        Args:
+            assignment: The order.
+            heard: Is told which turn runs, and None when it has ended.
+            waits: Is told True when the work waits for a sub-agent elsewhere, and False when it does not any more.
+        """
         ...
 
     async def run(self) -> Ending:
@@ -71,15 +86,15 @@ class TaskSeat:
         self._workshop = workshop
         self._runner: Runner | None = None
 
-    def begin(self, assignment: Assignment, heard: Callable[[str | None], object]) -> None:
+    def begin(self, assignment: Assignment, heard: Heard, waits: Waits = ignored) -> None:
         """Take an order."""
         home = asyncio.get_running_loop()
 
-        def tell(turn_id: str | None) -> None:
+        def tell(call: Callable[[Any], object], told: object) -> None:
             with contextlib.suppress(RuntimeError):  # the supervisor has gone
-                home.call_soon_threadsafe(heard, turn_id)
+                home.call_soon_threadsafe(call, told)
 
-        self._runner = self._workshop.begin(assignment, tell)
+        self._runner = self._workshop.begin(assignment, partial(tell, heard), partial(tell, waits))
 
     @property
     def _begun(self) -> Runner:
@@ -128,7 +143,8 @@ class ProcessSeat:
         self._asked = 0
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._over: asyncio.Future[Ending] | None = None
-        self._heard: Callable[[str | None], object] = lambda turn_id: None
+        self._heard: Heard = lambda turn_id: None
+        self._waits: Waits = ignored
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = self._start(theirs.fileno())
@@ -158,9 +174,9 @@ class ProcessSeat:
         """The child's number."""
         return self._process.pid
 
-    def begin(self, assignment: Assignment, heard: Callable[[str | None], object]) -> None:
+    def begin(self, assignment: Assignment, heard: Heard, waits: Waits = ignored) -> None:
         """Take an order."""
-        self._heard = heard
+        self._heard, self._waits = heard, waits
         self._over = asyncio.get_running_loop().create_future()
         self._say({"begin": asdict(assignment)})
 
@@ -198,6 +214,8 @@ class ProcessSeat:
                     waiting.set_result(from_json(Reply, json.dumps(reply).encode()))
             case {"runs": turn_id}:
                 self._heard(turn_id)
+            case {"waits": bool(waits)}:
+                self._waits(waits)
             case {"over": ending} if self._over is not None and not self._over.done():
                 self._over.set_result(ending)
             case _:

@@ -70,6 +70,7 @@ class Supervisor:
         self._how: tuple[float, bool, str] = (0.0, True, "")
         self._failure: SafepointError | None = None  # why it goes by itself
         self._announced = 0.0
+        self._only_sub_agents = False  # every place is taken, and some are lent
         self._link: Link
 
     async def run(self, started: Callable[[], object]) -> None:
@@ -116,7 +117,23 @@ class Supervisor:
 
     @property
     def _queues(self) -> list[Queue]:
-        return [("at", self._settings.name), *(("any", agent) for agent in self._settings.agents)]
+        return [("at", self._settings.name), *(("any", agent) for agent in self._settings.agents), *self._sub_queues]
+
+    @property
+    def _sub_queues(self) -> list[Queue]:
+        return [("sub", agent) for agent in self._settings.agents]
+
+    def _open_to(self) -> tuple[list[Queue], int]:
+        """From which queues orders may be taken now, and how many.
+
+        An order that waits for a sub-agent lends its place, and only sub-agents may have it. So whatever waits for
+        sub-agents here, one of them can be worked on; and how much works at the same time stays the same.
+        """
+        places = self._settings.concurrency
+        if len(self._holds) < places:
+            return self._queues, places - len(self._holds)
+        working = sum(not hold.waits for hold in self._holds.values())
+        return self._sub_queues, places - working
 
     def _give_up_working(self, error: SafepointError) -> None:
         """Go by itself. Whoever started the worker is told why when it has gone."""
@@ -132,14 +149,16 @@ class Supervisor:
                 except CannotStart as error:
                     self._give_up_working(error)
                 continue
-            room = self._settings.concurrency - len(self._holds)
-            if room <= 0:
+            self._free.clear()
+            queues, room = self._open_to()
+            self._only_sub_agents = queues == self._sub_queues
+            if self._only_sub_agents:
                 self._hurry(group)
-                self._free.clear()
+            if room <= 0:
                 await self._free.wait()
                 continue
             try:
-                orders = await self._link.take(self._queues, room, TAKE_SECONDS)
+                orders = await self._link.take(queues, room, TAKE_SECONDS)
             except LeaseInForce as error:  # it was away for so long that others have changed the lease
                 self._give_up_working(error)
                 continue
@@ -159,8 +178,12 @@ class Supervisor:
 
     async def _take_no_more(self) -> None:
         await self._going.wait()
+        await self._look_again()
+
+    async def _look_again(self) -> None:
+        """Do not wait for orders any longer with what was known before."""
         with suppress(BrokerError):
-            await self._link.publish(("orders", "at", self._settings.name), b"")  # do not wait for another one
+            await self._link.publish(("orders", "at", self._settings.name), b"")
 
     async def _begin(self, order: Order, group: asyncio.TaskGroup) -> None:
         self._stats.taken += 1
@@ -206,7 +229,8 @@ class Supervisor:
         offered = place.agent in settings.agents
         about = Assignment(order.session, place.agent, settings.name, attempt, resume, settings.idle_for, offered)
         seat = self._seat(group)
-        return Hold(self._link, order, queue_of(place), about, seat, settings.grace, self._stats)
+        stats, free = self._stats, self._free.set
+        return Hold(self._link, order, queue_of(place), about, seat, settings.grace, stats, free)
 
     async def _hold(self, session: str, hold: Hold) -> None:
         """Until it has ended, however that comes: one order does not take the others with it."""
@@ -221,6 +245,8 @@ class Supervisor:
             if isinstance(hold.seat, ProcessSeat):
                 self._pool.give_back(hold.seat)
             self._free.set()
+            if self._only_sub_agents:  # now there may be a place for other orders
+                await self._look_again()
 
     def _seat(self, group: asyncio.TaskGroup) -> Seat:
         if self._workshop is not None:
