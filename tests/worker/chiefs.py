@@ -4,6 +4,7 @@ The chief asks the researcher, who may run on the same worker.
 """
 
 import os
+from typing import Any
 
 from safepoint.agent import Agent
 from safepoint.models.scripted import Call, ScriptedModel
@@ -15,8 +16,9 @@ CHIEF, RESEARCHER = "tests.worker.chiefs:chief", "tests.worker.chiefs:researcher
 _host = RemoteHost(NatsBroker(os.environ.get(URL, "nats://127.0.0.1:1"), namespace=os.environ.get(NAMESPACE, "none")))
 
 researcher = Agent(ScriptedModel(*["found"] * 1000), name="researcher")
+ANSWERS: list[Any] = [[Call("researcher", prompt="look")], "so be it"] * 1000
 chief = Agent(
-    ScriptedModel(*[[Call("researcher", prompt="look")], "so be it"] * 1000),
+    ScriptedModel(*ANSWERS),
     name="chief",
     tools=[remote_tool(_host, "researcher")],
 )

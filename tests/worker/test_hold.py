@@ -29,7 +29,10 @@ class Chair:
         self.heard: Callable[[str | None], object]
 
     def begin(
-        self, assignment: Assignment, heard: Callable[[str | None], object], waits: Callable[[bool], object]
+        self,
+        assignment: Assignment,
+        heard: Callable[[str | None], object],
+        waits: Callable[[bool], object] = lambda waits: None,
     ) -> None:
         self.heard = heard
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.worker import Worker, pool
+from safepoint.worker import NatsBroker, Worker, pool
 from safepoint.worker.pool import CannotStart
+from safepoint.worker.seats import ProcessSeat
+from tests.rigs.nats import free_port
 from tests.worker.breaking import BROKEN, TARGET
 from tests.worker.lab import SECONDS, ends, eventually, hosting, linked, logged, nats, until_kind, working
 from tests.worker.processes import ROOT
@@ -20,7 +22,7 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that breaks the agent while it exists. It does not exist yet: the worker can start."""
     path = tmp_path / "broken"
     monkeypatch.setenv(BROKEN, str(path))
-    monkeypatch.setattr(pool, "PAUSES", (0.05, 0.1))
+    monkeypatch.setattr(pool, "PAUSES", (0.05,))
     return path
 
 
@@ -35,7 +37,7 @@ async def test_a_worker_whose_agent_cannot_be_loaded_any_more_leaves_and_its_ord
         await host.create("s")
         broken.touch()
         await host.send("s", "hello", turn_id="t1")
-        with pytest.raises(CannotStart, match=r"3 processes in a row .*half a deploy"):
+        with pytest.raises(CannotStart, match=r"2 processes in a row .*half a deploy"):
             async with asyncio.timeout(SECONDS):
                 await worker.wait()
         assert (worker.stats.failed_starts, worker.stats.dead) == (1, 0)
@@ -111,7 +113,7 @@ async def test_a_worker_that_is_told_to_go_while_it_cannot_start_processes_goes_
 async def test_a_process_that_is_ended_while_it_starts_says_nothing_about_the_worker():
     broker = nats(lease=30.0)
     async with asyncio.TaskGroup() as group:
-        processes = pool.ProcessPool("w", lambda: pool.ProcessSeat(broker, [TARGET], "w"))
+        processes = pool.ProcessPool("w", lambda: ProcessSeat(broker, [TARGET], "w"))
         seat = processes.take(group)
         seat.kill()
         assert not await seat.comes_up(SECONDS)
@@ -149,3 +151,52 @@ async def test_a_worker_that_cannot_work_is_a_2_on_the_command_line(broken: Path
     told = errors.decode()
     assert "cannot work: 2 processes in a row" in told
     assert "Traceback" not in told.split("cannot work")[-1]
+
+
+async def test_a_process_that_does_not_reach_the_broker_is_tried_again_for_as_long_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(pool, "PAUSES", (0.01,))
+    port, tries = free_port(), 0
+    good = nats()
+
+    def start() -> ProcessSeat:
+        nonlocal tries
+        tries += 1
+        broker = NatsBroker(f"nats://127.0.0.1:{port}") if tries < 4 else good
+        return ProcessSeat(broker, [TARGET], "w")
+
+    async with asyncio.TaskGroup() as group:
+        processes = pool.ProcessPool("w", start)
+        seat = processes.take(group)
+        assert not await seat.comes_up(SECONDS)
+        await seat.gone.wait()
+        assert seat.broker_missing
+        processes.give_back(seat)
+        assert not processes.works
+        await processes.recover(group, asyncio.Event())
+        assert (processes.works, tries) == (True, 4)
+        processes.dismiss()
+
+
+async def test_where_there_is_no_room_for_a_process_the_order_goes_back_and_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(pool, "PAUSES", (0.01, 0.01, 0.01))
+    starts, real = 0, ProcessSeat._start
+
+    def start(seat: ProcessSeat, line: int) -> "subprocess.Popen[bytes]":
+        nonlocal starts
+        starts += 1
+        if starts < 3:
+            raise BlockingIOError("no more processes")
+        return real(seat, line)
+
+    monkeypatch.setattr(ProcessSeat, "_start", start)
+    broker = nats(lease=30.0)
+    async with hosting(broker) as host, working(TARGET, broker, attempts=1) as worker:
+        await host.create("s")
+        await host.send("s", "hello", turn_id="t1")
+        ended = await until_kind(host, "s", "turn_ended", turn_id="t1")
+        assert ended.event.outcome.status == "completed"  # type: ignore[union-attr]
+        assert (worker.stats.dead, starts) == (0, 3)

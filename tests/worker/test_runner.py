@@ -553,7 +553,7 @@ class Breaking(MemoryLink):
 
 async def test_work_that_fails_half_way_ends_no_turn_for_good():
     broker = MemoryBroker()
-    link = Breaking(broker._hub)
+    link = Breaking(broker._hub, 10.0)
     await send(link, "t1")
     async with at_work(link, staller()) as work:
         await work.begins("t1")

@@ -23,7 +23,7 @@ from ..abort import processgroup
 from ..agent.agent import Agent
 from ..agent.target import load_agent
 from ..errors import describe
-from .broker import Broker
+from .broker import Broker, BrokerError
 from .orders import Assignment, Call, Ending, Reply, from_json
 from .runner import Runner
 from .workshop import SWITCH_SECONDS, Workshop
@@ -126,7 +126,8 @@ def main() -> None:
         agents = {agent.name: agent for agent in map(load_agent, targets)}
         asyncio.run(_work(child, broker, agents, name))
     except Exception as error:
-        child.say(failed=describe(error))  # heard only before it is ready: the supervisor tells what is wrong with it
+        # Heard only before it is ready: the supervisor tells what is wrong.
+        child.say(failed=describe(error), broker_missing=isinstance(error, BrokerError))
         raise
 
 

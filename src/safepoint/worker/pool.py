@@ -57,7 +57,12 @@ class ProcessPool:
         return seat
 
     def _started(self, group: asyncio.TaskGroup) -> ProcessSeat:
-        seat = self._start()
+        """Start a process. Raises: OSError, if the system has no room for one."""
+        try:
+            seat = self._start()
+        except OSError as error:
+            self._failed = f"no process can be started: {error}"
+            raise
         group.create_task(seat.talk())
         return seat
 
@@ -72,24 +77,38 @@ class ProcessPool:
     async def recover(self, group: asyncio.TaskGroup, leaving: asyncio.Event) -> None:
         """Wait until a process comes up again. Returns at once when `leaving` is set.
 
+        A process that did not reach the broker says nothing about this worker: that does not count as a try.
+
         Raises:
             CannotStart: none came up, however often it was tried.
         """
-        for pause in PAUSES:
+        tries = 0
+        while tries < len(PAUSES):
             told = "a process for its work has ended before it was ready"
-            log.warning("worker %s: %s (%s): no orders for %g s", self._name, told, self._why, pause)
-            if await set_within(pause, leaving):
+            log.warning("worker %s: %s (%s): no orders for %g s", self._name, told, self._why, PAUSES[tries])
+            if await set_within(PAUSES[tries], leaving):
                 return
-            seat = self._started(group)
-            if await seat.comes_up(START_SECONDS):
+            seat = await self._tried(group)
+            if seat is not None and seat.alive:
                 self._failed = ""
                 self._spare.append(seat)
                 log.warning("worker %s: its processes start again: it takes orders", self._name)
                 return
-            seat.dismiss()
-            self._failed = seat.failure
+            tries += seat is None or not seat.broker_missing
         told = f"{len(PAUSES) + 1} processes in a row have ended before they were ready ({self._failed})"
         raise CannotStart(f"worker {self._name} cannot work: {told}")
+
+    async def _tried(self, group: asyncio.TaskGroup) -> ProcessSeat | None:
+        """Start a process and see whether it comes up; one that does not is ended. None: there was no room for one."""
+        try:
+            seat = self._started(group)
+        except OSError:
+            return None
+        if not await seat.comes_up(START_SECONDS):
+            self._failed = seat.failure
+            seat.dismiss()
+            await seat.gone.wait()
+        return seat
 
     def dismiss(self) -> None:
         """End the processes that have no order."""

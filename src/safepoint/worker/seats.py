@@ -146,8 +146,12 @@ class ProcessSeat:
         self._heard: Heard = lambda turn_id: None
         self._waits: Waits = ignored
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = self._start(theirs.fileno())
+        try:
+            with theirs:
+                self._process = self._start(theirs.fileno())
+        except OSError:
+            ours.close()
+            raise
         self._ours = ours
         self._writer: asyncio.StreamWriter | None = None
         setup = pickle.dumps((broker, list(targets), name))
@@ -156,6 +160,8 @@ class ProcessSeat:
         self._killed = False
         self._settled = asyncio.Event()  # it is ready, or has ended
         self.failure = "it ended without a word"  # if it ends before it is ready
+        self.broker_missing = False  # True: it did, because it did not reach the broker
+        self.gone = asyncio.Event()
         self.alive = True
 
     def _start(self, line: int) -> "subprocess.Popen[bytes]":
@@ -206,8 +212,8 @@ class ProcessSeat:
             case {"ready": True}:
                 self._ready = True
                 self._settled.set()
-            case {"failed": why}:
-                self.failure = str(why)
+            case {"failed": why, "broker_missing": bool(missing)}:
+                self.failure, self.broker_missing = str(why), missing
             case {"n": number, "reply": reply}:
                 waiting = self._replies.get(number)
                 if waiting is not None and not waiting.done():
@@ -229,6 +235,7 @@ class ProcessSeat:
                 os.kill(pid, signal.SIGKILL)
         collect(self._process)
         self._settled.set()
+        self.gone.set()
         if self._over is not None and not self._over.done():
             self._over.set_result(self._end)
         for waiting in self._replies.values():

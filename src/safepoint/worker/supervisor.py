@@ -199,10 +199,14 @@ class Supervisor:
                 place: Place = from_json(Place, order.data)
                 self._holds[order.session] = hold = self._made(order, place, group)
                 group.create_task(self._hold(order.session, hold))
-        except (BrokerError, OSError) as error:
+        except BrokerError as error:
             log.warning("session %s: its order cannot be taken: %s", order.session, error)
             with suppress(BrokerError):
                 await order.give_back(min(0.1 * 2**order.attempt, 5.0))
+        except OSError as error:  # there is no room for one more process: the order can do nothing about that
+            log.warning("session %s: its order cannot be worked on here: %s", order.session, error)
+            with suppress(BrokerError):
+                await put_up_again(self._link, order, queue_of(from_json(Place, order.data)))
 
     async def _may_be_tried(self, order: Order) -> bool:
         """False: it was tried so often that it is gone."""
