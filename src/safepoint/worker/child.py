@@ -93,9 +93,12 @@ class Child:
 
     def _begin(self, workshop: Workshop, assignment: Assignment) -> None:
         self._over.clear()
-        self._runner = workshop.begin(
-            assignment, lambda turn_id: self.say(runs=turn_id), lambda waits: self.say(waits=waits)
-        )
+
+        def tell(waits: bool) -> None:
+            if self._runner is runner:  # a call that an earlier order has left behind says nothing of this one
+                self.say(waits=waits)
+
+        self._runner = runner = workshop.begin(assignment, lambda turn_id: self.say(runs=turn_id), tell)
 
     def _ended(self, runner: Runner, done: "Future[Ending]") -> None:
         self._over.set()
