@@ -48,6 +48,8 @@ __all__ = ["RemoteHost"]
 CALL_SECONDS = 5.0
 # How long a stop looks for what is known of its turn, when the worker did not know.
 LOOK_SECONDS = 0.5
+# The broker itself says at once that nobody has a session: longer than this no caller of a stop waits for it.
+NOBODY_SECONDS = 0.25
 # How long a session may take to find a worker, where somebody waits for it.
 WAKE_SECONDS = 10.0
 WAKE_TRY_SECONDS = 0.05
@@ -153,7 +155,7 @@ class RemoteHost(Directory):
         may have it, and may have looked before: of that nothing can be said.
         """
         try:
-            await (await self._link()).request(("ctl", session_id), to_json(call), LOOK_SECONDS)
+            await (await self._link()).request(("ctl", session_id), to_json(call), NOBODY_SECONDS)
         except Nobody:
             return True
         except BrokerError:
