@@ -7,6 +7,7 @@ import multiprocessing
 import selectors
 import socket
 import statistics
+import tempfile
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
@@ -20,7 +21,7 @@ from safepoint.agent import Agent
 from safepoint.agent.model import AnswerEnded, Chunk, ModelRequest, TextDelta
 from safepoint.run.messages import UserMessage
 from safepoint.server import create_app
-from safepoint.session import LocalHost
+from safepoint.session import LocalHost, SqliteStore
 
 from .measure import AtMost, Contender, Limit, Line, Measure, wall
 from .peers.web import bare
@@ -39,6 +40,8 @@ def peers() -> dict[str, str]:
 def lines(measure: Measure) -> Iterator[Line]:
     with serving(safepoint) as ours, serving(bare) as theirs:
         yield from stopping(measure, ours, theirs)
+        with serving(safepoint_on_disk) as on_disk:
+            yield from recorded_stops(measure, on_disk, theirs)
         yield from streaming(measure, ours, theirs)
         yield from crowded(measure, ours)
 
@@ -50,6 +53,15 @@ def stopping(measure: Measure, ours: int, theirs: int) -> Iterator[Line]:
         " timer thread, which is to warn of leaves that go on; the busier the machine, the more that costs"
     )
     return samples.lines({"a bare echo in Starlette": AtMost(2, why)})
+
+
+def recorded_stops(measure: Measure, ours: int, theirs: int) -> Iterator[Line]:
+    """The answer `recorded` is given when the stop is on the disk: beside an echo that commits one row first."""
+    peer = "an echo in Starlette that commits a row (SQLite, FULL)"
+    contenders = {peer: echoes(theirs, "/commit")}
+    samples = measure("POST stop with SqliteStore, to `recorded`", stops(ours, "recorded"), contenders)
+    why = "the stop is signalled first, and the disk is shared with the end of the turn that it stops"
+    return samples.lines({peer: AtMost(2, why)})
 
 
 def streaming(measure: Measure, ours: int, theirs: int) -> Iterator[Line]:
@@ -165,6 +177,11 @@ def safepoint() -> Any:
     return create_app(LocalHost(Agent(Talker())))
 
 
+def safepoint_on_disk() -> Any:
+    folder = tempfile.mkdtemp()  # of a process that is killed: the system's temporary folder is where it may stay
+    return create_app(LocalHost(Agent(Talker()), SqliteStore(f"{folder}/sessions.db")))
+
+
 @contextmanager
 def connection(port: int) -> Iterator[http.client.HTTPConnection]:
     line = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -197,21 +214,22 @@ def until(line: http.client.HTTPConnection, path: str, *statuses: str) -> None:
         pass
 
 
-def acknowledged(line: http.client.HTTPConnection, path: str) -> float:
+def acknowledged(line: http.client.HTTPConnection, path: str, level: str | None = None) -> float:
     began = wall()
     ack = call(line, "POST", f"{path}/stop", {"at": "NOW", "reason": "enough"})
     took = wall() - began
     assert ack["status"] == "accepted", ack
+    assert level in (None, ack["level"]), ack
     return took
 
 
-def stops(port: int) -> Contender:
+def stops(port: int, level: str | None = None) -> Contender:
     def contender() -> float:
         took = []
         with connection(port) as line:
             for _ in range(STOPS):
                 path = running(line, "wait")
-                took.append(acknowledged(line, path))
+                took.append(acknowledged(line, path, level))
                 until(line, path, "aborted")
                 call(line, "DELETE", path.partition("/turns/")[0])
         return statistics.median(took)
@@ -219,13 +237,13 @@ def stops(port: int) -> Contender:
     return contender
 
 
-def echoes(port: int) -> Contender:
+def echoes(port: int, path: str = "/echo") -> Contender:
     def contender() -> float:
         took = []
         with connection(port) as line:
             for _ in range(STOPS):
                 began = wall()
-                call(line, "POST", "/echo", {"at": "NOW", "reason": "enough"})
+                call(line, "POST", path, {"at": "NOW", "reason": "enough"})
                 took.append(wall() - began)
         return statistics.median(took)
 

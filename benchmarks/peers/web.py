@@ -1,6 +1,10 @@
 """Owns what the server is compared with: a bare Starlette app that answers and streams, and knows of nothing."""
 
+import asyncio
+import sqlite3
+import tempfile
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.applications import Starlette
@@ -11,6 +15,28 @@ from starlette.routing import Route
 
 async def echo(request: Request) -> Response:
     return JSONResponse(await request.json(), 202)
+
+
+class Commits:
+    """An echo that commits a row in a thread before it answers."""
+
+    def __init__(self) -> None:
+        path = f"{tempfile.mkdtemp()}/rows.db"
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("CREATE TABLE rows (text TEXT)")
+        self._thread = ThreadPoolExecutor(1)
+
+    def _commit(self, text: str) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.execute("INSERT INTO rows VALUES (?)", (text,))
+        self._db.execute("COMMIT")
+
+    async def __call__(self, request: Request) -> Response:
+        body = await request.json()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, str(body))
+        return JSONResponse(body, 202)
 
 
 async def stream(request: Request) -> Response:
@@ -24,4 +50,15 @@ async def stream(request: Request) -> Response:
 
 
 def bare() -> Starlette:
-    return Starlette(routes=[Route("/echo", echo, methods=["POST"]), Route("/stream", stream)])
+    commits = Commits()
+
+    async def commit(request: Request) -> Response:
+        return await commits(request)
+
+    return Starlette(
+        routes=[
+            Route("/echo", echo, methods=["POST"]),
+            Route("/commit", commit, methods=["POST"]),
+            Route("/stream", stream),
+        ]
+    )

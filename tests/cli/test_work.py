@@ -3,6 +3,8 @@
 import asyncio
 import signal
 import socket
+import subprocess
+import sys
 import urllib.request
 import uuid
 
@@ -13,7 +15,7 @@ from safepoint.worker import NatsBroker
 from tests.rigs.nats import free_port, shared_url
 from tests.worker.cast import TARGET
 from tests.worker.lab import SECONDS, ends, hosting, linked, logged, until_kind
-from tests.worker.processes import worker_process
+from tests.worker.processes import ROOT, worker_process
 
 QUICK = ("--lease", "2", "--grace", "0.5", "--within", "0.2")
 
@@ -108,3 +110,19 @@ def test_what_makes_no_worker_is_said_at_once(
 def test_a_broker_that_is_not_there_has_no_workers(capsys: pytest.CaptureFixture[str]):
     assert main(["workers", "--nats", "nats://127.0.0.1:9"]) == 3
     assert "cannot connect" in capsys.readouterr().err
+
+
+async def test_a_worker_with_another_lease_than_the_one_in_force_is_a_3(
+    broker: NatsBroker,
+):
+    async with worker_process(shared_url(), broker.namespace, *QUICK, agent=TARGET) as worker:
+        arguments = ["--nats", shared_url(), "--namespace", broker.namespace, "--lease", "5"]
+        command = [sys.executable, "-m", "safepoint", "worker", TARGET, *arguments]
+        process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=subprocess.PIPE)
+        async with asyncio.timeout(SECONDS):
+            _, errors = await process.communicate()
+    assert process.returncode == 3
+    told = errors.decode()
+    assert "the lease in force for agent 'actor' is 2 s, and this worker was started with 5 s" in told
+    assert worker.name in told
+    assert "Traceback" not in told

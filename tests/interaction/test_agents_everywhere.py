@@ -83,7 +83,7 @@ class World:
         self._thread = thread
 
     def agent(self) -> Agent:
-        @tool
+        @tool(effects="idempotent")
         async def look(word: str, ctx: ToolContext) -> str:
             self._begin("look", ctx)
             await current_clock().sleep(1)
@@ -91,7 +91,7 @@ class World:
             await asyncio.sleep(0)
             return self._end("look", ctx, f"saw {word}")
 
-        @tool
+        @tool(effects="idempotent")
         async def quick(word: str, ctx: ToolContext) -> str:
             self._begin("quick", ctx)
             return self._end("quick", ctx, f"quick {word}")
@@ -107,7 +107,7 @@ class World:
             await current_clock().sleep(2)
             return self._end("work", ctx, f"worked {word}")
 
-        @tool
+        @tool(effects="read")
         async def ask(word: str, ctx: ToolContext) -> str:
             self._begin("ask", ctx)
             return self._end("ask", ctx, await ctx.ask_user(f"{word}?"))
@@ -124,7 +124,8 @@ class World:
             ["Now ", ("ask", "sure")],
             ["All ", "done"],
         ]
-        made = tool(work, on_abort="cooperate") if self._thread else tool(work_later, name="work")
+        way: Any = "cooperate" if self._thread else "interrupt"
+        made = tool(work if self._thread else work_later, name="work", effects="idempotent", on_abort=way)
         delegating = helper_as_tool(helper)
         return Agent(
             Reading("top", answers, fails=2), tools=[look, quick, made, ask, delegating], ask_user=person, retry=RETRY
@@ -145,7 +146,7 @@ def helper_as_tool(helper: Agent) -> Any:
     """The sub-agent, called with `word` as everything else here."""
     inner = helper.as_tool()
 
-    @tool(name="helper", on_abort="cooperate")
+    @tool(name="helper", on_abort="cooperate", effects="idempotent")
     async def call(word: str, ctx: ToolContext) -> Any:
         return await inner.fn(prompt=word, ctx=ctx)
 

@@ -614,3 +614,20 @@ async def test_the_turns_that_ended_are_in_the_store_and_everybody_agrees() -> N
     for turn_id, end in (await ends(store)).items():
         assert end.outcome == results[turn_id].outcome
     assert not any(isinstance(one, ToolCalled) for one in await stored(store))
+
+
+async def test_a_turn_that_is_refused_has_an_end_and_is_not_part_of_the_conversation():
+    agent = talker("one")
+    store = MemoryStore()
+    async with Session.open("s", agent=agent, store=store) as session:
+        session.refuse("t1", "hello", UsageError("nobody understands this"))
+        turn = session.turns["t1"]
+        assert str((await turn).outcome.error) == "nobody understands this"  # type: ignore[union-attr]
+        with pytest.raises(UsageError, match="an id is for life"):
+            session.refuse("t1", "", UsageError("again"))
+        await session.send("and now?", turn_id="t2")
+        assert said(session.messages) == ["and now?", "one"]
+    assert {turn_id: ended.outcome.status for turn_id, ended in (await ends(store)).items()} == {
+        "t1": "failed",
+        "t2": "completed",
+    }

@@ -331,3 +331,26 @@ async def test_a_closed_link_says_so_at_once(new: New):
 async def test_a_link_tells_its_lease(new: New):
     async with linked(new(lease=7.5)) as link:
         assert link.lease == 7.5
+
+
+async def test_a_long_queue_does_not_starve_another_one(new: New):
+    other: Queue = ("any", "other")
+    async with linked(new()) as link:
+        for number in range(12):
+            await link.order(ANY, f"long-{number}", b"")
+        for number in range(3):
+            await link.order(other, f"short-{number}", b"")
+        taken = [order.session for _ in range(6) for order in await link.take([ANY, other], 1, 5)]
+        assert [name.split("-")[0] for name in taken] == ["long", "short"] * 3
+        many = [order.session.split("-")[0] for order in await link.take([ANY, other], 4, 5)]
+        assert many == ["long"] * 4, "a place that the short queue does not need is not left empty"
+
+
+async def test_each_queue_gets_its_share_of_many_places(new: New):
+    other: Queue = ("any", "other")
+    async with linked(new()) as link:
+        for number in range(6):
+            await link.order(ANY, f"a-{number}", b"")
+            await link.order(other, f"b-{number}", b"")
+        taken = [order.session[0] for order in await link.take([ANY, other], 4, 5)]
+        assert sorted(taken) == ["a", "a", "b", "b"]

@@ -28,7 +28,12 @@ class Chair:
         self.over: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self.heard: Callable[[str | None], object]
 
-    def begin(self, assignment: Assignment, heard: Callable[[str | None], object]) -> None:
+    def begin(
+        self,
+        assignment: Assignment,
+        heard: Callable[[str | None], object],
+        waits: Callable[[bool], object] = lambda waits: None,
+    ) -> None:
         self.heard = heard
 
     def end(self, ending: Ending) -> None:

@@ -25,7 +25,7 @@ SERVER = [
 WORKER = [
     *("{ns}.log.>", "{ns}.inbox.>", "{ns}.workers.>", "{ns}.dead.>", "{ns}.orders.>", "{ns}.say.>", "_INBOX.>"),
     *READS,
-    *("$JS.API.CONSUMER.DURABLE.CREATE.{ns}-orders.>", "$JS.API.CONSUMER.CREATE.{ns}-orders.>"),
+    *(f"$JS.API.CONSUMER.{ask}.{{ns}}-orders.>" for ask in ("DURABLE.CREATE", "CREATE", "INFO")),
     *("$JS.API.CONSUMER.MSG.NEXT.{ns}-orders.>", "$JS.ACK.{ns}-orders.>"),
     *("$JS.API.STREAM.PURGE.{ns}-inbox", "$JS.API.STREAM.PURGE.{ns}-workers"),
 ]

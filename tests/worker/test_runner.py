@@ -1,6 +1,7 @@
 """Owns the tests of the work on one order: stops that come early, turns that are handed over, owners that lose it."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,7 +29,7 @@ from safepoint.worker.orders import (
     to_json,
 )
 from safepoint.worker.runner import GIVEN_BACK, Runner
-from tests.session.lab import asked, held, talker
+from tests.session.lab import asked, held, said, talker
 from tests.worker.lab import SECONDS, ends, eventually, linked, logged
 
 USER = AbortReason("user", "enough").to_dict()
@@ -429,6 +430,27 @@ async def test_what_cannot_be_read_is_put_aside_and_the_rest_is_worked_off():
         assert await link.keys("inbox") == []
 
 
+async def test_a_message_of_a_newer_version_ends_as_failed_and_says_why():
+    newer = {"turn_id": "t1", "text": "hello", "when_busy": "whenever"}
+    async with linked(MemoryBroker()) as link:
+        await link.append("inbox", ("s",), json.dumps(newer).encode())
+        await link.append("inbox", ("s",), json.dumps(newer).encode())  # it came twice
+        await link.append("inbox", ("s",), to_json(Send("t2", " ")))  # nothing is said
+        await send(link, "t3")
+        agent = talker("one")
+        assert await ran(link, agent) == "idle"
+        done = await ended(link)
+        assert {turn_id: one.status for turn_id, one in done.items()} == {
+            "t1": "failed",
+            "t2": "failed",
+            "t3": "completed",
+        }
+        assert "cannot be understood" in str(done["t1"].error)
+        assert "the message is empty" in str(done["t2"].error)
+        assert asked(agent) == 1, "what was refused is not part of the conversation"
+        assert "hello" not in said(done["t3"].value.messages)
+
+
 async def test_a_turn_that_did_not_want_to_wait_is_refused_where_one_runs():
     agent, released = held("one")
     async with linked(MemoryBroker()) as link:
@@ -462,6 +484,62 @@ async def test_an_agent_that_nobody_has_is_a_failure_and_takes_nothing():
         assert await link.keys("inbox") == [("s",)]
 
 
+async def test_a_session_that_may_run_nowhere_else_ends_its_turns_where_the_agent_is_missing():
+    async with linked(MemoryBroker()) as link:
+        await send(link, "t1", "t2")
+        await record(link, "t2")
+        work = Runner(link, {"painter": talker()}, Assignment("s", "poet", "w", idle_for=0.01, offered=False), print)
+        assert await work.run() == "idle"
+        done = await ended(link)
+        assert (done["t1"].status, done["t2"].status) == ("failed", "aborted")
+        told = str(done["t1"].error)
+        assert "worker 'w' has no agent 'poet'" in told
+        assert "it has painter" in told
+        assert said(done["t1"].partial.messages) == ["do t1"]
+        assert await link.keys("inbox") == []
+
+
+async def test_what_was_interrupted_ends_where_the_agent_is_missing_and_goes_on_where_it_is_there_again():
+    agent = talker(["half an answer", Stall()], "and the rest")
+    async with linked(MemoryBroker()) as link:
+        await send(link, "t1")
+        async with at_work(link, agent) as work:
+            await work.begins("t1")
+            await eventually_said(link, "half")
+            work.runner.leave(0.0)
+            assert await work.left() == "left"
+        without = Runner(link, {}, Assignment("s", agent.name, "w", idle_for=0.01, offered=False), print)
+        assert await without.run() == "idle"
+        heir = (await continued(link))["t1"]
+        failed = (await ended(link))[heir]
+        assert failed.status == "failed"
+        assert "half an answer" in "".join(said(failed.partial.messages))
+        async with at_work(link, agent, idle_for=SECONDS) as work:
+            reply = await eventually_continued(work, heir)
+
+            async def gone_on() -> bool:
+                return reply.turn_id in await ended(link)
+
+            await eventually(gone_on)
+            await work.runner.handle(Close("enough"))
+        assert (await ended(link))[reply.turn_id].value.text == "and the rest"
+
+
+async def eventually_said(link: Link, text: str) -> None:
+    async def heard() -> bool:
+        return any(text in getattr(event, "text", "") for event in await logged(link, "s"))
+
+    await eventually(heard)
+
+
+async def eventually_continued(work: Work, turn_id: str) -> Any:
+    async def asked_to() -> Any:
+        reply = await work.runner.handle(Continue(turn_id))
+        return reply if reply.ok else None
+
+    return await eventually(asked_to)
+
+
 class Breaking(MemoryLink):
     """A link whose inbox cannot be read any more as soon as it is told to break."""
 
@@ -475,7 +553,7 @@ class Breaking(MemoryLink):
 
 async def test_work_that_fails_half_way_ends_no_turn_for_good():
     broker = MemoryBroker()
-    link = Breaking(broker._hub)
+    link = Breaking(broker._hub, 10.0)
     await send(link, "t1")
     async with at_work(link, staller()) as work:
         await work.begins("t1")

@@ -174,12 +174,15 @@ async def test_a_child_makes_way_when_told():
         assert ends(await logged(link, "s"))["t1"].reason.kind == "lease_lost"
 
 
-async def test_a_child_whose_agent_cannot_be_loaded_dies_and_is_noticed(capfd: pytest.CaptureFixture[str]):
+async def test_a_child_whose_agent_cannot_be_loaded_has_not_started_and_says_why(
+    capfd: pytest.CaptureFixture[str],
+):
     async with asyncio.TaskGroup() as group:
         seat = ProcessSeat(nats(), ["tests.worker.cast:nobody"], "w")
         group.create_task(seat.talk())
         seat.begin(ORDER, lambda turn_id: None)
-        assert await finished(seat) == "died"
+        assert await finished(seat) == "unstarted"
+        assert "nobody" in seat.failure
     assert "nobody" in capfd.readouterr().err
 
 

@@ -11,6 +11,7 @@ from safepoint.worker.broker import Link, Queue
 from safepoint.worker.orders import Place, Send, to_json
 from tests.session.lab import held, talker
 from tests.worker.lab import (
+    SECONDS,
     New,
     each_broker,
     ends,
@@ -270,3 +271,62 @@ async def test_workers_say_that_they_are_there_and_that_they_have_gone():
             assert (found["w2"].agents, found["w2"].concurrency, found["w2"].isolation) == (("talker",), 3, "task")
             assert not found["w2"].draining
         assert await host.workers() == []
+
+
+@each_broker
+async def test_agents_of_one_worker_take_turns(new: New):
+    broker = new()
+    busy, rare = talker(*["one"] * 30, name="busy"), talker("two", name="rare")
+    async with linked(broker) as link:
+        for number in range(30):
+            await link.append("sessions", (f"s{number}",), to_json(Place("busy")))
+            await link.append("inbox", (f"s{number}",), to_json(Send(f"t{number}", "hello")))
+            await link.order(("any", "busy"), f"s{number}", to_json(Place("busy")))
+        await link.append("sessions", ("r",), to_json(Place("rare")))
+        await link.append("inbox", ("r",), to_json(Send("r1", "hello")))
+        await link.order(("any", "rare"), "r", to_json(Place("rare")))
+        async with working({"busy": busy, "rare": rare}, broker, concurrency=1, idle_for=0.0):
+
+            async def served() -> bool:
+                return bool(ends(await logged(link, "r")))
+
+            await eventually(served)
+            assert len(await link.ordered()) > 20, "it did not wait until the other one had nothing left"
+
+
+@each_broker
+async def test_a_pinned_session_whose_worker_came_back_without_its_agent_ends_its_turns(new: New):
+    broker = new()
+    async with hosting(broker) as host, linked(broker) as link:
+        async with working(talker("one", name="poet"), broker, name="w1"):
+            await host.create("s", "poet", worker="w1")
+        turn = await host.send("s", "hello", turn_id="t1")
+        await host.send("s", "and this", turn_id="t2")
+        ack = await host.stop("s", "t2")
+        assert (turn.status, ack.status, ack.level) == ("queued", "accepted", "recorded")
+        async with working(talker(name="painter"), broker, name="w1", attempts=2) as worker:
+            ended = await until_kind(host, "s", "turn_ended", turn_id="t1")
+            error = ended.event.outcome.error  # type: ignore[union-attr]
+            assert "worker 'w1' has no agent 'poet': it has painter" in str(error)
+            await ack.settled(SECONDS)
+            assert (await host.turn("s", "t2")).status == "aborted"
+            await finished(link, "s")
+            assert (worker.stats.dead, worker.stats.taken) == (0, 1)
+        assert await link.read("dead", ("s",)) == []
+
+
+@each_broker
+async def test_a_message_of_a_newer_server_ends_and_is_seen_until_then(new: New):
+    broker = new()
+    async with hosting(broker) as host, linked(broker) as link:
+        await link.append("sessions", ("s",), PLACE)
+        data = json.dumps({"turn_id": "t1", "text": "hello", "when_busy": "whenever"}).encode()
+        await link.append("inbox", ("s",), data)
+        assert (await host.turn("s", "t1")).status == "queued"
+        async with working(talker("two"), broker):
+            await host.send("s", "hello again", turn_id="t2")
+            await until_kind(host, "s", "turn_ended", turn_id="t2")
+            view = await host.turn("s", "t1")
+            assert view.status == "failed"
+            assert "when_busy: Input should be" in str(view.outcome.error)  # type: ignore[union-attr]
+            assert [letter.data for letter in await link.read("dead", ("s",))] == [data]

@@ -1,6 +1,7 @@
 """Owns the tests of a sub-agent on another machine: its abort follows it, and whoever runs again finds it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -216,7 +217,7 @@ async def test_a_child_that_nobody_goes_on_with_is_not_waited_for_for_ever():
             session = await the_session(host)
             await until_kind(host, session, "text_streamed")
         for _ in range(2):
-            (order,) = await link.take([("any", "child")], 1, 5)
+            (order,) = await link.take([("sub", "child")], 1, 5)
             await order.give_back()
         async with working(talker(name="child"), broker, attempts=1):
             outcome = await running
@@ -264,3 +265,30 @@ async def test_an_abort_before_the_child_exists_leaves_no_child():
         assert (outcome.status, outcome.reason.message) == ("aborted", "never mind")
         assert await host.sessions() == []
     await host.close()
+
+
+@each_broker
+async def test_a_child_that_has_not_begun_is_not_waited_for_when_its_parent_is_stopped(new: New):
+    broker = new()
+    child = talker([Stall()], "never", name="child")
+    async with working(child, broker, concurrency=1), hosting(broker) as host, asyncio.TaskGroup() as group:
+        await host.create("bystander", "child")
+        await host.send("bystander", "hold the only place", turn_id="t")
+        await until_kind(host, "bystander", "turn_started")
+        controller = AbortController()
+        running = group.create_task(_outcome(parent_of(host), controller))
+
+        async def accepted() -> str | None:
+            others = [one for one in await host.sessions() if one.id != "bystander" and one.turns]
+            return others[0].id if others else None
+
+        session = str(await eventually(accepted))
+        began = time.monotonic()
+        controller.abort("enough")
+        outcome = await running
+        assert time.monotonic() - began < 5.0, "it was waited for until the time was up"
+        assert (outcome.status, outcome.receipt.warnings) == ("aborted", ())
+        await (await host.stop("bystander", "t")).settled(SECONDS)
+        ended = await until_kind(host, session, "turn_ended")
+        assert ended.event.outcome.reason.kind == "parent"  # type: ignore[union-attr]
+        assert asked(child) == 1, "it has not begun later either"

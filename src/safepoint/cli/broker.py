@@ -17,7 +17,8 @@ def broker_options(command: argparse.ArgumentParser, *, by_default: str | None) 
     told = f"default {URL}, or NATS_URL" if by_default else "run sessions on workers there; several with commas"
     group.add_argument("--nats", metavar="URL", default=default, help=told)
     group.add_argument("--namespace", default="safepoint", metavar="WORD", help="default safepoint")
-    group.add_argument("--lease", type=float, default=10.0, metavar="S", help="seconds until a silent worker is dead")
+    told = "seconds until a silent worker counts as dead; the same for all workers of an agent; default 10"
+    group.add_argument("--lease", type=float, default=10.0, metavar="S", help=told)
     group.add_argument("--replicas", type=int, default=1, metavar="N", help="copies in a cluster; default 1")
     group.add_argument("--creds", metavar="FILE", help="a credentials file")
     group.add_argument("--nkey", metavar="FILE", help="an NKey seed file")

@@ -5,6 +5,7 @@ import asyncio
 import logging
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 
 from ..abort.termination import hearing_the_end
@@ -16,7 +17,6 @@ from .style import bold, table
 
 __all__ = ["list_workers", "work"]
 
-log = logging.getLogger("safepoint")
 # Beyond the time for safe points and the grace for what ignores a stop: to give back what was not done.
 LAST_SECONDS = 5.0
 
@@ -46,22 +46,27 @@ def work(options: argparse.Namespace) -> int:
             where = f"takes orders at {options.nats}"
             print(f"{bold('Safepoint')} worker {worker.name} {where}. Ctrl-C makes way.", flush=True)
             async with asyncio.TaskGroup() as group:
-                group.create_task(_until_ended(worker, going))
+                failure = group.create_task(_until_ended(worker, going))
                 await going.wait()
-                await worker.close(options.within)
+                with suppress(Exception):  # why it has ended is told by the other task
+                    await worker.close(options.within)
+            if (error := failure.result()) is not None:
+                raise error
 
     asyncio.run(run())
     print("stopped: what was not done goes on elsewhere", flush=True)
     return 0
 
 
-async def _until_ended(worker: Worker, going: asyncio.Event) -> None:
-    """A worker that ends by itself is not waited for. Whoever closes it is told why."""
+async def _until_ended(worker: Worker, going: asyncio.Event) -> Exception | None:
+    """Wait until the worker has ended, also by itself. Returns what went wrong."""
     try:
         await worker.wait()
     except Exception as error:
-        log.error("worker %s has ended: %s", worker.name, error)
-    going.set()
+        return error
+    finally:
+        going.set()
+    return None
 
 
 def _serve_metrics(worker: Worker, port: int) -> None:
@@ -90,6 +95,7 @@ TOLD = {
     "fenced": "Sessions lost to another owner",
     "killed": "Processes ended because a turn did not stop",
     "dead": "Orders given up",
+    "failed_starts": "Processes that ended before they were ready to work",
 }
 
 
@@ -116,6 +122,7 @@ def list_workers(options: argparse.Namespace) -> int:
         "fenced",
         "killed",
         "dead",
+        "failed starts",
     ]
     table(head, [_row(one) for one in workers])
     return 0
@@ -124,5 +131,5 @@ def list_workers(options: argparse.Namespace) -> int:
 def _row(one: WorkerInfo) -> list[object]:
     load = f"{one.live}/{one.concurrency}" + (" (leaving)" if one.draining else "")
     up = f"{max(time.time() - one.since, 0) / 60:.0f} min"
-    counts = [one.redelivered, one.fenced, one.killed, one.dead]
+    counts = [one.redelivered, one.fenced, one.killed, one.dead, one.failed_starts]
     return [one.name, ", ".join(one.agents), load, one.version, one.isolation, f"{one.machine}/{one.pid}", up, *counts]

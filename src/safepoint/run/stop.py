@@ -110,13 +110,17 @@ def _age(request: StopRequest) -> tuple[bool, float, str]:
 
 @dataclass(frozen=True, slots=True)
 class StopAck:
-    """The answer to a stop, at once. `await ack.settled()`: what became of it."""
+    """The answer to a stop, at once. `await ack.settled()`: what became of it.
+
+    begun  False: what was stopped has not begun, and never will; only that its end is written may take time
+    """
 
     status: AckStatus
     level: AckLevel = "accepted"
     message: str = ""
     id: str = ""
     _settled: Callable[[float | None], Awaitable[Receipt]] | None = field(default=None, repr=False, compare=False)
+    begun: bool = field(default=True, kw_only=True)
 
     async def settled(self, timeout: float | None = None) -> Receipt:
         """The receipt, when everything has ended. Raises: TimeoutError after `timeout` seconds."""

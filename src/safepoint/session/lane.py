@@ -15,7 +15,8 @@ from ..agent.agentrun import Questions
 from ..agent.talk import AgentResult
 from ..errors import SafepointError, UsageError
 from ..run.events import Event, SessionClosed, SessionOpened, StopRequested, TurnEnded, TurnQueued
-from ..run.outcome import Completed, Outcome
+from ..run.outcome import Completed, Failed, Outcome
+from ..run.receipt import Receipt
 from ..run.stop import PRESS_SECONDS, StopAt, StopRequest
 from ..turns.loop import TurnLoop
 from ..turns.turn import TurnPlan
@@ -131,8 +132,7 @@ class Lane:
     def admit(self, turn: SessionTurn, when_busy: WhenBusy = "queue") -> SessionTurn:
         """Accept a turn. Raises: SessionEnded; SessionBusy; UsageError for an id that was used before."""
         self.check_live()
-        if turn.id in self.past.turns or turn.id in self.turns:
-            raise UsageError(f"there was a turn {turn.id!r} already in session {self.id!r}: an id is for life")
+        self._check_new(turn)
         if when_busy not in ("queue", "steer", "interrupt", "reject"):
             raise UsageError(f"when_busy must be queue, steer, interrupt or reject, not {when_busy!r}")
         ahead = next(iter(self.turns), None)
@@ -158,6 +158,20 @@ class Lane:
         if running is not None and way == "interrupt":
             self._press(running)
         return turn
+
+    def _check_new(self, turn: SessionTurn) -> None:
+        if turn.id in self.past.turns or turn.id in self.turns:
+            raise UsageError(f"there was a turn {turn.id!r} already in session {self.id!r}: an id is for life")
+
+    def refuse(self, turn: SessionTurn, error: Exception) -> None:
+        """Accept a turn only to end it as failed. Raises: SessionEnded; UsageError for an id that was used before."""
+        self.check_live()
+        self._check_new(turn)
+        self.turns[turn.id] = turn
+        stored = None if callable(turn.messages) else turn.messages
+        self.add(TurnQueued(**self.stamp(turn.id), turn_id=turn.id, messages=stored), keep=True)
+        now = self.clock.time()
+        self._decide(turn, Failed(error, Receipt(None, None, now), AgentResult(""), finished_at=now))
 
     def _press(self, running: SessionTurn) -> None:
         """Somebody wants the running turn to make way now. Whoever has to want it twice does not wait any longer."""

@@ -117,6 +117,16 @@ class Session:
         turn = self._turn(turn_id, as_messages(text), signal, deadline, caller(1))
         return self._lane.admit(turn, when_busy)
 
+    def refuse(self, turn_id: str, text: str, error: Exception) -> None:
+        """Put a turn on record that cannot be worked on, and end it as failed. It is not part of the conversation.
+
+        Raises:
+            UsageError: the id is empty or was used before.
+            SessionEnded: the session takes no more turns.
+        """
+        messages = as_messages(text) if text.strip() else ()
+        self._lane.refuse(SessionTurn(turn_id, messages, self._lane.stops.stop), error)
+
     async def save_messages(
         self,
         messages: "str | Message | Sequence[str | Message] | MessagesFn",

@@ -3,7 +3,7 @@
 Owns orders, leases, and stops that travel. Knows nothing of HTTP and of the command line.
 """
 
-from .broker import Broker, BrokerError
+from .broker import Broker, BrokerError, LeaseInForce
 from .memory import MemoryBroker
 from .nats import NatsBroker
 from .orders import WorkerInfo
@@ -11,4 +11,14 @@ from .remote import RemoteHost
 from .tool import remote_tool
 from .worker import Worker
 
-__all__ = ["Broker", "BrokerError", "MemoryBroker", "NatsBroker", "RemoteHost", "Worker", "WorkerInfo", "remote_tool"]
+__all__ = [
+    "Broker",
+    "BrokerError",
+    "LeaseInForce",
+    "MemoryBroker",
+    "NatsBroker",
+    "RemoteHost",
+    "Worker",
+    "WorkerInfo",
+    "remote_tool",
+]

@@ -17,17 +17,20 @@ __all__ = [
     "Entry",
     "Fenced",
     "Key",
+    "LeaseInForce",
     "Link",
     "Nobody",
     "Order",
     "Queue",
     "Shelf",
     "TooLate",
+    "same_lease",
 ]
 
 Key: TypeAlias = tuple[str, ...]
-# Whose order it is: any worker with this agent takes it, or the one worker of this name.
-Queue: TypeAlias = tuple[Literal["any", "at"], str]
+# Whose order it is: any worker with this agent takes it, or the one worker of this name. "sub": the agent works for a
+# turn that waits for it, so that any worker with the agent takes it, also one whose places are taken by such turns.
+Queue: TypeAlias = tuple[Literal["any", "at", "sub"], str]
 Answers: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 
 
@@ -45,6 +48,28 @@ class Nobody(BrokerError):
 
 class Fenced(BrokerError):
     """Somebody else has written here since: this writer is not the owner any more."""
+
+
+class LeaseInForce(BrokerError):
+    """A worker was started with another lease than the one that the other workers of its agent use.
+
+    Attributes:
+        seconds: The lease in force.
+    """
+
+    def __init__(self, queue: Queue, seconds: float, wanted: float, more: str = "") -> None:
+        whose = "agent" if queue[0] != "at" else "worker"
+        self.seconds = seconds
+        super().__init__(
+            f"the lease in force for {whose} {queue[1]!r} is {seconds:g} s, and this worker was started with "
+            f"{wanted:g} s: start it with a lease of {seconds:g} s, or stop all workers of the {whose} before you "
+            f"start any with {wanted:g} s{more}"
+        )
+
+
+def same_lease(one: float, other: float) -> bool:
+    """Whether two leases are the same; on their way through a broker they are rounded."""
+    return abs(one - other) < 1e-6
 
 
 Shelf: TypeAlias = Literal["log", "inbox", "stops", "sessions", "workers", "dead"]
@@ -149,7 +174,20 @@ class Link(Protocol):
         ...
 
     async def take(self, queues: Sequence[Queue], limit: int, wait: float) -> list[Order]:
-        """Hold some orders, each for a lease; waits at most so long for the first, or for a word to ("orders", …)."""
+        """Hold some orders, each for a lease; waits at most so long for the first, or for a word to ("orders", …).
+
+        The queues take turns: one with many orders waiting does not keep those of another one waiting (`Rotation`).
+
+        Raises: LeaseInForce, if the orders of a queue are held for another time than `lease`.
+        """
+        ...
+
+    async def lease_in_force(self, queue: Queue) -> float:
+        """How long the broker leaves orders of this queue to whoever takes them; `lease`, if nobody has set it yet."""
+        ...
+
+    async def change_lease(self, queue: Queue) -> None:
+        """Put `lease` in force for this queue. Whoever holds orders with another one may lose them."""
         ...
 
     async def ordered(self) -> set[str]:

@@ -13,14 +13,17 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from ..abort import processgroup
+from ..agent.agent import Agent
 from ..agent.target import load_agent
-from .broker import Broker
+from ..errors import describe
+from .broker import Broker, BrokerError
 from .orders import Assignment, Call, Ending, Reply, from_json
 from .runner import Runner
 from .workshop import SWITCH_SECONDS, Workshop
@@ -90,7 +93,12 @@ class Child:
 
     def _begin(self, workshop: Workshop, assignment: Assignment) -> None:
         self._over.clear()
-        self._runner = workshop.begin(assignment, lambda turn_id: self.say(runs=turn_id))
+
+        def tell(waits: bool) -> None:
+            if self._runner is runner:  # a call that an earlier order has left behind says nothing of this one
+                self.say(waits=waits)
+
+        self._runner = runner = workshop.begin(assignment, lambda turn_id: self.say(runs=turn_id), tell)
 
     def _ended(self, runner: Runner, done: "Future[Ending]") -> None:
         self._over.set()
@@ -116,13 +124,19 @@ def main() -> None:
     """Work until the supervisor has no more orders."""
     sys.setswitchinterval(SWITCH_SECONDS)
     child = Child(socket.socket(fileno=int(sys.argv[1])))
-    broker, targets, name = child.setup()
-    agents = {agent.name: agent for agent in map(load_agent, targets)}
+    try:
+        broker, targets, name = child.setup()
+        agents = {agent.name: agent for agent in map(load_agent, targets)}
+        asyncio.run(_work(child, broker, agents, name))
+    except Exception as error:
+        # Heard only before it is ready: the supervisor tells what is wrong.
+        child.say(failed=describe(error), broker_missing=isinstance(error, BrokerError))
+        raise
 
-    async def work() -> None:
-        workshop = Workshop(broker, agents, name)
-        await workshop.open()
-        threading.Thread(target=child.listen, args=[workshop], daemon=True).start()
-        await asyncio.Event().wait()
 
-    asyncio.run(work())
+async def _work(child: Child, broker: Broker, agents: Mapping[str, Agent], name: str) -> None:
+    workshop = Workshop(broker, agents, name)
+    await workshop.open()
+    child.say(ready=True)
+    threading.Thread(target=child.listen, args=[workshop], daemon=True).start()
+    await asyncio.Event().wait()

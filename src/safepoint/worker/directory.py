@@ -14,7 +14,7 @@ from ..session.lane import SessionEnded
 from ..session.turn import check_id
 from .broker import Broker, Entry, Fenced, Link
 from .mirror import Mirror, status_of
-from .orders import Place, Send, Unreadable, WorkerInfo, from_json, to_json
+from .orders import Place, SendHead, Unreadable, WorkerInfo, from_json, to_json
 from .pages import last_seq
 
 __all__ = ["Directory"]
@@ -53,13 +53,25 @@ class Directory:
         return _offered(await self.workers())
 
     async def create(
-        self, session_id: str | None = None, agent: str | None = None, *, worker: str | None = None
+        self,
+        session_id: str | None = None,
+        agent: str | None = None,
+        *,
+        worker: str | None = None,
+        sub_agent: bool = False,
     ) -> SessionView:
-        """Open a session. `worker`: it runs there and nowhere else."""
+        """Open a session.
+
+        Args:
+            session_id: Its id; by default a new one.
+            agent: The agent; by default the first one that is offered.
+            worker: It runs there and nowhere else.
+            sub_agent: A turn of another session waits for it: it may run in the place of a turn that waits.
+        """
         session_id = check_id("session", session_id or uuid.uuid4().hex)
         link = await self._link()
         if await link.last("sessions", (session_id,)) is None:
-            place = Place(await self._agent_for(agent, worker), worker)
+            place = Place(await self._agent_for(agent, worker), worker, sub_agent)
             try:
                 await link.append("sessions", (session_id,), to_json(place), after=0)
             except Fenced:
@@ -122,7 +134,7 @@ class Directory:
         link = await self._link()
         entries = await link.read("inbox", (session_id,))
         await mirror.catch_up()  # what has left the inbox, also before it was read, is there
-        new = [one for one in _readable(Send, entries) if one.turn_id not in mirror.past.turns]
+        new = [one for one in _readable(SendHead, entries) if one.turn_id not in mirror.past.turns]
         stopped = {entry.key[-1] for entry in await link.lasts("stops", (session_id,))} if new else ()
         views = (TurnView(o.turn_id, "stopping" if o.turn_id in stopped else "queued", said=o.text) for o in new)
         return {view.id: view for view in views}

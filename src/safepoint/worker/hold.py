@@ -7,15 +7,16 @@ whenever the connection comes back. Knows nothing of what the work is.
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from .broker import BrokerError, Link, Order, Queue
-from .orders import NOTE, Assignment, Call, Ending, Reply, StopCall, from_json, to_json
+from .orders import NOTE, Assignment, Call, Ending, Reply, StopCall, attempt_of, from_json, to_json, with_tried
 from .seats import Seat
 from .stats import Stats
 from .stopping import recorded_stops
 from .waiting import set_within
 
-__all__ = ["Hold"]
+__all__ = ["Hold", "put_up_again"]
 
 log = logging.getLogger("safepoint")
 ACK_TRIES = 5
@@ -23,16 +24,30 @@ RENEWALS, RETRIES = 3, 10  # in the time of a lease
 
 
 class Hold:
-    """An order, held. `grace`: how long a turn that was told to stop at once may take before its process is ended."""
+    """An order, held.
+
+    grace    how long a turn that was told to stop at once may take before its process is ended
+    changed  is called when the work begins or ceases to wait for a sub-agent
+    """
 
     def __init__(
-        self, link: Link, order: Order, queue: Queue, assignment: Assignment, seat: Seat, grace: float, stats: Stats
+        self,
+        link: Link,
+        order: Order,
+        queue: Queue,
+        assignment: Assignment,
+        seat: Seat,
+        grace: float,
+        stats: Stats,
+        changed: Callable[[], object] = lambda: None,
     ) -> None:
         self._link = link
         self._order = order
         self._queue = queue
         self._grace = grace
         self._stats = stats
+        self._changed = changed
+        self.waits = False  # for a sub-agent: its place may be lent
         self._assignment = assignment
         self._session = assignment.session
         self._running: str | None = None
@@ -48,7 +63,7 @@ class Hold:
 
     async def run(self) -> Ending:
         """Hold it until the work has ended, and settle it."""
-        self.seat.begin(self._assignment, self._heard)
+        self.seat.begin(self._assignment, self._heard, self._waiting)
         forget = self._link.on_return(self._returned)
         end = await self._link.serve(("ctl", self._session), self._answer)
         try:
@@ -72,6 +87,10 @@ class Hold:
         if turn_id is None and self._running is not None:
             self._due.pop(self._running, None)
         self._running = turn_id
+
+    def _waiting(self, waits: bool) -> None:
+        self.waits = waits
+        self._changed()
 
     # What is asked
 
@@ -184,6 +203,9 @@ class Hold:
                     # What was ended by force is sealed at once; what crashes is not tried again in a hurry.
                     pause = 0.0 if self._killed else min(0.1 * 2**self._order.attempt, 5.0)
                     await self._order.give_back(pause)
+                case "unstarted":
+                    self._stats.failed_starts += 1
+                    await put_up_again(self._link, self._order, self._queue)
                 case "fenced":
                     self._stats.fenced += 1  # it is not ours: whoever has it settles it
         except BrokerError as error:
@@ -199,4 +221,15 @@ class Hold:
                     raise
         # Who sent something in this very moment was told that there is an order.
         if await self._link.read("inbox", (self._session,), 0, 1):
-            await self._link.order(self._queue, self._session, self._order.data)
+            await self._link.order(self._queue, self._session, with_tried(self._order.data, 0))
+
+
+async def put_up_again(link: Link, order: Order, queue: Queue) -> None:
+    """Put up a new order in place of one for which nothing was tried. The broker would count it as one more attempt.
+
+    The note in the inbox is for the case that this process dies in between: whoever looks for messages without an order
+    finds it.
+    """
+    await link.append("inbox", (order.session,), NOTE)
+    await order.done()
+    await link.order(queue, order.session, with_tried(order.data, attempt_of(order) - 1))

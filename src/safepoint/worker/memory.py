@@ -12,11 +12,27 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..abort.clock import check_seconds
-from .broker import KEPT, Answers, BrokerError, Entry, Fenced, Key, Nobody, Order, Queue, Shelf, TooLate
+from .broker import (
+    KEPT,
+    Answers,
+    BrokerError,
+    Entry,
+    Fenced,
+    Key,
+    LeaseInForce,
+    Nobody,
+    Order,
+    Queue,
+    Shelf,
+    TooLate,
+    same_lease,
+)
+from .rotation import Rotation
 
 __all__ = ["MemoryBroker", "MemoryLink"]
 
 X = TypeVar("X")
+FAR = float("inf")
 
 
 @dataclass
@@ -42,7 +58,7 @@ class _Listener:
 class _Hub:
     """What all links share, under one lock."""
 
-    lease: float
+    leases: dict[Queue, float] = field(default_factory=dict)  # in force
     lock: threading.RLock = field(default_factory=threading.RLock)
     positions: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
     shelves: dict[Shelf, dict[Key, list[tuple[Entry, float]]]] = field(default_factory=lambda: {s: {} for s in KEPT})
@@ -56,22 +72,31 @@ class MemoryBroker:
     """A broker for this process. `lease`: how long an order is held without being renewed, in seconds."""
 
     def __init__(self, lease: float = 10.0) -> None:
-        self._hub = _Hub(check_seconds("lease", lease))
+        self._lease = check_seconds("lease", lease)
+        self._hub = _Hub()
+
+    def with_lease(self, lease: float) -> "MemoryBroker":
+        """The same broker, for workers that are started with another lease."""
+        other = MemoryBroker(lease)
+        other._hub = self._hub
+        return other
 
     async def connect(self, name: str) -> "MemoryLink":
         """A connection."""
-        return MemoryLink(self._hub)
+        return MemoryLink(self._hub, self._lease)
 
 
 class MemoryLink:
     """One user of the broker, in one event loop."""
 
-    def __init__(self, hub: _Hub) -> None:
+    def __init__(self, hub: _Hub, lease: float) -> None:
         self._hub = hub
         self._loop = asyncio.get_running_loop()
         self._ending: list[Callable[[], None]] = []
         self._closed = False
-        self.lease = hub.lease
+        self._rotation = Rotation()
+        self._attended: set[Queue] = set()
+        self.lease = lease
 
     def _check(self) -> None:
         if self._closed:
@@ -159,6 +184,7 @@ class MemoryLink:
         try:
             while True:
                 self._check()
+                await self._attend(queues)
                 news.clear()
                 found, next_free = self._free(queues, limit)
                 left = until - time.monotonic()
@@ -172,19 +198,38 @@ class MemoryLink:
         finally:
             self._hub.waiting.discard(waiter)
 
+    async def _attend(self, queues: Sequence[Queue]) -> None:
+        for queue in queues:
+            if queue not in self._attended:
+                seconds = await self.lease_in_force(queue)
+                if not same_lease(seconds, self.lease):
+                    raise LeaseInForce(queue, seconds, self.lease)
+                self._attended.add(queue)
+
+    async def lease_in_force(self, queue: Queue) -> float:
+        """The lease of whoever has used the queue first, or has changed it since."""
+        self._check()
+        with self._hub.lock:
+            return self._hub.leases.setdefault(queue, self.lease)
+
+    async def change_lease(self, queue: Queue) -> None:
+        """Put the lease of this link in force."""
+        self._check()
+        with self._hub.lock:
+            self._hub.leases[queue] = self.lease
+
     def _free(self, queues: Sequence[Queue], limit: int) -> tuple[list[Order], float]:
         """The orders that nobody holds, taken; and when the next one will be free."""
-        now, found, next_free = time.monotonic(), list[Order](), float("inf")
+        now, found = time.monotonic(), list[Order]()
         with self._hub.lock:
-            for placed in self._hub.orders.values():
-                if placed.queue not in queues:
-                    continue
-                if placed.free_at <= now and len(found) < limit:
+            for queue, share in self._rotation.shares(queues, limit):
+                free = [one for one in self._hub.orders.values() if one.queue == queue and one.free_at <= now]
+                for placed in free[: min(share, limit - len(found))]:
                     placed.attempt += 1
-                    placed.free_at = now + self.lease
+                    placed.free_at = now + self._hub.leases[queue]
                     found.append(_Held(self, placed, placed.attempt))
-                else:
-                    next_free = min(next_free, placed.free_at)
+                    self._rotation.served(queue)
+            next_free = min((one.free_at for one in self._hub.orders.values() if one.queue in queues), default=FAR)
         return found, next_free
 
     async def ordered(self) -> set[str]:
@@ -290,7 +335,7 @@ class _Held:
 
     async def renew(self) -> None:
         """Hold it for one more lease."""
-        self._hold_until(time.monotonic() + self._link.lease)
+        self._hold_until(time.monotonic() + self._link._hub.leases[self._placed.queue])
 
     async def done(self) -> None:
         """There is nothing left to do."""

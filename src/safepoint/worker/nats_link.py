@@ -20,8 +20,22 @@ from nats.aio.msg import Msg
 from nats.js.errors import APIError, NotFoundError
 
 from ..session.home import Home
-from .broker import Answers, BrokerError, Entry, Fenced, Key, Nobody, Order, Queue, Shelf, TooLate
-from .nats_streams import ORDERS, consumer_config, consumer_of, key_of, stream_name, subject
+from .broker import (
+    Answers,
+    BrokerError,
+    Entry,
+    Fenced,
+    Key,
+    LeaseInForce,
+    Nobody,
+    Order,
+    Queue,
+    Shelf,
+    TooLate,
+    same_lease,
+)
+from .nats_streams import ORDERS, consumer_config, consumer_lease, consumer_of, key_of, stream_name, subject
+from .rotation import Rotation
 
 __all__ = ["NatsLink"]
 
@@ -43,6 +57,7 @@ class NatsLink:
         self._consumers: set[Queue] = set()
         self._hints: dict[Queue, Callable[[], Awaitable[None]]] = {}
         self._hinted = asyncio.Event()
+        self._rotation = Rotation()
         self._home = Home()
         self.troubled: Exception | None = None  # while connecting
         self._nc: Any = None
@@ -219,11 +234,9 @@ class NatsLink:
         until, hinted = time.monotonic() + wait, False
         while True:
             self._hinted.clear()
-            found: list[Order] = []
             for queue in queues:
                 await self._attend(queue)
-                if len(found) < limit:
-                    found += await self._pull(queue, limit - len(found))
+            found = await self._pull_fairly(queues, limit)
             left = until - time.monotonic()
             if found or left <= 0 or hinted:
                 return found
@@ -234,12 +247,40 @@ class NatsLink:
     async def _attend(self, queue: Queue) -> None:
         """See to it that the queue's consumer is there, and that somebody tells us of new orders."""
         if queue not in self._consumers:
-            config = consumer_config(self._namespace, queue, self.lease)
-            stream = stream_name(self._namespace, ORDERS)
-            await self._patiently(lambda: self._js.add_consumer(stream, config))
+            seconds = await self.lease_in_force(queue)
+            if not same_lease(seconds, self.lease):
+                raise LeaseInForce(queue, seconds, self.lease)
             self._consumers.add(queue)
         if queue not in self._hints:
             self._hints[queue] = await self.listen(("orders", *queue), lambda data: self._hinted.set())
+
+    async def lease_in_force(self, queue: Queue) -> float:
+        """The time for which the queue's consumer waits for an acknowledgement."""
+        seconds = await self._patiently(lambda: consumer_lease(self._nc, self._namespace, queue, self.lease))
+        return float(seconds)
+
+    async def change_lease(self, queue: Queue) -> None:
+        """Overwrite the settings of the queue's consumer."""
+        config, stream = consumer_config(self._namespace, queue, self.lease), stream_name(self._namespace, ORDERS)
+        await self._patiently(lambda: self._js.add_consumer(stream, config))
+
+    async def _pull_fairly(self, queues: Sequence[Queue], limit: int) -> list[Order]:
+        """Ask the queues for orders, the one that has waited longest first."""
+        found: list[Order] = []
+        empty: set[Queue] = set()
+        for queue, share in self._rotation.shares(queues, limit):
+            wanted = min(share, limit - len(found))
+            if wanted <= 0:
+                break
+            if queue in empty:
+                continue
+            pulled = await self._pull(queue, wanted)
+            found += pulled
+            if pulled:
+                self._rotation.served(queue)
+            if len(pulled) < wanted:
+                empty.add(queue)
+        return found
 
     async def _pull(self, queue: Queue, limit: int) -> list[Order]:
         place = f"$JS.API.CONSUMER.MSG.NEXT.{stream_name(self._namespace, ORDERS)}.{consumer_of(queue)}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import re
 import time
 from typing import Any
@@ -14,7 +15,7 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from ..errors import UsageError
 from .broker import KEPT, BrokerError, Key, Queue
 
-__all__ = ["ORDERS", "consumer_config", "consumer_of", "ensure", "key_of", "stream_name", "subject"]
+__all__ = ["ORDERS", "consumer_config", "consumer_lease", "consumer_of", "ensure", "key_of", "stream_name", "subject"]
 
 ORDERS = "orders"
 PLAIN = re.compile(r"[A-Za-z0-9_-]+")
@@ -25,6 +26,7 @@ ASK_SECONDS = 1.0
 AGAIN_SECONDS = 0.1
 READY_SECONDS = 15.0
 EXISTS = 10058  # the server's number for "stream name already in use"
+CONSUMER_EXISTS = (10013, 10105, 10148)  # and for consumers, with other settings
 
 
 def token(text: str) -> str:
@@ -73,6 +75,24 @@ def consumer_config(namespace: str, queue: Queue, lease: float) -> ConsumerConfi
         max_deliver=-1,
         max_ack_pending=-1,
     )
+
+
+async def consumer_lease(connection: Client, namespace: str, queue: Queue, lease: float) -> float:
+    """Make the consumer of a queue if there is none; the lease in force, which is that of whoever made it.
+
+    Raises: what the client library raises, in the same cases.
+    """
+    stream, name = stream_name(namespace, ORDERS), consumer_of(queue)
+    # The client library always overwrites a consumer that is there; the server is told not to.
+    wanted = {"stream_name": stream, "config": consumer_config(namespace, queue, lease).as_dict(), "action": "create"}
+    place = f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.{name}"
+    answer = json.loads((await connection.request(place, json.dumps(wanted).encode(), timeout=ASK_SECONDS)).data)
+    if answer.get("error", {}).get("err_code") in CONSUMER_EXISTS:
+        info = await connection.jetstream(timeout=ASK_SECONDS).consumer_info(stream, name)
+        return float(info.config.ack_wait or lease)
+    if "error" in answer:
+        APIError.from_error(answer["error"])
+    return float(answer["config"]["ack_wait"]) / 1e9
 
 
 def configs(namespace: str, replicas: int) -> list[StreamConfig]:

@@ -13,7 +13,7 @@ from ..abort import AbortReason
 from ..errors import UsageError, describe
 from ..run.stop import AckStatus, StopAt
 from ..session.lane import SessionBusy, SessionEnded, WhenBusy
-from .broker import BrokerError, Queue
+from .broker import BrokerError, Order, Queue
 
 __all__ = [
     "NOTE",
@@ -30,18 +30,21 @@ __all__ = [
     "Remove",
     "Reply",
     "Send",
+    "SendHead",
     "StopCall",
     "Unreadable",
     "WorkerInfo",
+    "attempt_of",
     "from_json",
     "queue_of",
     "to_json",
+    "with_tried",
 ]
 
 T = TypeVar("T")
 # How the work on an order ended: nothing left to do; as told, with turns left; another owner came; it could not be
-# done; its process died.
-Ending: TypeAlias = Literal["idle", "left", "fenced", "failed", "died"]
+# done; its process died; its process ended before it was ready, so that nothing of the work has begun.
+Ending: TypeAlias = Literal["idle", "left", "fenced", "failed", "died", "unstarted"]
 
 
 class Unreadable(BrokerError):
@@ -50,10 +53,17 @@ class Unreadable(BrokerError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is known of a session before it is opened: its agent, and the one worker it must run on, if any."""
+    """What is known of a session before it is opened: its agent, and the one worker it must run on, if any.
+
+    Attributes:
+        sub_agent: A turn of another session waits for the turns of this one.
+        tried: Used in orders only: how many attempts were made with earlier orders for the same work.
+    """
 
     agent: str
     worker: str | None = None
+    sub_agent: bool = False
+    tried: int = 0
 
 
 # In an inbox: there is work in this session, whatever else the inbox says. Whoever owns it next takes it out.
@@ -68,6 +78,14 @@ class Send:
     text: str
     seconds: float | None = None
     when_busy: WhenBusy = "queue"
+
+
+@dataclass(frozen=True, slots=True)
+class SendHead:
+    """As much of a message as every version understands: which turn it is, and what was said."""
+
+    turn_id: str
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +222,11 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """An order as the process gets it that works on it. `resume`: go on with what a crash has interrupted."""
+    """An order as the process gets it that works on it.
+
+    resume   go on with what a crash has interrupted
+    offered  the worker has the agent; False: it was started without, and the session may run nowhere else
+    """
 
     session: str
     agent: str
@@ -212,6 +234,7 @@ class Assignment:
     attempt: int = 1
     resume: bool = True
     idle_for: float = 1.0
+    offered: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +256,33 @@ class WorkerInfo:
     fenced: int = 0
     killed: int = 0
     dead: int = 0
+    failed_starts: int = 0
+    lease: float = 0.0  # 0.0: of a version that does not say
 
 
 def queue_of(place: Place) -> Queue:
     """Whose orders a session has."""
-    return ("any", place.agent) if place.worker is None else ("at", place.worker)
+    if place.worker is not None:
+        return ("at", place.worker)
+    return ("sub" if place.sub_agent else "any", place.agent)
+
+
+def with_tried(order: bytes, tried: int) -> bytes:
+    """What an order says, for another order for the same work. What cannot be read stays as it is."""
+    try:
+        place: Place = from_json(Place, order)
+    except Unreadable:
+        return order
+    return order if place.tried == tried else to_json(replace(place, tried=tried))
+
+
+def attempt_of(order: Order) -> int:
+    """Which attempt this is at the work that the order is for. The broker counts deliveries of this order alone."""
+    try:
+        place: Place = from_json(Place, order.data)
+    except Unreadable:
+        return order.attempt
+    return place.tried + order.attempt
 
 
 ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
@@ -254,5 +299,7 @@ def from_json(kind: "type[T] | Any", data: bytes) -> T:
     try:
         read: T = adapter.validate_json(data)
     except ValidationError as error:
-        raise Unreadable(f"a message cannot be understood: {error.errors()[0]['msg']}: {data[:200]!r}") from None
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the whole of it"
+        raise Unreadable(f"a message cannot be understood ({where}: {first['msg']}): {data[:200]!r}") from None
     return read

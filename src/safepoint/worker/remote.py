@@ -48,9 +48,12 @@ __all__ = ["RemoteHost"]
 CALL_SECONDS = 5.0
 # How long a stop looks for what is known of its turn, when the worker did not know.
 LOOK_SECONDS = 0.5
+# The broker itself says at once that nobody has a session: longer than this no caller of a stop waits for it.
+NOBODY_SECONDS = 0.25
 # How long a session may take to find a worker, where somebody waits for it.
 WAKE_SECONDS = 10.0
 WAKE_TRY_SECONDS = 0.05
+NOT_BEGUN = "no worker has it: it will not begin"
 BUSY = ("queue", "steer", "interrupt", "reject")
 
 
@@ -142,7 +145,22 @@ class RemoteHost(Directory):
                 raise SessionEnded("the host was closed before the turn had ended")
             return receipt_of(outcome)
 
-        return StopAck(status, level, told, turn_id, None if status == "unknown" else settled)
+        begun = told != NOT_BEGUN or not await self._nobody_has(session_id, call)
+        return StopAck(status, level, told, turn_id, None if status == "unknown" else settled, begun=begun)
+
+    async def _nobody_has(self, session_id: str, call: StopCall) -> bool:
+        """Whether no worker has the session, asked after the stop was recorded.
+
+        Whoever takes the session later reads the record before anything begins. A worker that does not answer in time
+        may have it, and may have looked before: of that nothing can be said.
+        """
+        try:
+            await (await self._link()).request(("ctl", session_id), to_json(call), NOBODY_SECONDS)
+        except Nobody:
+            return True
+        except BrokerError:
+            pass
+        return False
 
     async def _verdict(
         self, session_id: str, turn_id: str, reply: Reply | None, recorded: bool
@@ -171,10 +189,7 @@ class RemoteHost(Directory):
         if reply is not None:
             return status, "delivered", reply.message or "the worker was told"
         begun = turn is not None and turn.started
-        rest = (
-            "no worker answers for it: it ends as soon as one does" if begun else "no worker has it: it will not begin"
-        )
-        return status, "recorded", rest
+        return status, "recorded", ("no worker answers for it: it ends as soon as one does" if begun else NOT_BEGUN)
 
     async def _known(self, session_id: str, turn_id: str, over: bool) -> tuple[PastTurn | None, bool]:
         """What the log says of a turn, and whether it is in the inbox only. `over`: its end is being written."""

@@ -23,6 +23,8 @@ from ..session.session import Session
 from ..session.store import Record, SessionInUse, StoreError
 from ..session.turn import SessionTurn
 from .broker import BrokerError, Entry, Link
+from .lending import Waits
+from .missing import MissingAgent
 from .orders import (
     NOTE,
     Answer,
@@ -37,6 +39,7 @@ from .orders import (
     Remove,
     Reply,
     Send,
+    SendHead,
     StopCall,
     Unreadable,
     from_json,
@@ -55,15 +58,25 @@ LOOK_SECONDS = 1.0
 
 
 class Runner:
-    """One order being worked on. `heard` is told which turn runs, and None when it has ended."""
+    """One order being worked on.
+
+    heard  is told which turn runs, and None when it has ended
+    waits  is told True when the work waits for a sub-agent elsewhere, and False when it does not any more
+    """
 
     def __init__(
-        self, link: Link, agents: Mapping[str, Agent], assignment: Assignment, heard: Callable[[str | None], object]
+        self,
+        link: Link,
+        agents: Mapping[str, Agent],
+        assignment: Assignment,
+        heard: Callable[[str | None], object],
+        waits: Callable[[bool], object] = lambda waits: None,
     ) -> None:
         self._link = link
         self._agents = agents
         self._assignment = assignment
         self._heard = heard
+        self._waits = Waits(waits)
         self._store = BrokerStore(link, f"{assignment.worker}/{assignment.attempt}")
         self._wake = asyncio.Event()
         self._early: dict[str, StopCall] = {}  # stops of turns that are not here (yet)
@@ -84,6 +97,7 @@ class Runner:
     async def run(self) -> Ending:
         """Until there is nothing left to do, or it has to go."""
         about, failure = self._assignment, None
+        self._waits.observe()  # before the session is opened: its tasks are started from here
         unlisten = await self._link.listen(("poke", about.session), lambda data: self._wake.set())
         forget = self._link.on_return(self._wake.set)
         try:
@@ -119,10 +133,7 @@ class Runner:
         return failure
 
     async def _open(self) -> Session:
-        about, store = self._assignment, self._store
-        agent = self._agents.get(about.agent)
-        if agent is None:
-            raise UsageError(f"worker {about.worker!r} has no agent {about.agent!r}: it has {', '.join(self._agents)}")
+        about, store, agent = self._assignment, self._store, self._agent()
         for _ in range(OPENINGS):
             try:
                 resume = await self._write_stops() and about.resume
@@ -136,6 +147,17 @@ class Runner:
         for turn_id, call in list(self._early.items()):
             self._strike(session, turn_id, call)
         return session
+
+    def _agent(self) -> Agent:
+        about = self._assignment
+        agent = self._agents.get(about.agent)
+        if agent is not None:
+            return agent
+        why = f"worker {about.worker!r} has no agent {about.agent!r}: it has {', '.join(self._agents)}"
+        if about.offered:  # something is wrong with this process: another one, or another worker, may have the agent
+            raise UsageError(why)
+        log.error("session %s runs on this worker only, and cannot: %s: its turns end as failed", about.session, why)
+        return MissingAgent(about.agent, f"{why}. The session runs on that worker only: start it with the agent")
 
     async def _write_stops(self) -> bool:
         """What was stopped while nobody had the session is written in its log, so that it is sealed, not run again.
@@ -223,11 +245,12 @@ class Runner:
             if entry.data == NOTE:
                 return None
             sent: Send = from_json(Send, entry.data)
-            if sent.turn_id in session.turns or session.outcome_of(sent.turn_id) is not None:
+            if _is_known(session, sent.turn_id):
                 return None  # it came twice, or its first owner died before it was taken out of the inbox
             return self._send(session, sent)
         except (Unreadable, UsageError) as error:
             log.warning("session %s: a message cannot be taken and is put aside: %s", session.id, error)
+            _refuse(session, entry.data, error)
             await self._link.append("dead", (session.id,), entry.data)
             return None
 
@@ -328,6 +351,20 @@ class Runner:
             turn.stop(at, within=within or None, reason=GIVEN_BACK)
         for turn in running:
             await turn.wait()
+
+
+def _is_known(session: Session, turn_id: str) -> bool:
+    return turn_id in session.turns or session.outcome_of(turn_id) is not None
+
+
+def _refuse(session: Session, data: bytes, error: Exception) -> None:
+    """End the turn of a message that cannot be taken: whoever sent it was told that it is accepted, and waits."""
+    try:
+        head: SendHead = from_json(SendHead, data)
+        if not _is_known(session, head.turn_id):
+            session.refuse(head.turn_id, head.text, error)
+    except (Unreadable, UsageError):
+        pass  # not even the id of its turn can be read: nobody can ask for that turn
 
 
 def _stop_event(session: str, turn_id: str, call: StopCall) -> StopRequested:

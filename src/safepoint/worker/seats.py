@@ -17,13 +17,15 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 from ..abort import processgroup
 from ..abort.processgroup import collect
 from .broker import Broker
 from .orders import Assignment, Call, Ending, Reply, StopCall, from_json
 from .runner import Runner
+from .waiting import set_within
 from .workshop import Workshop
 
 __all__ = ["ProcessSeat", "Seat", "TaskSeat"]
@@ -35,11 +37,25 @@ ANSWER_SECONDS = 0.1
 CALL_SECONDS = 4.0
 
 
+Heard: TypeAlias = Callable[[str | None], object]
+Waits: TypeAlias = Callable[[bool], object]
+
+
+def ignored(waits: bool) -> None:
+    """For whoever does not want to know whether the work waits for a sub-agent."""
+
+
 class Seat(Protocol):
     """Where an order is worked on."""
 
-    def begin(self, assignment: Assignment, heard: Callable[[str | None], object]) -> None:
-        """Take an order. From now on it can be asked and stopped."""
+    def begin(self, assignment: Assignment, heard: Heard, waits: Waits = ignored) -> None:
+        """Take an order. From now on it can be asked and stopped.
+
+        Args:
+            assignment: The order.
+            heard: Is told which turn runs, and None when it has ended.
+            waits: Is told True when the work waits for a sub-agent elsewhere, and False when it does not any more.
+        """
         ...
 
     async def run(self) -> Ending:
@@ -70,15 +86,15 @@ class TaskSeat:
         self._workshop = workshop
         self._runner: Runner | None = None
 
-    def begin(self, assignment: Assignment, heard: Callable[[str | None], object]) -> None:
+    def begin(self, assignment: Assignment, heard: Heard, waits: Waits = ignored) -> None:
         """Take an order."""
         home = asyncio.get_running_loop()
 
-        def tell(turn_id: str | None) -> None:
+        def tell(call: Callable[[Any], object], told: object) -> None:
             with contextlib.suppress(RuntimeError):  # the supervisor has gone
-                home.call_soon_threadsafe(heard, turn_id)
+                home.call_soon_threadsafe(call, told)
 
-        self._runner = self._workshop.begin(assignment, tell)
+        self._runner = self._workshop.begin(assignment, partial(tell, heard), partial(tell, waits))
 
     @property
     def _begun(self) -> Runner:
@@ -127,14 +143,25 @@ class ProcessSeat:
         self._asked = 0
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._over: asyncio.Future[Ending] | None = None
-        self._heard: Callable[[str | None], object] = lambda turn_id: None
+        self._heard: Heard = lambda turn_id: None
+        self._waits: Waits = ignored
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = self._start(theirs.fileno())
+        try:
+            with theirs:
+                self._process = self._start(theirs.fileno())
+        except OSError:
+            ours.close()
+            raise
         self._ours = ours
         self._writer: asyncio.StreamWriter | None = None
         setup = pickle.dumps((broker, list(targets), name))
         self._unsent = [{"setup": base64.b64encode(setup).decode()}]
+        self._ready = False
+        self._killed = False
+        self._settled = asyncio.Event()  # it is ready, or has ended
+        self.failure = "it ended without a word"  # if it ends before it is ready
+        self.broker_missing = False  # True: it did, because it did not reach the broker
+        self.gone = asyncio.Event()
         self.alive = True
 
     def _start(self, line: int) -> "subprocess.Popen[bytes]":
@@ -153,9 +180,9 @@ class ProcessSeat:
         """The child's number."""
         return self._process.pid
 
-    def begin(self, assignment: Assignment, heard: Callable[[str | None], object]) -> None:
+    def begin(self, assignment: Assignment, heard: Heard, waits: Waits = ignored) -> None:
         """Take an order."""
-        self._heard = heard
+        self._heard, self._waits = heard, waits
         self._over = asyncio.get_running_loop().create_future()
         self._say({"begin": asdict(assignment)})
 
@@ -182,12 +209,19 @@ class ProcessSeat:
 
     def _hear(self, said: dict[str, Any]) -> None:
         match said:
+            case {"ready": True}:
+                self._ready = True
+                self._settled.set()
+            case {"failed": why, "broker_missing": bool(missing)}:
+                self.failure, self.broker_missing = str(why), missing
             case {"n": number, "reply": reply}:
                 waiting = self._replies.get(number)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(from_json(Reply, json.dumps(reply).encode()))
             case {"runs": turn_id}:
                 self._heard(turn_id)
+            case {"waits": bool(waits)}:
+                self._waits(waits)
             case {"over": ending} if self._over is not None and not self._over.done():
                 self._over.set_result(ending)
             case _:
@@ -200,17 +234,33 @@ class ProcessSeat:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         collect(self._process)
+        self._settled.set()
+        self.gone.set()
         if self._over is not None and not self._over.done():
-            self._over.set_result("died")
+            self._over.set_result(self._end)
         for waiting in self._replies.values():
             if not waiting.done():
                 waiting.set_result(Reply(False, "its process has died", error="broken"))
+
+    @property
+    def failed_to_start(self) -> bool:
+        """True: it has ended before it was ready, and nobody has ended it. That is no fault of its order."""
+        return not (self.alive or self._ready or self._killed)
+
+    @property
+    def _end(self) -> Ending:
+        return "unstarted" if self.failed_to_start else "died"
+
+    async def comes_up(self, seconds: float) -> bool:
+        """Wait until it is ready to work. False: it has ended before, or is not ready after so many seconds."""
+        await set_within(seconds, self._settled)
+        return self._ready and self.alive
 
     async def run(self) -> Ending:
         """Until the work has ended."""
         assert self._over is not None  # for the type checker: begin() comes first
         if not self.alive:
-            return "died"
+            return self._end
         self._say({"run": True})
         return await self._over
 
@@ -239,6 +289,7 @@ class ProcessSeat:
 
     def kill(self) -> bool:
         """End it by force."""
+        self._killed = True
         processgroup.send(self.pid, signal.SIGKILL)
         return True
 

@@ -14,3 +14,4 @@ class Stats:
     fenced: int = 0  # sessions that were lost to another owner
     killed: int = 0  # processes that were ended because a turn did not stop
     dead: int = 0  # orders that were given up
+    failed_starts: int = 0  # processes that ended before they were ready

@@ -16,9 +16,12 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from weakref import WeakSet
 
-from .broker import Broker, BrokerError, Link, Order, Queue
-from .hold import Hold
-from .orders import Assignment, Close, Hurry, Place, WorkerInfo, from_json, queue_of, to_json
+from ..errors import SafepointError
+from .broker import KEPT, Broker, BrokerError, LeaseInForce, Link, Order, Queue
+from .hold import Hold, put_up_again
+from .lease import agree_on_lease
+from .orders import Assignment, Close, Hurry, Place, WorkerInfo, attempt_of, from_json, queue_of, to_json
+from .pool import CannotStart, ProcessPool
 from .seats import ProcessSeat, Seat, TaskSeat
 from .stats import Stats
 from .waiting import set_within
@@ -30,6 +33,8 @@ log = logging.getLogger("safepoint")
 TAKE_SECONDS = 1.0
 BEAT_SECONDS = 3.0
 LOOK_SECONDS = 0.1
+# Whoever has not said for so long that it is there may not have been seen: the broker forgets what was said.
+UNSEEN_SECONDS = (KEPT["workers"].seconds or 0.0) - BEAT_SECONDS
 # After so many attempts more than allowed an order is dropped: not even its end could be written.
 HOPELESS = 5
 
@@ -58,19 +63,28 @@ class Supervisor:
         self._stats = stats
         self._holds: dict[str, Hold] = {}
         self._hurried: WeakSet[Hold] = WeakSet()
-        self._seats: list[ProcessSeat] = []  # processes without an order
+        self._pool = ProcessPool(settings.name, self._new_process)
         self._free = asyncio.Event()
         self._going = asyncio.Event()
         self._gone = asyncio.Event()
         self._how: tuple[float, bool, str] = (0.0, True, "")
+        self._failure: SafepointError | None = None  # why it goes by itself
+        self._announced = 0.0
+        self._only_sub_agents = False  # every place is taken, and some are lent
         self._link: Link
 
     async def run(self, started: Callable[[], object]) -> None:
-        """Until it is told to go. Raises: BrokerError if there is no broker."""
+        """Until it is told to go.
+
+        Raises:
+            BrokerError: there is no broker.
+            LeaseInForce: the other workers of an agent use another lease.
+            CannotStart: its processes end before they are ready; its orders were given back.
+        """
         settings = self._settings
         self._link = await settings.broker.connect(f"{settings.name} (control)")
         try:
-            await self._announce()
+            await self._come()
             async with asyncio.TaskGroup() as group:
                 started()
                 group.create_task(self._be_there())
@@ -79,12 +93,21 @@ class Supervisor:
                 await self._take(group)
                 await self._make_way(group)
                 self._gone.set()
-                for seat in self._seats:
-                    seat.dismiss()
-            with suppress(BrokerError):
-                await self._link.trim("workers", (settings.name,), 2**62)
+                self._pool.dismiss()
+            await self._unannounce()
         finally:
             await self._link.close()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _come(self) -> None:
+        """Say that this worker is there, and with which lease. Raises: LeaseInForce, if it may not be there with it."""
+        try:
+            await self._announce()
+            await agree_on_lease(self._link, self._settings.name, self._queues)
+        except BrokerError:
+            await self._unannounce()
+            raise
 
     def go(self, within: float, give_back: bool, reason: str) -> None:
         """Take nothing any more, and end. What is not done is given back, or ended for good."""
@@ -94,18 +117,51 @@ class Supervisor:
 
     @property
     def _queues(self) -> list[Queue]:
-        return [("at", self._settings.name), *(("any", agent) for agent in self._settings.agents)]
+        return [("at", self._settings.name), *(("any", agent) for agent in self._settings.agents), *self._sub_queues]
+
+    @property
+    def _sub_queues(self) -> list[Queue]:
+        return [("sub", agent) for agent in self._settings.agents]
+
+    def _open_to(self) -> tuple[list[Queue], int]:
+        """From which queues orders may be taken now, and how many.
+
+        An order that waits for a sub-agent lends its place, and only sub-agents may have it. So whatever waits for
+        sub-agents here, one of them can be worked on; and how much works at the same time stays the same.
+        """
+        places = self._settings.concurrency
+        if len(self._holds) < places:
+            return self._queues, places - len(self._holds)
+        working = sum(not hold.waits for hold in self._holds.values())
+        return self._sub_queues, places - working
+
+    def _give_up_working(self, error: SafepointError) -> None:
+        """Go by itself. Whoever started the worker is told why when it has gone."""
+        log.error("worker %s gives its orders back and leaves: %s", self._settings.name, error)
+        self._failure = error
+        self.go(self._settings.grace, give_back=True, reason=str(error))
 
     async def _take(self, group: asyncio.TaskGroup) -> None:
         while not self._going.is_set():
-            room = self._settings.concurrency - len(self._holds)
-            if room <= 0:
+            if not self._pool.works:
+                try:
+                    await self._pool.recover(group, self._going)
+                except CannotStart as error:
+                    self._give_up_working(error)
+                continue
+            self._free.clear()
+            queues, room = self._open_to()
+            self._only_sub_agents = queues == self._sub_queues
+            if self._only_sub_agents:
                 self._hurry(group)
-                self._free.clear()
+            if room <= 0:
                 await self._free.wait()
                 continue
             try:
-                orders = await self._link.take(self._queues, room, TAKE_SECONDS)
+                orders = await self._link.take(queues, room, TAKE_SECONDS)
+            except LeaseInForce as error:  # it was away for so long that others have changed the lease
+                self._give_up_working(error)
+                continue
             except BrokerError as error:
                 log.warning("worker %s: no orders: %s", self._settings.name, error)
                 await set_within(TAKE_SECONDS, self._going)
@@ -122,8 +178,12 @@ class Supervisor:
 
     async def _take_no_more(self) -> None:
         await self._going.wait()
+        await self._look_again()
+
+    async def _look_again(self) -> None:
+        """Do not wait for orders any longer with what was known before."""
         with suppress(BrokerError):
-            await self._link.publish(("orders", "at", self._settings.name), b"")  # do not wait for another one
+            await self._link.publish(("orders", "at", self._settings.name), b"")
 
     async def _begin(self, order: Order, group: asyncio.TaskGroup) -> None:
         self._stats.taken += 1
@@ -133,38 +193,48 @@ class Supervisor:
                 await order.give_back()
             elif order.session in self._holds:  # the one before it has not ended here; if it does not, do not hurry
                 await order.give_back(0.1 if order.attempt < 3 else self._link.lease)
+            elif not self._pool.works:  # it came in the moment in which that was noticed
+                await put_up_again(self._link, order, queue_of(from_json(Place, order.data)))
             elif await self._may_be_tried(order):
                 place: Place = from_json(Place, order.data)
                 self._holds[order.session] = hold = self._made(order, place, group)
                 group.create_task(self._hold(order.session, hold))
-        except (BrokerError, OSError) as error:
+        except BrokerError as error:
             log.warning("session %s: its order cannot be taken: %s", order.session, error)
             with suppress(BrokerError):
                 await order.give_back(min(0.1 * 2**order.attempt, 5.0))
+        except OSError as error:  # there is no room for one more process: the order can do nothing about that
+            log.warning("session %s: its order cannot be worked on here: %s", order.session, error)
+            with suppress(BrokerError):
+                await put_up_again(self._link, order, queue_of(from_json(Place, order.data)))
 
     async def _may_be_tried(self, order: Order) -> bool:
         """False: it was tried so often that it is gone."""
-        attempts = self._settings.attempts
-        if order.attempt > attempts:
-            await self._give_up(order, f"{order.attempt - 1} attempts have not brought it to an end")
-        if order.attempt > attempts + HOPELESS:
+        attempt, attempts = attempt_of(order), self._settings.attempts
+        if attempt > attempts:
+            await self._give_up(order.session, attempt)
+        if attempt > attempts + HOPELESS:
             await order.done()
             return False
         return True
 
-    async def _give_up(self, order: Order, why: str) -> None:
-        if order.attempt == self._settings.attempts + 1:
+    async def _give_up(self, session: str, attempt: int) -> None:
+        if attempt == self._settings.attempts + 1:
             self._stats.dead += 1
-            log.error("session %s: %s: what runs there is ended and not run again", order.session, why)
-            told = {"session": order.session, "attempts": order.attempt - 1, "why": why}
-            await self._link.append("dead", (order.session,), json.dumps(told).encode())
+            why = f"{attempt - 1} attempts have not brought it to an end"
+            log.error("session %s: %s: what runs there is ended and not run again", session, why)
+            told = {"session": session, "attempts": attempt - 1, "why": why}
+            await self._link.append("dead", (session,), json.dumps(told).encode())
 
     def _made(self, order: Order, place: Place, group: asyncio.TaskGroup) -> Hold:
-        settings = self._settings
-        resume = order.attempt <= settings.attempts
-        about = Assignment(order.session, place.agent, settings.name, order.attempt, resume, settings.idle_for)
+        settings, attempt = self._settings, attempt_of(order)
+        resume = attempt <= settings.attempts
+        # An order of a pinned session comes also to a worker that was started without the session's agent.
+        offered = place.agent in settings.agents
+        about = Assignment(order.session, place.agent, settings.name, attempt, resume, settings.idle_for, offered)
         seat = self._seat(group)
-        return Hold(self._link, order, queue_of(place), about, seat, settings.grace, self._stats)
+        stats, free = self._stats, self._free.set
+        return Hold(self._link, order, queue_of(place), about, seat, settings.grace, stats, free)
 
     async def _hold(self, session: str, hold: Hold) -> None:
         """Until it has ended, however that comes: one order does not take the others with it."""
@@ -176,20 +246,19 @@ class Supervisor:
             log.exception("session %s: the work on it broke off", session)
         finally:
             del self._holds[session]
-            if isinstance(hold.seat, ProcessSeat) and hold.seat.alive:
-                self._seats.append(hold.seat)
+            if isinstance(hold.seat, ProcessSeat):
+                self._pool.give_back(hold.seat)
             self._free.set()
+            if self._only_sub_agents:  # now there may be a place for other orders
+                await self._look_again()
 
     def _seat(self, group: asyncio.TaskGroup) -> Seat:
         if self._workshop is not None:
             return TaskSeat(self._workshop)
-        while self._seats:
-            seat = self._seats.pop()
-            if seat.alive:
-                return seat
-        seat = ProcessSeat(self._settings.broker, self._settings.targets, self._settings.name)
-        group.create_task(seat.talk())
-        return seat
+        return self._pool.take(group)
+
+    def _new_process(self) -> ProcessSeat:
+        return ProcessSeat(self._settings.broker, self._settings.targets, self._settings.name)
 
     async def _make_way(self, group: asyncio.TaskGroup) -> None:
         """Let every order go, in time; what does not let go is ended by force where that is possible."""
@@ -235,17 +304,30 @@ class Supervisor:
             machine=platform.node(),
             since=settings.since,
             draining=self._going.is_set(),
+            lease=self._link.lease,
             **asdict(self._stats),
         )
 
     async def _announce(self) -> None:
         await self._link.append("workers", (self._settings.name,), to_json(self.info))
+        self._announced = time.monotonic()
+
+    async def _unannounce(self) -> None:
+        with suppress(BrokerError):
+            await self._link.trim("workers", (self._settings.name,), 2**62)
 
     async def _be_there(self) -> None:
         """Say again and again that this worker is there."""
         while not await set_within(BEAT_SECONDS, self._gone):
-            with suppress(BrokerError):
+            unseen = time.monotonic() - self._announced > UNSEEN_SECONDS
+            try:
                 await self._announce()
+                if unseen and not self._going.is_set():  # who came meanwhile could not see us, nor our lease
+                    await agree_on_lease(self._link, self._settings.name, self._queues)
+            except LeaseInForce as error:
+                self._give_up_working(error)
+            except BrokerError as error:
+                log.debug("worker %s cannot say that it is there: %s", self._settings.name, error)
 
     async def _look_for_the_forgotten(self) -> None:
         """Sessions with something in their inbox and no order: whoever should have put one up has died."""

@@ -4,7 +4,7 @@ The turn's id comes from the call: a parent that runs again finds its child inst
 """
 
 import hashlib
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 
 from ..abort import AbortController, AbortReason
@@ -19,6 +19,8 @@ from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.stop import StopAck
 from ..session.host import Host, NotFound
 from ..session.past import OWN
+from .lending import waiting_for_a_sub_agent
+from .remote import RemoteHost
 
 __all__ = ["remote_tool"]
 
@@ -33,12 +35,16 @@ def remote_tool(host: Host, agent: str, *, name: str | None = None, description:
     A deadline of the parent travels as the time that is left. Raises: NotFound at the call if nobody offers the agent.
     """
 
+    # A sub-agent of a local host runs in this process, and needs no place of a worker.
+    elsewhere = waiting_for_a_sub_agent if isinstance(host, RemoteHost) else nullcontext
+
     async def call(prompt: str, ctx: ToolContext) -> str:
         child = _Child(host, agent, ctx)
-        try:
-            outcome = await ctx.signal.run(child.outcome(prompt))
-        except AbortError as error:
-            raise await child.stopped(error) from error
+        with elsewhere():
+            try:
+                outcome = await ctx.signal.run(child.outcome(prompt))
+            except AbortError as error:
+                raise await child.stopped(error) from error
         return child.text_of(outcome)
 
     told = description or f"Have the agent {agent} do something, on another machine."
@@ -62,7 +68,10 @@ class _Child:
     async def outcome(self, prompt: str) -> Outcome[AgentResult]:
         """Have it done, or find that it is being done or was done already."""
         host, session = self._host, self._session
-        await host.create(session, self._agent)
+        if isinstance(host, RemoteHost):
+            await host.create(session, self._agent, sub_agent=True)
+        else:
+            await host.create(session, self._agent)
         try:
             view = await host.turn(session, self._turn)
         except NotFound:
@@ -119,8 +128,8 @@ class _Child:
     async def _end(self, reason: AbortReason) -> AgentResult | None:
         """Stop the child, wait for its end, and see how far it came."""
         ack = await self._host.stop(self._session, self._turn, reason=reason)
-        if ack.status == "unknown":
-            return None
+        if ack.status == "unknown" or not ack.begun:
+            return None  # the record of the stop keeps it from beginning: there is no end to wait for
         await self._settled(ack, reason)
         outcome = (await self._host.turn(self._session, self._turn)).outcome
         return None if outcome is None else _result_of(outcome)

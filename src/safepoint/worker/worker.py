@@ -82,7 +82,12 @@ class Worker:
         self._ended: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
-        """Begin to take orders. Raises: BrokerError."""
+        """Begin to take orders.
+
+        Raises:
+            BrokerError: there is no broker.
+            LeaseInForce: the other workers of an agent use another lease.
+        """
         loop = asyncio.get_running_loop()
         if not self._in_process:
             self._workshop = Workshop(self._settings.broker, self._agents, self.name)
@@ -91,7 +96,12 @@ class Worker:
         self._ended = loop.create_future()
         thread = threading.Thread(target=self._supervise, args=[loop, started], name=f"worker {self.name}", daemon=True)
         thread.start()
-        await started
+        try:
+            await started
+        except BaseException:
+            if self._workshop is not None:
+                await self._workshop.close()
+            raise
 
     def _supervise(self, home: asyncio.AbstractEventLoop, started: "asyncio.Future[None]") -> None:
         """The control plane: a thread with an event loop of its own."""

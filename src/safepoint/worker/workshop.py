@@ -48,10 +48,15 @@ class Workshop:
         late = time.monotonic() - self._beat - BEAT_SECONDS
         return late if late > 2 * BEAT_SECONDS else 0.0
 
-    def begin(self, assignment: Assignment, heard: Callable[[str | None], object]) -> Runner:
+    def begin(
+        self,
+        assignment: Assignment,
+        heard: Callable[[str | None], object],
+        waits: Callable[[bool], object] = lambda waits: None,
+    ) -> Runner:
         """A runner, which can be stopped from now on."""
         assert self._link is not None  # for the type checker: it was opened
-        return Runner(self._link, self._agents, assignment, heard)
+        return Runner(self._link, self._agents, assignment, heard, waits)
 
     def run(self, runner: Runner) -> "concurrent.futures.Future[Ending]":
         """Let it work. Any thread."""
