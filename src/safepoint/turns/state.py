@@ -1,12 +1,15 @@
 """Owns what the commands of a loop and its task have in common: commands write here and wake, the task reads."""
 
 import asyncio
+import functools
+import inspect
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from ..abort import AbortController, AbortError, Clock
+from ..abort import AbortController, AbortError, AbortReason, AbortSignal, Clock
+from ..errors import UsageError
 from ..run.events import Event
 from ..run.outcome import Outcome
 from ..run.stop import Stop, StopAt, StopRequest
@@ -15,7 +18,7 @@ from .inbox import Inbox
 from .saved import Stopped
 from .turn import Turn
 
-__all__ = ["LoopState"]
+__all__ = ["LoopState", "is_async"]
 
 T = TypeVar("T")
 
@@ -32,6 +35,7 @@ class LoopState(Generic[T]):
     max_items: int | None
     exit: LoopExit[T] = field(default_factory=LoopExit)
     turn: Turn[T] | None = None
+    planning: AbortController | None = None  # while a turn is planned: what ends the planning
     stopped: Stopped[T] | None = None  # a turn that was stopped, and is to go on
     paused: bool = False
     idle_for: float | None = None
@@ -92,13 +96,30 @@ class LoopState(Generic[T]):
         """Stop: no further turn, nothing let in; and the running turn as the request says. True: it became stricter."""
         stricter = self.stop.ask(request)
         self.inbox.close()
+        self._end_planning()
         return stricter
+
+    def begin_planning(self) -> AbortSignal:
+        """What the plan of a turn runs under: any stop ends it, because no work has begun that could be let end."""
+        planning = self.planning = AbortController(self.signal)
+        # It is written down before the stop is looked at, and `commit` does the reverse: one sees the other.
+        if self.committed:
+            self._end_planning()
+        return planning.signal
+
+    def _end_planning(self) -> None:
+        planning = self.planning
+        if planning is not None:
+            planning.abort(self.stop.request.reason or AbortReason("user", self.cause))
 
     def tell(self, kind: type[Event], **about: Any) -> None:
         """Report something of the loop itself."""
         if self.on_event is None:
             return
-        event = kind(run_id=self.id, path=(self.name,), at=self.clock.time(), **about)
+        self.report(kind(run_id=self.id, path=(self.name,), at=self.clock.time(), **about))
+
+    def report(self, event: Event) -> None:
+        """Report something, from any thread: the listener hears it in the thread of the loop."""
         if self._loop is None or threading.get_ident() == self._thread:
             self.emit(event)
         else:
@@ -109,10 +130,34 @@ class LoopState(Generic[T]):
         if self.on_event is None or self.callback_error is not None:
             return
         try:
-            self.on_event(event)
+            answer = self.on_event(event)
+            if answer is not None:
+                check_answer(answer)
         except AbortError:
             pass
         except Exception as error:
             self.callback_error = error
             self.controller.abort(error)
             self.commit(StopRequest(StopAt.NOW))
+
+
+def is_async(listener: object) -> bool:
+    """True: what a call of it gives back would have to be awaited, as far as that can be seen without a call."""
+    while isinstance(listener, functools.partial):
+        listener = listener.func
+    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(getattr(listener, "__call__", None))  # noqa: B004  # the method
+
+
+def check_answer(answer: object) -> None:
+    """Refuse what nobody would await: the event would be dropped without a word. A task runs by itself.
+
+    Raises: UsageError.
+    """
+    if not inspect.isawaitable(answer) or isinstance(answer, asyncio.Future):
+        return
+    if inspect.iscoroutine(answer):
+        answer.close()
+    raise UsageError(
+        "on_event returned something to await, which nobody does: make it a plain function that puts the events into a"
+        " queue, or that starts a task"
+    )
