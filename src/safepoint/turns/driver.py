@@ -155,7 +155,7 @@ class Driver(Generic[T]):
         waiting = state.inbox.take(self._batch)
         items = [*(stopped.items if stopped else ()), *waiting]
         turn = state.turn = Turn.plan(items, state.stop, state.clock)
-        turn.on_preempt = lambda at: state.tell(TurnPreempted, turn_id=turn.id, at_point=at.name)
+        turn.on_preempt = self._preempted
         try:
             state.tell(TurnPlanned, turn_id=turn.id, items=len(items))
             await self._keep(waiting)
@@ -183,9 +183,12 @@ class Driver(Generic[T]):
             turn.end("turn_over")
         state.turn = None
 
+    def _preempted(self, turn: Turn[T], at: StopAt) -> None:
+        self._state.tell(TurnPreempted, turn_id=turn.id, at_point=at.name)
+
     async def _planned(self, stopped: Stopped[T] | None, waiting: list[T]) -> TurnPlan[T]:
         """Raises: _PlanStopped; what the plan raised by itself, which ends the loop also beside a stop."""
-        signal = self._state.begin_planning()
+        signal = self._state.planning.signal
         try:
             signal.raise_if_aborted()
             return await signal.run(self._call(stopped, waiting))
@@ -193,8 +196,6 @@ class Driver(Generic[T]):
             if error.reason is signal.reason:
                 raise _PlanStopped from error
             raise
-        finally:
-            self._state.planning = None
 
     def _call(self, stopped: Stopped[T] | None, waiting: list[T]) -> Awaitable[TurnPlan[T]]:
         resumes = stopped is not None and self._resume is not None

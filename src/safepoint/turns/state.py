@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from ..abort import AbortController, AbortError, AbortReason, AbortSignal, Clock
+from ..abort import AbortController, AbortError, AbortReason, Clock
 from ..errors import UsageError
 from ..run.events import Event
 from ..run.outcome import Outcome
@@ -35,7 +35,6 @@ class LoopState(Generic[T]):
     max_items: int | None
     exit: LoopExit[T] = field(default_factory=LoopExit)
     turn: Turn[T] | None = None
-    planning: AbortController | None = None  # while a turn is planned: what ends the planning
     stopped: Stopped[T] | None = None  # a turn that was stopped, and is to go on
     paused: bool = False
     idle_for: float | None = None
@@ -51,6 +50,7 @@ class LoopState(Generic[T]):
     def __post_init__(self) -> None:
         self.signal = self.controller.signal
         self.stop = Stop(self.controller, self.clock)
+        self.planning = AbortController(self.signal)  # what plans run under: any stop ends one
         self.inbox: Inbox[T] = Inbox(self.wake, self.max_items)
 
     def begin(self) -> None:
@@ -96,21 +96,9 @@ class LoopState(Generic[T]):
         """Stop: no further turn, nothing let in; and the running turn as the request says. True: it became stricter."""
         stricter = self.stop.ask(request)
         self.inbox.close()
-        self._end_planning()
+        # Planning is no turn: no work has begun that could be let end, and nothing is planned any more.
+        self.planning.abort(self.stop.request.reason or AbortReason("user", self.cause))
         return stricter
-
-    def begin_planning(self) -> AbortSignal:
-        """What the plan of a turn runs under: any stop ends it, because no work has begun that could be let end."""
-        planning = self.planning = AbortController(self.signal)
-        # It is written down before the stop is looked at, and `commit` does the reverse: one sees the other.
-        if self.committed:
-            self._end_planning()
-        return planning.signal
-
-    def _end_planning(self) -> None:
-        planning = self.planning
-        if planning is not None:
-            planning.abort(self.stop.request.reason or AbortReason("user", self.cause))
 
     def tell(self, kind: type[Event], **about: Any) -> None:
         """Report something of the loop itself."""

@@ -79,7 +79,7 @@ class Turn(Generic[T]):
     preempted: bool = False
     pausing: bool = False
     returned: bool = False  # its work has given back a value, whatever was asked for meanwhile
-    on_preempt: Callable[[StopAt], object] = lambda at: None  # called when it is asked to make way, in any thread
+    on_preempt: "Callable[[Turn[T], StopAt], object]" = lambda turn, at: None  # it is asked to make way; any thread
     _requests: list[_Request] = field(default_factory=list)
 
     @classmethod
@@ -121,7 +121,7 @@ class Turn(Generic[T]):
         reason = AbortReason("preempted", "something newer came")
         self.stop.ask(StopRequest(preempt.at, "root", deadline, reason, now))
         ack.decide("submitted")
-        self.on_preempt(preempt.at)
+        self.on_preempt(self, preempt.at)
 
     def activate(self, consumed: list[T], controller: AbortController) -> None:
         """It is planned, and begins. What waited for it is asked for now."""
