@@ -57,3 +57,31 @@ def test_after_the_end_nothing_is_waited_for(clock: FakeClock) -> None:
 def test_a_grace_that_is_no_time_is_refused(clock: FakeClock, grace: float) -> None:
     with pytest.raises((UsageError, ValueError), match="on_disconnect"):
         Presence(clock, grace, lambda: None)
+
+
+def test_a_turn_that_begins_while_nobody_is_there_counts_from_its_beginning(clock: FakeClock) -> None:
+    told: list[float] = []
+    presence = Presence(clock, 5.0, lambda: told.append(clock.monotonic()))
+    presence.turn_begins()
+    clock.advance(3)
+    presence.turn_begins()
+    clock.advance(1.9)
+    assert told == []
+    clock.advance(0.2)
+    assert len(told) == 1, "the first of the turns counts"
+    presence.turn_begins()
+    clock.advance(6)
+    assert len(told) == 2, "and for a later turn it begins anew"
+
+
+def test_a_turn_that_begins_while_somebody_is_there_starts_no_clock(clock: FakeClock) -> None:
+    presence = Presence(clock, 5.0, lambda: pytest.fail("somebody is there"))
+    presence.came()
+    presence.turn_begins()
+    clock.advance(60)
+    assert clock.pending == 0
+    presence.left()
+    presence.came()
+    presence.turn_begins()
+    clock.advance(60)
+    assert clock.pending == 0

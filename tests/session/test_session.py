@@ -6,15 +6,18 @@ import tracemalloc
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from safepoint import AbortController, Aborted, Completed, StopAt
-from safepoint.agent import ToolContext, tool
+from safepoint.agent import Agent, AgentResult, ToolContext, tool
 from safepoint.errors import UsageError
-from safepoint.models.scripted import Call, Stall
+from safepoint.models.scripted import Call, ScriptedModel, Stall
+from safepoint.run.context import Context
 from safepoint.run.events import QuestionAsked, QuestionWithdrawn, SessionClosed, TextStreamed, ToolCalled, TurnEnded
 from safepoint.run.messages import AssistantMessage, ToolResult
+from safepoint.run.stop import StopAck
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionInUse, SqliteStore
 from safepoint.session.store import Record
 from safepoint.testing import FakeClock, settle
@@ -403,6 +406,49 @@ async def test_the_policy_stops_the_turns_when_nobody_was_there_for_so_long(cloc
 async def test_a_policy_that_is_no_time_is_refused(policy) -> None:
     with pytest.raises((UsageError, ValueError)):
         await Session.open("s", agent=talker(), on_disconnect=policy)
+
+
+async def test_the_disconnect_policy_counts_for_a_turn_that_begins_while_nobody_is_there(clock: FakeClock) -> None:
+    agent = talker(["half", Stall()], ["half", Stall()], "in time")
+    async with Session.open("s", agent=agent, on_disconnect=5.0) as session:
+        turn = session.send("hi")
+        await clock.elapse(4.9)
+        assert turn.status == "running"
+        await clock.elapse(0.2)
+        outcome = (await turn).outcome
+        assert isinstance(outcome, Aborted)
+        assert outcome.reason.kind == "disconnected"
+        seen = session.send("somebody looks at this one")
+        await clock.elapse(4)
+        async with aclosing(session.events()) as events:
+            await anext(events)
+            await clock.elapse(60)
+            assert seen.status == "running"
+        seen.stop()
+        await seen
+        assert (await session.send("more")).status == "completed"
+    assert clock.pending == 0
+
+
+async def test_an_agent_that_has_answered_when_a_stop_comes_is_aborted_with_its_answer_and_not_asked_again() -> None:
+    class Stops(Agent):
+        async def __call__(self, ctx: Context, value: Any, /) -> AgentResult:
+            result = await super().__call__(ctx, value)
+            if not stopped:
+                stopped.append(session.stop("t", reason="in that very moment"))
+            return result
+
+    stopped: list[StopAck] = []
+    agent = Stops(ScriptedModel("all of it"), name="talker")
+    async with Session.open("s", agent=agent) as session:
+        outcome = (await session.send("hi", turn_id="t")).outcome
+        assert isinstance(outcome, Aborted)
+        assert outcome.partial is not None
+        assert outcome.partial.text == "all of it"
+        assert said(session.messages) == ["hi", "all of it"]
+        assert (await session.continue_turn("t")).status == "completed"
+        assert said(session.messages) == ["hi", "all of it"]
+        assert asked(agent) == 1
 
 
 # Opening and closing

@@ -1,17 +1,20 @@
 """Sessions in a SQLite file: who may have it, what is refused and left alone, and what survives."""
 
 import asyncio
-import gc
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from safepoint.session import SessionInUse, SqliteStore, StoreError
+from safepoint.session.sqlite_file import APPLICATION_ID
 from safepoint.session.store import Record
 from safepoint.testing import settle
 
@@ -123,6 +126,7 @@ async def test_a_file_of_a_newer_program_is_refused_and_left_alone(tmp_path: Pat
     path = tmp_path / "chat.db"
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE future (it TEXT)")
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute("PRAGMA user_version = 99")
     db.close()
     before = path.read_bytes()
@@ -202,6 +206,7 @@ async def test_a_write_that_nobody_waits_for_any_more_is_done(tmp_path: Path) ->
     await settle()
     writing.cancel()
     await asyncio.wait([writing])
+    assert await store.acquire("s") == 1, "whoever takes the session waits for what its last owner had to say"
     assert await store.read("s") == LINE
     await store.close()
 
@@ -224,14 +229,100 @@ def test_a_loop_that_is_closed_in_the_middle_disturbs_nobody(tmp_path: Path, cap
     assert not caplog.records
 
 
-async def test_the_thread_ends_with_the_store(tmp_path: Path) -> None:
+async def test_its_threads_end_with_the_store(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "chat.db")
     await store.sessions()
-    thread = store._thread
-    assert thread is not None
-    assert thread in threading.enumerate()
+    threads = [thread for thread in threading.enumerate() if thread.name.endswith("store chat.db")]
+    assert len(threads) == 2, "one writes, one reads"
     await store.close()
-    await asyncio.to_thread(thread.join, 20)
-    assert not thread.is_alive()
-    del store
-    gc.collect()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, 20)
+        assert not thread.is_alive()
+    assert os.listdir(tmp_path) == ["chat.db"]
+
+
+async def test_reads_and_lists_go_on_while_a_write_waits_for_the_lock_of_another_program(tmp_path: Path) -> None:
+    path = tmp_path / "chat.db"
+    store = SqliteStore(path)
+    await store.append("s", LINE, durable=True)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    writing = asyncio.create_task(store.append("s", [Record(2, "line 2")], durable=True))
+    await settle()
+    async with asyncio.timeout(5):
+        assert await store.read("s") == LINE
+        assert [info.last_seq for info in await store.sessions()] == [1]
+    assert not writing.done(), "it waits for the other program"
+    other.execute("ROLLBACK")
+    other.close()
+    async with asyncio.timeout(20):
+        await writing
+    assert len(await store.read("s")) == 2
+    await store.close()
+
+
+def in_a_fork(work: Callable[[], Coroutine[Any, Any, str]]) -> str:
+    """What this says in a forked process, within 20 seconds."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(20)
+            os.write(writer, asyncio.run(work()).encode())
+        except BaseException as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        said = told.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_store_that_was_used_before_a_fork_fails_at_once_in_the_child_and_works_on_in_the_parent(
+    tmp_path: Path,
+) -> None:
+    async def uses() -> SqliteStore:
+        store = SqliteStore(tmp_path / "chat.db")
+        await store.append("s", LINE, durable=True)
+        await store.sessions()
+        return store
+
+    async def in_the_child() -> str:
+        failures = []
+        for call in (store.acquire("s"), store.read("s"), store.sessions(), store.append("s", LINE, durable=False)):
+            try:
+                await call
+            except StoreError as error:
+                failures.append(f"opened in process {os.getppid()}, of which this one is a fork" in str(error))
+        await store.close()
+        await store.close()
+        own = SqliteStore(tmp_path / "own.db")
+        await own.append("s", LINE, durable=True)
+        await own.close()
+        return str(failures)
+
+    async def goes_on() -> None:
+        assert await store.acquire("s") == 1
+        await store.append("s", [Record(2, "line 2")], durable=True)
+        assert len(await store.read("s")) == 2
+        await store.close()
+
+    store = asyncio.run(uses())
+    assert in_a_fork(in_the_child) == str([True] * 4)
+    asyncio.run(goes_on())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_store_that_is_used_first_after_a_fork_works_in_the_child(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "chat.db")
+
+    async def in_the_child() -> str:
+        await store.append("s", LINE, durable=True)
+        found = await store.read("s")
+        await store.close()
+        return str(len(found))
+
+    assert in_a_fork(in_the_child) == "1"

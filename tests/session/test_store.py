@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safepoint.session import MemoryStore, SessionInfo, SessionInUse, SqliteStore, Store
+from safepoint.session import MemoryStore, SessionInfo, SessionInUse, SqliteStore, Store, StoreError
 from safepoint.session.store import Record
 from tests.conftest import counts
 
@@ -60,7 +60,7 @@ async def test_reading_goes_by_pages_from_any_number_on(make: Make) -> None:
 async def test_appending_again_changes_nothing(make: Make) -> None:
     store = make()
     await store.append("s", [*lines(1, 2), Record(3, "end", "t")], durable=False)
-    again = [Record(2, "something else"), Record(3, "another end", "t"), *lines(4)]
+    again = [*lines(2), Record(3, "end", "t"), *lines(4)]
     assert await store.append("s", again, durable=True) == frozenset(), "it is the same end"
     assert await store.read("s") == [*lines(1, 2), Record(3, "end", "t"), *lines(4)]
     await store.close()
@@ -72,8 +72,29 @@ async def test_of_two_ends_of_a_turn_the_first_stands(make: Make) -> None:
     refused = await store.append("s", [*lines(3), Record(4, "second", "t"), *lines(5)], durable=True)
     assert refused == {"t"}
     assert await store.read("s") == [*lines(1), Record(2, "first", "t"), *lines(3, 5)]
-    assert await store.append("s", [Record(1, "an end in the place of a line", "u")], durable=True) == {"u"}
+    assert await store.append("s", [Record(2, "third, in its very place", "t")], durable=True) == {"t"}
+    assert await store.read("s") == [*lines(1), Record(2, "first", "t"), *lines(3, 5)]
     assert await store.append("other", [Record(1, "elsewhere", "t")], durable=True) == frozenset()
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Record(2, "something else"), Record(2, "an end", "u"), Record(2, "half: \ud83d")],
+    ids=["line", "end", "odd"],
+)
+async def test_a_number_that_another_record_has_is_refused_and_nothing_of_the_batch_is_written(
+    make: Make, other: Record
+) -> None:
+    store = make()
+    await store.append("s", lines(1, 2), durable=True)
+    with pytest.raises(StoreError, match="record 2 of session 's' is there already, and is another one"):
+        await store.append("s", [*lines(3), Record(4, "an end", "t"), other], durable=True)
+    with pytest.raises(StoreError, match="record 3 of session 's'"):
+        await store.append("s", [*lines(3), Record(3, "twice in one batch")], durable=False)
+    assert await store.read("s") == lines(1, 2)
+    assert await store.append("s", [*lines(2, 3), Record(4, "the end", "t")], durable=False) == frozenset()
+    assert await store.read("s") == [*lines(1, 2, 3), Record(4, "the end", "t")]
     await store.close()
 
 
@@ -115,6 +136,13 @@ async def test_closing_twice_is_no_error(make: Make) -> None:
     await make().close()
 
 
+async def answer(store: Store, records: list[Record]) -> frozenset[str] | str:
+    try:
+        return await store.append("s", records, durable=False)
+    except StoreError as error:
+        return str(error)
+
+
 @settings(deadline=None, max_examples=counts(30, 500))
 @given(
     batches=st.lists(
@@ -126,9 +154,8 @@ def test_both_stores_give_the_same_answers_to_any_batches(batches: list[list[tup
         with tempfile.TemporaryDirectory() as folder:
             memory, file = MemoryStore(), SqliteStore(Path(folder) / "s.db")
             for number, batch in enumerate(batches):
-                records = [Record(seq, f"{number}/{place}", ends) for place, (seq, ends) in enumerate(batch)]
-                refused = await memory.append("s", records, durable=False)
-                assert refused == await file.append("s", records, durable=False)
+                records = [Record(seq, f"{number // 2}/{place // 2}", ends) for place, (seq, ends) in enumerate(batch)]
+                assert await answer(memory, records) == await answer(file, records)
                 kept = await memory.read("s")
                 assert kept == await file.read("s")
                 assert await memory.sessions() == await file.sessions()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -118,3 +119,41 @@ def test_a_deadline_counts_from_its_acceptance(clock: FakeClock) -> None:
     assert mine.signal.aborted
     assert mine.signal.reason is not None
     assert mine.signal.reason.kind == "deadline"
+
+
+def test_its_end_wakes_those_who_wait_in_the_event_loops_of_other_threads() -> None:
+    mine, waiting, woken = turn(), threading.Barrier(3), list[str]()
+
+    async def waits() -> None:
+        async with asyncio.timeout(20):
+            task = asyncio.ensure_future(mine.wait())
+            await asyncio.sleep(0)
+            waiting.wait(20)
+            woken.append((await task).status)
+
+    threads = [threading.Thread(target=lambda: asyncio.run(waits())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    waiting.wait(20)
+    time.sleep(0.1)  # real time: the event loops of the two have nothing to do, and fall asleep
+    mine.end(DONE)
+    for thread in threads:
+        thread.join(5)
+    assert woken == ["completed"] * 2
+
+
+def test_a_waiter_whose_event_loop_is_closed_does_not_keep_the_others_from_being_told() -> None:
+    mine, loop = turn(), asyncio.new_event_loop()
+    waiting = loop.create_task(mine.wait())
+    loop.run_until_complete(asyncio.sleep(0))
+    waiting._log_destroy_pending = False  # type: ignore[attr-defined]  # that is what this is about
+    loop.close()
+
+    async def ends() -> None:
+        other = asyncio.ensure_future(mine.wait())
+        await asyncio.sleep(0)
+        mine.end(DONE)
+        async with asyncio.timeout(5):
+            await other
+
+    asyncio.run(ends())

@@ -509,3 +509,192 @@ async def test_a_turn_whose_own_time_is_up_before_it_could_make_way_was_interrup
         await desk.finish("b")
     exit = await desk.exit()
     assert (exit.interrupted, exit.preempted, exit.handled) == (["a"], [], 1)
+
+
+class Cashier:
+    """Work that pays when it is told to: doing it twice is what must not happen."""
+
+    def __init__(self) -> None:
+        self.ready = asyncio.Event()
+        self.began = asyncio.Event()
+        self.paid: list[str] = []
+
+    async def plan(self, items: list[str]) -> TurnPlan[str]:
+        return TurnPlan(self.pay, items[0], consumed=items[:1], remaining=items[1:])
+
+    async def pay(self, ctx: Context, item: str) -> str:
+        self.began.set()
+        await self.ready.wait()
+        self.paid.append(item)
+        return f"paid {item}"
+
+
+@pytest.mark.parametrize("how", ["stop", "preempt", "pause"])
+async def test_work_that_has_returned_is_handled_whatever_its_signal_says(how: str) -> None:
+    """The outcome tells of the stop and keeps the value; books and checkpoint say that nobody need do it again."""
+    store, cashier = MemoryCheckpoints(), Cashier()
+    kept: dict[str, Any] = {"checkpoints": store, "checkpoint_id": "k", "item_type": str}
+    reports: list[Outcome[Any]] = []
+    loop = TurnLoop(
+        cashier.plan, on_event=lambda e: reports.append(e.outcome) if isinstance(e, TurnEnded) else None, **kept
+    )
+    async with loop:
+        loop.push("a")
+        await cashier.began.wait()
+        cashier.ready.set()
+        getattr(loop, how)(at=StopAt.NOW)
+        await settle()
+        loop.resume()
+    exit = await loop.wait(10)
+    assert (exit.handled, exit.interrupted, exit.preempted) == (1, [], [])
+    assert isinstance(reports[0], Aborted)
+    assert reports[0].partial == "paid a"
+    assert exit.checkpoint.status == "deleted", "nothing is left to go on with"
+    assert (await ended(TurnLoop(cashier.plan, **kept))).handled == 0
+    assert cashier.paid == ["a"]
+
+
+async def test_work_that_has_returned_is_handled_when_its_task_is_told_to_go_in_a_clean_up() -> None:
+    store, cleaning = MemoryCheckpoints(), asyncio.Event()
+
+    async def works(ctx: Context, item: str) -> str:
+        async def cleans() -> None:
+            cleaning.set()
+            await asyncio.get_running_loop().create_future()
+
+        ctx.on_exit(cleans)
+        return "done"
+
+    async def plan(items: list[str]) -> TurnPlan[str]:
+        return TurnPlan(works, items[0])
+
+    loop = TurnLoop(plan, checkpoints=store, checkpoint_id="k", item_type=str)
+    loop.push("a")
+    loop.start()
+    await cleaning.wait()
+    assert loop._task is not None
+    loop._task.cancel()
+    exit = await loop.wait(10)
+    assert (exit.handled, exit.interrupted) == (1, [])
+
+
+async def test_a_pause_while_a_turn_is_planned_keeps_it_from_beginning() -> None:
+    for at in (StopAt.TURN_END, StopAt.SAFE_POINT, StopAt.NOW):
+        desk = Desk()
+        desk.hold = asyncio.Event()
+        async with desk.loop:
+            for item in ("a", "b"):
+                desk.push(item)
+            await settle()
+            assert desk.planned == [["a", "b"]]
+            desk.loop.pause(at)
+            desk.hold.set()
+            desk.push("c")
+            await settle()
+            assert (desk.began, desk.loop.turn, desk.loop.waiting) == ([], None, ("a", "b", "c"))
+            desk.auto = True
+            desk.loop.resume()
+            await settle()
+        exit = await desk.exit()
+        assert (desk.began, exit.handled) == (["a", "b", "c"], 3)
+
+
+async def test_a_pause_while_a_stopped_turn_is_planned_again_keeps_what_it_left_behind() -> None:
+    hold, resumed = asyncio.Event(), list[Stopped[str]]()
+
+    async def works(ctx: Context, value: int) -> int:
+        try:
+            await ctx.signal.sleep(1000 if value == 0 else 0)
+        except AbortError as error:
+            error.partial = value + 1
+            raise
+        return value
+
+    async def plan(items: list[str]) -> TurnPlan[str]:
+        return TurnPlan(works, 0)
+
+    async def resume(stopped: Stopped[str], items: list[str]) -> TurnPlan[str]:
+        resumed.append(stopped)
+        await hold.wait()
+        return TurnPlan(works, stopped.partial, consumed=stopped.items, remaining=items)
+
+    async with TurnLoop(plan, resume=resume) as loop:
+        loop.push("a")
+        await settle()
+        loop.pause(StopAt.NOW)
+        await settle()
+        loop.resume()
+        await settle()
+        assert len(resumed) == 1
+        loop.pause()
+        hold.set()
+        await settle()
+        assert loop.turn is None
+        loop.resume()
+        await settle()
+    exit = await loop.wait(10)
+    assert (resumed, exit.handled) == ([Stopped(("a",), 1)] * 2, 1)
+
+
+@pytest.mark.parametrize("at", [None, StopAt.AFTER_TOOLS, StopAt.SAFE_POINT])
+async def test_no_stop_waits_for_a_plan_that_hangs(at: StopAt | None) -> None:
+    """Planning is no turn: nothing has begun, so there is nothing to let end."""
+    left: list[str] = []
+
+    async def hangs(items: list[str]) -> TurnPlan[str]:
+        left.append("begun")
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            left.append("interrupted")
+        return TurnPlan(nothing)
+
+    loop: TurnLoop[str] = TurnLoop(hangs)
+    async with loop:
+        loop.push("a")
+        loop.push("b")
+        await settle()
+        ack = loop.push("c", preempt=StopAt.NOW).ack
+        loop.stop(at)
+        exit = await loop.wait(10)
+    assert (exit.reason, exit.unhandled, left) == (None, ["a", "b", "c"], ["begun", "interrupted"])
+    assert ack is not None
+    assert ack.status == "loop_stopped"
+
+
+@pytest.mark.parametrize(("at", "told"), [(None, "broken by the interruption"), (StopAt.NOW, "None")])
+async def test_a_plan_that_breaks_when_it_is_interrupted_loses_no_item(at: StopAt | None, told: str) -> None:
+    """As where it breaks by itself beside a stop: only after a stop at once nobody wants to know of it."""
+
+    async def spoils(items: list[str]) -> TurnPlan[str]:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            raise ValueError("broken by the interruption")
+        return TurnPlan(nothing)
+
+    loop: TurnLoop[str] = TurnLoop(spoils)
+    async with loop:
+        loop.push("a")
+        await settle()
+        loop.stop(at)
+    exit = await loop.wait(10)
+    assert (str(exit.reason), exit.unhandled) == (told, ["a"])
+
+
+async def test_a_stop_while_the_checkpoint_is_written_plans_nothing_more() -> None:
+    writing, written = asyncio.Event(), asyncio.Event()
+
+    class Waits(MemoryCheckpoints):
+        async def save(self, key: str, text: str) -> None:
+            writing.set()
+            await written.wait()
+            await super().save(key, text)
+
+    desk = Desk(checkpoints=Waits(), checkpoint_id="k", item_type=str)
+    async with desk.loop:
+        desk.push("a")
+        await writing.wait()
+        desk.loop.stop()
+        written.set()
+    assert ((await desk.exit()).unhandled, desk.planned) == (["a"], [])

@@ -1,9 +1,10 @@
 """Owns the tests of a loop's commands: legal at any time and from anywhere, and clear when they make no sense."""
 
 import asyncio
+import functools
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from safepoint import AbortController, UsageError
 from safepoint.run.checkpoints import MemoryCheckpoints
 from safepoint.run.context import Context
-from safepoint.run.events import LoopStopping, TurnPreempted
+from safepoint.run.events import LoopStopping, TurnPreempted, TurnStarted
 from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle
 from safepoint.turns import Preempt, Pushed, Turn, TurnLoop, TurnPlan
@@ -29,6 +30,13 @@ async def nothing(ctx: Context, value: object) -> object:
     return value
 
 
+class Hearing:
+    """A listener that nobody awaits."""
+
+    async def __call__(self, event: object) -> None:
+        """Never runs."""
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -37,6 +45,8 @@ async def nothing(ctx: Context, value: object) -> object:
         {"max_items": 0},
         {"batch": 0},
         {"on_event": plan},
+        {"on_event": functools.partial(plan)},
+        {"on_event": Hearing()},
         {"checkpoints": MemoryCheckpoints(), "checkpoint_id": "k", "item_type": threading.Lock},
     ],
     ids=lambda options: ",".join(options),
@@ -337,6 +347,122 @@ async def test_the_loop_tells_what_was_asked_of_it() -> None:
     assert [event.at_point for event in told] == ["AFTER_TOOLS", "TURN_END", "NOW"], "what changed nothing is not told"
     assert {event.cause for event in told if isinstance(event, LoopStopping)} == {"deploy"}
     assert {event.run_id for event in told} == {desk.loop.id}
+
+
+async def test_a_preempt_is_told_when_it_happens_and_not_when_it_is_asked_for(clock: FakeClock) -> None:
+    desk = Desk()
+    async with desk.loop:
+        desk.push("a")
+        await desk.running("a")
+        never = desk.loop.preempt(StopAt.NOW, delay=60)
+        await desk.finish("a")
+        assert (await never, "turn_preempted" in desk.kinds()) == ("turn_over", False)
+        desk.push("b")
+        await desk.running("b")
+        desk.loop.preempt(StopAt.NOW, delay=5)
+        await clock.elapse(4.9)
+        assert "turn_preempted" not in desk.kinds()
+        await clock.elapse(0.2)
+    told = [event for event in desk.events if isinstance(event, TurnPreempted)]
+    turns = [event.turn_id for event in desk.events if isinstance(event, TurnStarted)]
+    assert [(event.turn_id, event.at_point, event.at) for event in told] == [(turns[1], "NOW", clock.time() - 0.1)]
+    assert desk.kinds().index("turn_preempted") < len(desk.kinds()) - 1 - desk.kinds()[::-1].index("turn_ended")
+
+
+async def test_a_preempt_of_a_turn_that_is_planned_is_told_when_that_turn_begins() -> None:
+    desk = Desk()
+    desk.hold = asyncio.Event()
+    async with desk.loop:
+        desk.push("a")
+        await settle()
+        desk.loop.preempt(StopAt.AFTER_TOOLS)
+        await settle()
+        assert "turn_preempted" not in desk.kinds()
+        desk.hold.set()
+        await desk.running("a")
+        assert "turn_preempted" in desk.kinds()
+        await desk.finish("a")
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "awaitable"])
+async def test_a_listener_whose_answer_nobody_would_await_ends_the_loop_with_a_clear_error(kind: str) -> None:
+    """An event that is dropped without a word is worse than an end that says why."""
+
+    async def hears(event: object) -> None:
+        """Never runs."""
+
+    class Awaitable:
+        def __await__(self) -> Generator[Any, None, None]:
+            yield
+
+    loop = TurnLoop(plan, on_event=lambda event: hears(event) if kind == "coroutine" else Awaitable())
+    loop.push("a")
+    loop.start()
+    exit = await loop.wait(10)
+    assert isinstance(exit.reason, UsageError)
+    assert "on_event" in str(exit.reason)
+
+
+async def test_a_listener_may_begin_a_task_of_its_own_which_runs_by_itself() -> None:
+    heard: list[str] = []
+
+    async def hears(event: Any) -> None:
+        heard.append(event.kind)
+
+    loop = TurnLoop(plan, on_event=lambda event: asyncio.ensure_future(hears(event)))
+    async with loop:
+        loop.push("a")
+        await settle()
+    assert (await loop.wait()).reason is None
+    assert "turn_ended" in heard
+
+
+async def test_what_a_thread_of_its_own_reports_is_heard_in_the_thread_of_the_loop() -> None:
+    heard: list[tuple[str, int]] = []
+
+    async def works(ctx: Context, value: object) -> None:
+        thread = threading.Thread(target=ctx.progress, args=("from a thread",))
+        thread.start()
+        await asyncio.to_thread(thread.join)
+
+    async def plans(items: list[str]) -> TurnPlan[str]:
+        return TurnPlan(works)
+
+    loop = TurnLoop(plans, on_event=lambda event: heard.append((event.kind, threading.get_ident())))
+    async with loop:
+        loop.push("a")
+        await settle()
+    assert "progress_made" in [kind for kind, _ in heard]
+    assert {thread for _, thread in heard} == {threading.get_ident()}
+
+
+def test_a_stop_settles_in_the_event_loop_of_another_thread() -> None:
+    """`stop()` may come from any thread: so whoever waits for its end there must be woken there."""
+    desk_ready, desk_holder = threading.Event(), list[Desk]()
+    settled: list[object] = []
+
+    async def foreign() -> None:
+        ack = desk_holder[0].loop.stop(at=StopAt.NOW)
+        async with asyncio.timeout(20):
+            settled.append(await ack.settled())
+
+    def other_thread() -> None:
+        assert desk_ready.wait(20)
+        asyncio.run(foreign())
+
+    async def main() -> None:
+        desk = Desk()
+        desk_holder.append(desk)
+        thread = threading.Thread(target=other_thread)
+        thread.start()
+        async with desk.loop:
+            desk.push("a")
+            await desk.running("a")
+            desk_ready.set()
+            await asyncio.to_thread(thread.join, 30)
+
+    asyncio.run(main())
+    assert len(settled) == 1
 
 
 async def test_the_idle_stop_is_told_too(clock: FakeClock) -> None:

@@ -240,7 +240,7 @@ async def test_t11_commands_from_inside_of_plan_work_and_listener_are_legal(plac
     async def work(ctx: Context, value: object) -> None:
         if place == "work":
             loop.stop(at=StopAt.NOW)
-            await ctx.signal.wait_async()
+            await ctx.signal.sleep(1000)
 
     def hears(event: Event) -> None:
         if place == "listener" and event.kind == "turn_started":

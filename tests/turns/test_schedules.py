@@ -47,6 +47,7 @@ class World:
         self.log: Log = []
         self.started: list[str] = []
         self.putting: dict[int, asyncio.Task[Any]] = {}
+        self.returned: list[int] = []  # the items of turns whose work gave back a value
         self.told: asyncio.Queue[object] = asyncio.Queue()
         self.planning: asyncio.Queue[str] = asyncio.Queue()
         self.waits = ""  # what the loop waits for: "plan", "work" or nothing
@@ -106,6 +107,8 @@ class World:
                 elif isinstance(told, Exception):
                     raise told
                 else:
+                    assert self.loop.turn is not None
+                    self.returned += self.loop.turn.consumed
                     return value
         except AbortError as error:
             error.partial = {"value": value}
@@ -241,6 +244,8 @@ class World:
                 error.__traceback__ = None  # and so do the frames of what a turn has failed with
             gc.collect()
         assert self.clock.pending == 0, "a timer is left"
+        assert exit.handled == len(self.returned), "work that has returned is handled, whatever came in that moment"
+        assert len(set(self.returned)) == len(self.returned), "no item is done twice"
         counts = [exit.handled, exit.unhandled, exit.interrupted, exit.preempted, exit.failed, exit.dropped]
         self.log.append((*counts, exit.late, exit.checkpoint.status, [ack.status for ack, _, _ in self.acks]))
         await self.again([*exit.unhandled, *(self.loop._state.stopped or Stopped(())).items], exit.checkpoint.status)
@@ -258,6 +263,7 @@ class World:
             await settle()
         if status in ("saved", "none", "deleted"):
             assert sorted(found) == sorted(left)
+            assert not {*found} & {*self.returned}, "the checkpoint has an item whose work has returned"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -314,6 +320,48 @@ def test_the_same_schedule_always_gives_the_same_result() -> None:
     for seed in range(counts(20, 1000)):
         numbers = seeded(seed, 40)
         assert run(numbers, 40) == run(numbers, 40), f"seed {seed}"
+
+
+def test_work_that_returns_in_the_moment_of_a_stop_is_never_done_again() -> None:
+    """The item's event is set and the loop is stopped, with some turns of the event loop between: 600 ways."""
+
+    async def play(seed: int) -> tuple[list[str], bool]:
+        dice, store, paid = random.Random(seed), MemoryCheckpoints(), list[str]()
+        ready, cut = asyncio.Event(), False
+
+        async def pay(ctx: Context, item: str) -> str:
+            await ready.wait()
+            for _ in range(dice.randrange(2)):
+                await asyncio.sleep(0)
+            paid.append(item)
+            return "paid"
+
+        async def plan(items: list[str]) -> TurnPlan[str]:
+            return TurnPlan(pay, items[0], consumed=items[:1], remaining=items[1:])
+
+        def heard(event: Event) -> None:
+            nonlocal cut
+            cut = cut or (isinstance(event, TurnEnded) and isinstance(event.outcome, Aborted) and bool(paid))
+
+        async def turns(count: int) -> None:
+            for _ in range(count):
+                await asyncio.sleep(0)
+
+        for first in (True, False):
+            async with TurnLoop(plan, on_event=heard, checkpoints=store, checkpoint_id="k", item_type=str) as loop:
+                if first:
+                    loop.push("a")
+                await turns(dice.randrange(8))
+                ready.set()
+                await turns(dice.randrange(4))
+                at = dice.choice((None, StopAt.SAFE_POINT, StopAt.NOW, StopAt.NOW))
+                loop.stop(at) if first else await settle()
+            await loop.wait(10)
+        return paid, cut
+
+    played = [asyncio.run(play(seed)) for seed in range(counts(600, 5000))]
+    assert {len(paid) for paid, _ in played} == {1}, "each was paid once: now, or by the next loop"
+    assert any(cut for _, cut in played), "in some, the stop came in that very moment"
 
 
 def test_the_schedules_reach_every_corner() -> None:

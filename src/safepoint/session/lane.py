@@ -6,6 +6,7 @@ a loop that goes down, ends every turn: nobody waits for ever. Knows nothing of 
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -14,7 +15,8 @@ from ..agent.agent import Agent
 from ..agent.agentrun import Questions
 from ..agent.talk import AgentResult
 from ..errors import SafepointError, UsageError
-from ..run.events import Event, SessionClosed, SessionOpened, StopRequested, TurnEnded, TurnQueued
+from ..run.events import Event, SessionClosed, SessionOpened, StopRequested, TurnEnded, TurnQueued, TurnStarted
+from ..run.messages import Message
 from ..run.outcome import Completed, Failed, Outcome
 from ..run.receipt import Receipt
 from ..run.stop import PRESS_SECONDS, StopAt, StopRequest
@@ -26,7 +28,7 @@ from .journal import SessionJournal
 from .log import Log, Stands
 from .past import OWN, Past
 from .stopping import Stops
-from .store import Store
+from .store import Store, StoreError
 from .turn import SessionTurn, TurnResult
 from .working import TurnWork
 
@@ -48,12 +50,15 @@ class SessionEnded(SafepointError):
 class Lane:
     """The turns of one live session."""
 
-    def __init__(self, session_id: str, agent: Agent, store: Store) -> None:
+    def __init__(
+        self, session_id: str, agent: Agent, store: Store, turn_begins: Callable[[], object] = lambda: None
+    ) -> None:
         self.id = session_id
         self.agent = agent
         self.clock = current_clock()
         self.log = Log(store, session_id)
         self.past = Past()
+        self.messages: tuple[Message, ...] = ()  # the conversation, as any thread may read it: replaced, never changed
         self.turns: dict[str, SessionTurn] = {}  # those that have not ended
         self.home = Home()
         self.journal = SessionJournal(self.log, self.home, self.clock, {})
@@ -61,6 +66,7 @@ class Lane:
         self.questions = Questions(None)
         self.loop: TurnLoop[SessionTurn] = TurnLoop(self._plan, on_event=self._heard, name=session_id)
         self._work = TurnWork(self)
+        self._turn_begins = turn_begins
         self._minding: asyncio.Task[None] | None = None
         self.closed = False
 
@@ -73,6 +79,7 @@ class Lane:
             await self.log.release()
             raise
         self.journal.results.update(self.past.parts)
+        self.messages = self.past.messages
         self.home.spawn(self._keep_writing(), f"session {self.id}")
         self.add(SessionOpened(**self.stamp(), agent=self.agent.name))
         self._recover(resume)
@@ -256,7 +263,22 @@ class Lane:
             await self.home.empty()
             await self.log.release()
 
+    async def let_go(self) -> None:
+        """Its event loop is closed, and nothing of it runs any more. Raises: StoreError for what was not written."""
+        self.closed = True
+        error = self.log.error or StoreError(f"session {self.id!r} was not closed before its event loop was")
+        for turn in list(self.turns.values()):
+            outcome = broken(turn, error, self.clock)
+            turn.end(TurnResult(turn.id, outcome.status, outcome))
+        self.turns.clear()
+        lost = self.log.last - self.log.saved
+        await self.log.release()
+        if lost:
+            raise StoreError(f"{error}: its last {lost} events were not written") from self.log.error
+
     def _heard(self, event: Event) -> None:
+        if isinstance(event, TurnStarted):
+            self._turn_begins()
         if isinstance(event, OWN):
             return
         try:
@@ -268,6 +290,7 @@ class Lane:
         """Something of the session's own happened. `keep`: it must survive a power cut. Returns its number."""
         seq = self.log.add(event, durable=keep, ends=ends)
         self.past.apply(event)
+        self.messages = self.past.messages
         return seq
 
     def stamp(self, turn_id: str | None = None) -> Any:

@@ -52,6 +52,7 @@ class Log:
         self._written = asyncio.Event()
         self._durable = 0  # up to here it must survive a power cut
         self._closed = False
+        self._released = False
         self._held: deque[tuple[int, Stands | None]] = deque()  # the first, and what comes after it, is not shown yet
         self.error: Exception | None = None
         self.last = 0  # the newest number given out
@@ -216,8 +217,10 @@ class Log:
         await self.flushed(self.last)
 
     async def release(self) -> None:
-        """Give the session back."""
-        await self._store.release(self._session)
+        """Give the session back, once: afterwards somebody else may have it."""
+        if not self._released:
+            self._released = True
+            await self._store.release(self._session)
 
 
 def read(record: Record) -> Recorded:

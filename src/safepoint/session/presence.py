@@ -1,4 +1,4 @@
-"""Owns who is there: when the last reader has gone for so long, somebody is told. Knows nothing of turns."""
+"""Owns who is there: when for so long nobody was, somebody is told. Knows nothing of what turns do."""
 
 from collections.abc import Callable
 
@@ -27,8 +27,16 @@ class Presence:
     def left(self) -> None:
         """One reader less."""
         self.readers -= 1
-        if not self.readers and self._grace is not None and not self._over:
-            self._timer = self._clock.call_at(self._clock.monotonic() + self._grace, self._gone)
+        self._count()
+
+    def turn_begins(self) -> None:
+        """If nobody is there to see it, the time counts: from now, or since the last reader has left."""
+        self._count()
+
+    def _count(self) -> None:
+        if self.readers or self._grace is None or self._over or (self._timer is not None and self._timer.armed):
+            return
+        self._timer = self._clock.call_at(self._clock.monotonic() + self._grace, self._gone)
 
     def end(self) -> None:
         """Wait for nothing any more."""

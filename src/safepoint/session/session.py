@@ -40,7 +40,7 @@ class Session:
     def __init__(self, session_id: str, agent: Agent, store: Store, on_disconnect: float | None) -> None:
         self.id = check_id("session", session_id)
         self.agent = agent
-        self._lane = lane = Lane(session_id, agent, store)
+        self._lane = lane = Lane(session_id, agent, store, lambda: self._presence.turn_begins())
         self._presence = Presence(lane.clock, on_disconnect, lambda: lane.home.post(self._nobody_is_there))
         self._closing: asyncio.Task[None] | None = None
 
@@ -77,16 +77,16 @@ class Session:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation so far."""
-        return self._lane.past.messages
+        """The conversation so far. Any thread."""
+        return self._lane.messages
 
     @property
     def last_seq(self) -> int:
-        """The number of the newest event."""
+        """The number of the newest event. Any thread."""
         return self._lane.log.last
 
     def outcome_of(self, turn_id: str) -> Outcome[AgentResult] | None:
-        """How a turn ended; None: there was no such turn, or it has not ended."""
+        """How a turn ended; None: there was no such turn, or it has not ended. Any thread."""
         turn = self._lane.past.turns.get(turn_id)
         return None if turn is None or turn_id in self._lane.turns else turn.outcome
 
@@ -96,7 +96,7 @@ class Session:
 
     @property
     def turns(self) -> dict[str, SessionTurn]:
-        """The turns that have not ended, in the order of their acceptance."""
+        """The turns that have not ended, in the order of their acceptance. Any thread."""
         return dict(self._lane.turns)
 
     def send(
@@ -114,6 +114,7 @@ class Session:
                    "interrupt": it makes way at once, and if it still has not a second or more later, the next such
                    message leaves behind what does not end; "reject": raises SessionBusy
         """
+        self._refuse_elsewhere("send")
         turn = self._turn(turn_id, as_messages(text), signal, deadline, caller(1))
         return self._lane.admit(turn, when_busy)
 
@@ -135,21 +136,31 @@ class Session:
         signal: AbortSignal | None = None,
         deadline: float | None = None,
     ) -> TurnResult:
-        """Add messages, or what a function makes of the current ones, and let the agent answer."""
+        """Add messages, or what a function makes of the current ones, and let the agent answer. Any event loop."""
         self._refuse_inside("save_messages()")
-        return await self._lane.admit(self._turn(turn_id, as_messages(messages), signal, deadline, caller(1)))
+        turn = self._turn(turn_id, as_messages(messages), signal, deadline, caller(1))
+        return await self._lane.home.bring(self._admitted(turn))
+
+    async def _admitted(self, turn: SessionTurn) -> TurnResult:
+        return await self._lane.admit(turn)
 
     async def continue_turn(
         self, turn_id: str | None = None, *, signal: AbortSignal | None = None, deadline: float | None = None
     ) -> TurnResult:
-        """Go on with a turn that was stopped: only what has not run is run. By default the last one."""
+        """Go on with a turn that was stopped: only what has not run is run. By default the last one. Any event loop."""
         self._refuse_inside("continue_turn()")
-        return await self.begin_again(turn_id, signal=signal, deadline=deadline)
+        turn = self._turn(None, (), signal, deadline, caller(1))
+        return await self._lane.home.bring(self._continued(turn, turn_id))
+
+    async def _continued(self, turn: SessionTurn, turn_id: str | None) -> TurnResult:
+        turn.continues = self._lane.to_continue(turn_id)
+        return await self._lane.admit(turn)
 
     def begin_again(
         self, turn_id: str | None = None, *, signal: AbortSignal | None = None, deadline: float | None = None
     ) -> SessionTurn:
         """The same, as a turn that need not be waited for. Raises: UsageError; SessionBusy if one runs or waits."""
+        self._refuse_elsewhere("begin_again")
         turn = self._turn(None, (), signal, deadline, caller(1))
         turn.continues = self._lane.to_continue(turn_id)
         return self._lane.admit(turn)
@@ -164,6 +175,7 @@ class Session:
     ) -> TurnStream:
         """The same, as the events of exactly that turn: `async with`; closing it aborts that turn."""
         self._refuse_inside("stream()")
+        self._refuse_elsewhere("stream")
         after = self.last_seq
         turn = self._turn(turn_id, as_messages(messages), signal, deadline, caller(1))
         return TurnStream(self._lane.admit(turn), self.events(after))
@@ -188,6 +200,15 @@ class Session:
     def _refuse_inside(self, what: str) -> None:
         if self._inside:
             raise UsageError(f"{what} inside of a turn of session {self.id!r} would wait for itself: use send()")
+
+    def _refuse_elsewhere(self, method: str) -> None:
+        """What changes the log is done by one thread: two would give two events one number, and lose one of them."""
+        instead = f"hand it over with loop.call_soon_threadsafe(session.{method}, …)"
+        if method in ("events", "stream"):
+            instead = "read the events in a task of that event loop"
+        elif method == "send":
+            instead += ", or await session.save_messages(…), which any thread's event loop may do"
+        self._lane.home.require(f"{method}() of session {self.id!r}", instead)
 
     def stop(
         self,
@@ -217,11 +238,12 @@ class Session:
         return ack or StopAck("unknown", "accepted", told, turn_id)
 
     def answer(self, question_id: str, text: str) -> bool:
-        """Answer a question of the running turn. False: it does not wait for one (any more)."""
+        """Answer a question of the running turn. False: it does not wait for one (any more). Any thread."""
         return self._lane.questions.answer(question_id, text)
 
     def edit(self, turn_id: str, text: "str | Message | Sequence[str | Message]") -> bool:
         """Replace the messages of a turn that waits. False: it does not wait (any more)."""
+        self._refuse_elsewhere("edit")
         turn = self._lane.turns.get(turn_id)
         messages = as_messages(text)
         if turn is None or not turn.waits or turn.continues is not None or callable(messages):
@@ -232,6 +254,7 @@ class Session:
 
     def remove(self, turn_id: str) -> bool:
         """Take a turn that waits out of the queue. False: it does not wait (any more)."""
+        self._refuse_elsewhere("remove")
         turn = self._lane.turns.get(turn_id)
         if turn is None or not turn.waits:
             return False
@@ -240,6 +263,7 @@ class Session:
 
     def forget(self, turn_id: str) -> None:
         """Take the conversation back to before this turn, which must be the last. Raises: UsageError."""
+        self._refuse_elsewhere("forget")
         self._lane.check_live()
         last = self._lane.past.last_ended
         if last is None or last.id != turn_id:
@@ -256,15 +280,16 @@ class Session:
         self._lane.journal.before_effect = check
 
     def pause(self) -> None:
-        """Begin no turn until `resume()`; the running one ends by itself."""
+        """Begin no turn until `resume()`; the running one ends by itself. Any thread."""
         self._lane.loop.pause()
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Go on after a pause. Any thread."""
         self._lane.loop.resume()
 
     async def events(self, after: int = 0) -> AsyncGenerator[Recorded, None]:
         """Everything after this number, then what comes. Closing it stops nothing (but see `on_disconnect`)."""
+        self._refuse_elsewhere("events")
         self._presence.came()
         try:
             async with aclosing(self._lane.log.follow(after)) as events:
@@ -281,17 +306,24 @@ class Session:
 
     async def saved(self) -> None:
         """Wait until everything that has happened so far is in the store. Raises: what the store raised."""
-        await self._lane.log.flushed(self.last_seq)
+        await self._lane.home.bring(self._lane.log.flushed(self.last_seq))
 
     async def close(self, reason: str = "closed") -> None:
         """Stop what runs and waits, at once, and end. A second call waits for the first.
 
-        Called by the work of one of its own turns, it does not wait. Raises: what the store raised.
+        Called by the work of one of its own turns, it does not wait. In another thread's event loop it is done at home;
+        when the session's own event loop is closed, what the session holds is let go. Raises: what the store raised.
         """
+        if self._lane.home.gone:
+            self._presence.end()
+            await self._lane.let_go()
+        else:
+            await self._lane.home.bring(self._close(AbortReason("shutdown", reason, caller(1))))
+
+    async def _close(self, cause: AbortReason) -> None:
         if self._closing is None:
             self._lane.closed = True
             self._presence.end()
-            shut_down = self._lane.shut_down(AbortReason("shutdown", reason, caller(1)))
-            self._closing = self._lane.home.spawn(shut_down, f"session {self.id}")
+            self._closing = self._lane.home.spawn(self._lane.shut_down(cause), f"session {self.id}")
         if not self._inside:
             await outlast(self._closing)

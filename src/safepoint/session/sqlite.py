@@ -1,4 +1,5 @@
-"""Owns sessions in a SQLite file: one thread does all the work, so nothing waits for a lock or blocks the loop.
+"""Owns sessions in a SQLite file. One thread writes, another one reads: so nothing blocks the event loop, and readers
+do not wait while the writer waits for somebody else's lock.
 
 Knows nothing of what the records mean. Ends and stops are written with synchronous FULL, everything else with NORMAL:
 a power cut may take the last chunks of a text, never the end of a turn.
@@ -6,39 +7,25 @@ a power cut may take the last chunks of a text, never the end of a turn.
 
 import asyncio
 import sqlite3
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..run.checkpoints_files import ENCODING, CheckpointError, CheckpointInUse, FileLease
-from .store import Record, SessionInfo, SessionInUse, StoreError
+from .sqlite_file import connect, open_file
+from .sqlite_thread import DatabaseThread
+from .store import Record, SessionInfo, SessionInUse, StoreError, number_taken
 
 __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
-VERSION = 1
-BUSY_SECONDS = 10.0
-# A call for the thread, and how its result gets back to whoever waits for it.
-Call = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
-SCHEMA = """
-BEGIN IMMEDIATE;
-CREATE TABLE events (
-    session TEXT NOT NULL, seq INTEGER NOT NULL, text TEXT NOT NULL, ends TEXT, PRIMARY KEY (session, seq)
-) WITHOUT ROWID;
-CREATE UNIQUE INDEX one_end ON events (session, ends) WHERE ends IS NOT NULL;
-CREATE TABLE sessions (session TEXT PRIMARY KEY, written INTEGER NOT NULL) WITHOUT ROWID;
-CREATE INDEX newest ON sessions (written);
-PRAGMA user_version = %d;
-COMMIT;
-"""
 # `written` counts the batches of all sessions: the session with the greatest number has the newest record.
 TOUCH = """
 INSERT INTO sessions VALUES (?, (SELECT coalesce(max(written), 0) + 1 FROM sessions))
 ON CONFLICT (session) DO UPDATE SET written = excluded.written
 """
 LAST = "SELECT coalesce(max(seq), 0) FROM events WHERE session = ?"
+ENDED = "SELECT 1 FROM events WHERE session = ? AND ends = ?"
 ALL = """
 SELECT session, (SELECT coalesce(max(seq), 0) FROM events WHERE events.session = sessions.session)
 FROM sessions ORDER BY written
@@ -50,11 +37,12 @@ class SqliteStore:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
         self._live: set[str] = set()
         self._lease = FileLease(self.path.name, self.path.resolve().parent, str(self.path))
-        self._db: sqlite3.Connection | None = None
+        self._writer = DatabaseThread(f"store {self.path.name}")
+        self._reader = DatabaseThread(f"reader of store {self.path.name}")
+        self._db: sqlite3.Connection | None = None  # of the writer
+        self._reading: sqlite3.Connection | None = None  # of the reader
         self._full: bool | None = None
         self._closed = False
 
@@ -64,7 +52,8 @@ class SqliteStore:
             raise SessionInUse(f"session {session!r} is live already: use that one, or close it first")
         self._live.add(session)
         try:
-            return await self._do(lambda: self._last_seq(session))
+            # The writer is asked: an earlier owner may have gone before all it had to say was written.
+            return await self._write(lambda: self._last_seq(session))
         except BaseException:
             self._live.discard(session)
             raise
@@ -75,65 +64,67 @@ class SqliteStore:
 
     async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
         """Write the records in one transaction."""
-        return await self._do(lambda: self._append(session, records, durable))
+        return await self._write(lambda: self._append(session, records, durable))
 
     async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[Record]:
         """The records after this seq."""
-        return await self._do(lambda: self._read(session, after, limit))
+        return await self._read(lambda db: _records(db, session, after, limit))
 
     async def sessions(self) -> list[SessionInfo]:
         """All sessions, the one with the newest record last."""
-        return await self._do(self._sessions)
+        return await self._read(lambda db: [SessionInfo(*row) for row in db.execute(ALL)])
 
     async def close(self) -> None:
         """Write what is left, and give the file to others."""
         if self._closed:
             return
         self._closed = True
-        if self._thread is not None:
-            # Whoever is told to go meanwhile goes: the thread lets go of the file all the same.
-            ended = self._post(self._let_go)
-            self._calls.put(None)
-            await ended
+        if not self._writer.begun or self._writer.left_by_fork:
+            return
+        # Whoever is told to go meanwhile goes: the threads let go of the file all the same.
+        self._reader.end()
+        ended = self._writer.do(self._let_go)
+        self._writer.end()
+        await ended
 
-    async def _do(self, call: Callable[[], T]) -> T:
+    def _check(self) -> None:
         if self._closed:
             raise StoreError(f"the store {self.path} is closed")
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=f"store {self.path.name}", daemon=True)
-            self._thread.start()
+        if parent := self._writer.left_by_fork:
+            raise StoreError(
+                f"the store {self.path} was opened in process {parent}, of which this one is a fork: its threads and"
+                " its lease are there. Make a store of its own in each process, after the fork"
+            )
+
+    def _write(self, call: Callable[[], T]) -> "asyncio.Future[T]":
+        self._check()
 
         def opened() -> T:
             self._open()
             return call()
 
-        return await self._post(opened)
+        return self._writer.do(lambda: self._explained(opened))
 
-    def _post(self, call: Callable[[], T]) -> "asyncio.Future[T]":
-        """What is begun is done, whatever becomes of whoever waits."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-        self._calls.put((call, loop, done))
-        return done
+    async def _read(self, call: Callable[[sqlite3.Connection], T]) -> T:
+        self._check()
+        if self._db is None:
+            await self._write(lambda: None)  # whoever writes opens the file
+            self._check()
 
-    def _serve(self) -> None:
-        while (item := self._calls.get()) is not None:
-            call, loop, done = item
-            result: Any = None
-            failure: BaseException | None = None
-            try:
-                result = call()
-            except sqlite3.Error as error:
-                failure = StoreError(
-                    f"the store {self.path} failed ({type(error).__name__}: {error}); the file was left as it is"
-                )
-                failure.__cause__ = error
-            except BaseException as error:
-                failure = error
-            try:
-                loop.call_soon_threadsafe(_tell, done, result, failure)
-            except RuntimeError:
-                pass  # that loop is closed: nobody is left who waits
+        def connected() -> T:
+            if self._reading is None:
+                self._reading = connect(self.path)
+            return call(self._reading)
+
+        return await self._reader.do(lambda: self._explained(connected))
+
+    def _explained(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"the store {self.path} failed ({type(error).__name__}: {error}); the file was left as it is"
+            ) from error
 
     def _open(self) -> None:
         if self._db is not None:
@@ -148,28 +139,10 @@ class SqliteStore:
         except CheckpointError as error:
             raise StoreError(f"the store {self.path} cannot be used: {error}") from error
         try:
-            db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-            try:
-                self._prepare(db)
-            except BaseException:
-                db.close()
-                raise
+            self._db, self._full = open_file(self.path), None
         except BaseException:
             self._lease.release()
             raise
-        self._db, self._full = db, None
-
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        """A file that is not ours, or of a newer program, is not touched."""
-        found = db.execute("PRAGMA user_version").fetchone()[0]
-        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if found not in (0, VERSION):
-            raise StoreError(f"{self.path} is of version {found}; this program knows {VERSION}: use a newer program")
-        if found == 0 and tables:
-            raise StoreError(f"{self.path} is a database of another program: give the sessions a file of their own")
-        db.execute("PRAGMA journal_mode = WAL")
-        if found == 0:
-            db.executescript(SCHEMA % VERSION)
 
     @property
     def _file(self) -> sqlite3.Connection:
@@ -177,7 +150,7 @@ class SqliteStore:
         return self._db
 
     def _append(self, session: str, records: Sequence[Record], durable: bool) -> frozenset[str]:
-        file, refused = self._file, set[str]()
+        file, refused = self._file, frozenset[str]()
         if self._full != durable:
             file.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._full = durable
@@ -185,8 +158,8 @@ class SqliteStore:
         try:
             rows = [(session, record.seq, _written(record.text), record.ends) for record in records]
             written = file.executemany("INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?)", rows).rowcount
-            if written != len(rows):  # some were there already: an end that is not the same was refused
-                refused |= {one.ends for one in records if one.ends is not None and not self._is_there(session, one)}
+            if written != len(rows):  # some were there already, or something else was
+                refused = self._refused(session, records)
             if rows:
                 file.execute(TOUCH, (session,))
             file.execute("COMMIT")
@@ -194,29 +167,36 @@ class SqliteStore:
             if file.in_transaction:
                 file.execute("ROLLBACK")
             raise
+        return refused
+
+    def _refused(self, session: str, records: Sequence[Record]) -> frozenset[str]:
+        """The turns that have another end. Raises: StoreError for any other record that could not be written."""
+        refused = set[str]()
+        for record in records:
+            if _records(self._file, session, record.seq - 1, 1)[:1] == [record]:
+                continue
+            if record.ends is None or not self._file.execute(ENDED, (session, record.ends)).fetchone():
+                raise number_taken(session, record.seq)
+            refused.add(record.ends)
         return frozenset(refused)
-
-    def _is_there(self, session: str, record: Record) -> bool:
-        query = "SELECT 1 FROM events WHERE session = ? AND seq = ? AND ends = ?"
-        return self._file.execute(query, (session, record.seq, record.ends)).fetchone() is not None
-
-    def _read(self, session: str, after: int, limit: int) -> list[Record]:
-        query = "SELECT seq, text, ends FROM events WHERE session = ? AND seq > ? ORDER BY seq LIMIT ?"
-        rows = self._file.execute(query, (session, after, limit)).fetchall()
-        new = tuple.__new__  # as `Record._make` does it, which counts the columns of every row once more
-        return [new(Record, row) if type(row[1]) is str else _read_back(row) for row in rows]
 
     def _last_seq(self, session: str) -> int:
         return int(self._file.execute(LAST, (session,)).fetchone()[0])
 
-    def _sessions(self) -> list[SessionInfo]:
-        return [SessionInfo(*row) for row in self._file.execute(ALL)]
-
     def _let_go(self) -> None:
-        if self._db is not None:
-            self._db.close()
-            self._db = None
+        self._reader.join()
+        for db in (self._reading, self._db):
+            if db is not None:
+                db.close()
+        self._db = self._reading = None
         self._lease.release()
+
+
+def _records(db: sqlite3.Connection, session: str, after: int, limit: int) -> list[Record]:
+    query = "SELECT seq, text, ends FROM events WHERE session = ? AND seq > ? ORDER BY seq LIMIT ?"
+    rows = db.execute(query, (session, after, limit)).fetchall()
+    new = tuple.__new__  # as `Record._make` does it, which counts the columns of every row once more
+    return [new(Record, row) if type(row[1]) is str else _read_back(row) for row in rows]
 
 
 def _written(text: str) -> str | bytes:
@@ -230,12 +210,3 @@ def _written(text: str) -> str | bytes:
 
 def _read_back(row: tuple[int, bytes, str | None]) -> Record:
     return Record(row[0], row[1].decode(*ENCODING), row[2])
-
-
-def _tell(done: "asyncio.Future[Any]", result: Any, failure: BaseException | None) -> None:
-    if done.done():
-        return
-    if failure is None:
-        done.set_result(result)
-    else:
-        done.set_exception(failure)

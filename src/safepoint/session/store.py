@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from ..errors import SafepointError
 
-__all__ = ["MemoryStore", "Record", "SessionInUse", "SessionInfo", "Store", "StoreError"]
+__all__ = ["MemoryStore", "Record", "SessionInUse", "SessionInfo", "Store", "StoreError", "number_taken"]
 
 
 class StoreError(SafepointError):
@@ -37,6 +37,14 @@ class SessionInfo:
     last_seq: int
 
 
+def number_taken(session: str, seq: int) -> StoreError:
+    """What a store says to a record whose number has another record: it must not be dropped without a word."""
+    return StoreError(
+        f"record {seq} of session {session!r} is there already, and is another one: two write to this session."
+        " Nothing of the batch was written; close the session, and open it again"
+    )
+
+
 class Store(Protocol):
     """Where sessions are kept. Raises: StoreError."""
 
@@ -51,7 +59,8 @@ class Store(Protocol):
     async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
         """Write these records; `durable`: when it returns they survive a power cut. Appending again changes nothing.
 
-        Returns the turns of which an end was there before: that end stands, and the new one was not written.
+        Returns the turns of which another end was there before: that end stands, and the new one was not written.
+        Raises: StoreError, with nothing written, if a number is taken by another record (`number_taken`).
         """
         ...
 
@@ -73,7 +82,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._logs: dict[str, list[Record]] = {}
-        self._ends: dict[tuple[str, str], int] = {}
+        self._ends: dict[str, dict[str, int]] = {}  # of each session: the turns that have ended, and where
         self._live: set[str] = set()
 
     async def acquire(self, session: str) -> int:
@@ -92,18 +101,32 @@ class MemoryStore:
         """Keep the records."""
         if not records:
             return frozenset()
-        log = self._logs[session] = self._logs.pop(session, [])  # the newest last
-        return frozenset(record.ends for record in records if not self._keep(session, log, record) and record.ends)
-
-    def _keep(self, session: str, log: list[Record], record: Record) -> bool:
-        """False: it is an end that cannot stand."""
-        place = len(log) if not log or record.seq > log[-1].seq else bisect_left(log, record.seq, key=_seq)
-        if place < len(log) and log[place].seq == record.seq:
-            return log[place].ends == record.ends  # it is there already
-        if record.ends is not None and self._ends.setdefault((session, record.ends), record.seq) != record.seq:
-            return False
-        log.insert(place, record)
-        return True
+        log, ends = self._logs.get(session, []), self._ends.get(session, {})
+        new: dict[int, Record] = {}
+        new_ends: dict[str, int] = {}
+        odd = []  # not as it should be: it is there already, or something else is
+        for record in records:
+            ended = record.ends is not None and (record.ends in ends or record.ends in new_ends)
+            if ended or record.seq in new or _at(log, record.seq) is not None:
+                odd.append(record)
+                continue
+            new[record.seq] = record
+            if record.ends is not None:
+                new_ends[record.ends] = record.seq
+        refused = set[str]()
+        for record in odd:
+            there = new.get(record.seq) or _at(log, record.seq)
+            if there == record:
+                continue
+            if record.ends is None or not (record.ends in ends or record.ends in new_ends):
+                raise number_taken(session, record.seq)
+            refused.add(record.ends)
+        self._logs.pop(session, None)
+        self._logs[session] = log  # the newest last
+        self._ends.setdefault(session, ends).update(new_ends)
+        for record in new.values():
+            log.insert(_place(log, record.seq), record)
+        return frozenset(refused)
 
     async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[Record]:
         """The records after this seq."""
@@ -121,3 +144,12 @@ class MemoryStore:
 
 def _seq(record: Record) -> int:
     return record.seq
+
+
+def _place(log: list[Record], seq: int) -> int:
+    return len(log) if not log or seq > log[-1].seq else bisect_left(log, seq, key=_seq)
+
+
+def _at(log: list[Record], seq: int) -> Record | None:
+    place = _place(log, seq)
+    return log[place] if place < len(log) and log[place].seq == seq else None

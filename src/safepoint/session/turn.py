@@ -137,8 +137,7 @@ class SessionTurn:
             self.watch.remove()
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            wake(waiter)
 
     def __await__(self) -> Generator[Any, None, TurnResult]:
         return self.wait().__await__()
@@ -148,5 +147,27 @@ class SessionTurn:
         while self.result is None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
-            await waiter
+            if self.result is None:  # `end` writes the result first and tells the waiters second: one sees the other
+                await waiter
         return self.result
+
+
+def wake(waiter: "asyncio.Future[None]") -> None:
+    """Tell whoever waits, in the event loop in which it waits: that may be the one of another thread."""
+    loop = waiter.get_loop()
+    try:
+        if asyncio.get_running_loop() is loop:
+            resolve(waiter)
+            return
+    except RuntimeError:
+        pass  # no event loop runs here
+    try:
+        loop.call_soon_threadsafe(resolve, waiter)
+    except RuntimeError:
+        pass  # that loop is closed: nobody waits there any more
+
+
+def resolve(waiter: "asyncio.Future[None]") -> None:
+    """Unless it has stopped waiting."""
+    if not waiter.done():
+        waiter.set_result(None)

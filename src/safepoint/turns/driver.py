@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
-from ..abort import AbortController, AbortSignal
+from ..abort import AbortController, AbortError, AbortSignal
 from ..abort.deadline import Deadline
 from ..errors import UsageError
 from ..run.context import Context, Work
-from ..run.events import LoopIdle, LoopStopping, TurnEnded, TurnPlanned, TurnStarted
+from ..run.events import LoopIdle, LoopStopping, TurnEnded, TurnPlanned, TurnPreempted, TurnStarted
 from ..run.leaf import leaf, name_of
 from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.settle import settle
@@ -28,6 +28,10 @@ from .turn import Turn, TurnPlan
 __all__ = ["Driver"]
 
 T = TypeVar("T")
+
+
+class _PlanStopped(Exception):
+    """The loop was stopped while a turn was planned: none begins, and nothing is wrong."""
 
 
 class Driver(Generic[T]):
@@ -151,18 +155,22 @@ class Driver(Generic[T]):
         waiting = state.inbox.take(self._batch)
         items = [*(stopped.items if stopped else ()), *waiting]
         turn = state.turn = Turn.plan(items, state.stop, state.clock)
+        turn.on_preempt = self._preempted
         try:
             state.tell(TurnPlanned, turn_id=turn.id, items=len(items))
             await self._keep(waiting)
-            plan = await state.signal.run(self._call(stopped, waiting))
+            plan = await self._planned(stopped, waiting)
             consumed, remaining, dropped = split(items, plan)
             controller, ctx = self._context(turn, plan)
+        except _PlanStopped:
+            self._give_back(turn, waiting)
+            return
         except BaseException:
             self._give_back(turn, waiting)
             if state.signal.aborted:
                 return
             raise
-        if state.committed:
+        if state.committed or state.paused:
             self._give_back(turn, waiting)
             return
         state.stopped = None
@@ -174,6 +182,20 @@ class Driver(Generic[T]):
         else:
             turn.end("turn_over")
         state.turn = None
+
+    def _preempted(self, turn: Turn[T], at: StopAt) -> None:
+        self._state.tell(TurnPreempted, turn_id=turn.id, at_point=at.name)
+
+    async def _planned(self, stopped: Stopped[T] | None, waiting: list[T]) -> TurnPlan[T]:
+        """Raises: _PlanStopped; what the plan raised by itself, which ends the loop also beside a stop."""
+        signal = self._state.planning.signal
+        try:
+            signal.raise_if_aborted()
+            return await signal.run(self._call(stopped, waiting))
+        except AbortError as error:
+            if error.reason is signal.reason:
+                raise _PlanStopped from error
+            raise
 
     def _call(self, stopped: Stopped[T] | None, waiting: list[T]) -> Awaitable[TurnPlan[T]]:
         resumes = stopped is not None and self._resume is not None
@@ -209,9 +231,12 @@ class Driver(Generic[T]):
         state = self._state
         try:
             state.tell(TurnStarted, turn_id=turn.id, items=len(turn.consumed))
-            outcome = await self._settled(ctx, plan)
+            outcome = await self._settled(turn, ctx, plan)
         except BaseException:  # meant for the task: the loop goes down, and its items with it
-            state.stopped = Stopped(tuple(turn.consumed))
+            if turn.returned and plan.then is None:
+                state.exit.handled += len(turn.consumed)
+            else:  # also where the work has returned and `then` has not: what it was to save is not saved
+                state.stopped = Stopped(tuple(turn.consumed))
             raise
         finally:
             turn.end("loop_stopped" if state.committed else "turn_over")
@@ -222,22 +247,32 @@ class Driver(Generic[T]):
         finally:
             state.tell(TurnEnded, turn_id=turn.id, outcome=outcome)
 
-    async def _settled(self, ctx: Context, plan: TurnPlan[T]) -> Outcome[Any]:
-        then = plan.then
+    async def _settled(self, turn: Turn[T], ctx: Context, plan: TurnPlan[T]) -> Outcome[Any]:
+        then, work = plan.then, _interruptible(plan.work)
+
+        async def noted(ctx: Context, value: Any) -> Any:
+            result = await work(ctx, value)
+            turn.returned = True
+            return result
+
         if then is None:
-            return await settle(ctx, _interruptible(plan.work), plan.input)
+            return await settle(ctx, noted, plan.input)
 
         async def before_anyone_is_told(outcome: Any) -> Any:
             await then(outcome)
             return outcome
 
-        return await settle(ctx, _interruptible(plan.work), plan.input, then=before_anyone_is_told)
+        return await settle(ctx, noted, plan.input, then=before_anyone_is_told)
 
     def _sink(self) -> Callable[[Any], object] | None:
-        return None if self._state.on_event is None else self._state.emit
+        return None if self._state.on_event is None else self._state.report
 
     def _account(self, turn: Turn[T], outcome: Outcome[Any]) -> None:
-        """Where the turn's items end. A stop comes before a preempt, whatever came first."""
+        """Where the turn's items end. A stop comes before a preempt, whatever came first.
+
+        Work that has returned is done, also where a stop came in the same moment: doing it again would do it twice.
+        The outcome tells of the stop all the same, with the value as its partial.
+        """
         state, books = self._state, self._state.exit
         match outcome:
             case Completed():
@@ -246,7 +281,9 @@ class Driver(Generic[T]):
                 books.failed += turn.consumed
             case Aborted(partial=partial) | TimedOut(partial=partial):
                 asked = outcome.reason is turn.stop.request.reason  # and not its own signal or deadline
-                if state.cuts_turns or (asked and turn.pausing and not turn.preempted):
+                if turn.returned:
+                    books.handled += len(turn.consumed)
+                elif state.cuts_turns or (asked and turn.pausing and not turn.preempted):
                     state.stopped = Stopped(tuple(turn.consumed), partial)
                 elif asked and turn.preempted:
                     books.preempted += turn.consumed

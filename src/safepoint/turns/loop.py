@@ -4,10 +4,10 @@ They are legal before the start, from other threads and from inside of callbacks
 """
 
 import asyncio
-import inspect
 import math
 import uuid
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -16,7 +16,7 @@ from ..abort.clock import check_seconds
 from ..abort.reason import caller
 from ..errors import UsageError
 from ..run.checkpoints import Checkpoints
-from ..run.events import Event, LoopStopping, TurnPreempted
+from ..run.events import Event, LoopStopping
 from ..run.receipt import Receipt
 from ..run.stop import StopAck, StopAt, StopRequest
 from .driver import Driver
@@ -24,7 +24,7 @@ from .exit import LoopExit
 from .keeping import Keeper
 from .preempt import Preempt, PreemptAck, Pushed
 from .saved import AnyPartial, Stopped
-from .state import LoopState
+from .state import LoopState, is_async
 from .turn import Turn, TurnPlan
 
 __all__ = ["TurnLoop"]
@@ -61,7 +61,7 @@ class TurnLoop(Generic[T]):
         signal: AbortSignal | None = None,
         name: str = "loop",
     ) -> None:
-        if inspect.iscoroutinefunction(on_event):
+        if is_async(on_event):
             raise UsageError("on_event must be a plain function: let it put the events into a queue")
         if (checkpoints is None) != (checkpoint_id is None):
             raise UsageError("checkpoints= and checkpoint_id= belong together: a store, and the name in it")
@@ -145,8 +145,6 @@ class TurnLoop(Generic[T]):
             return _decided("no_turn")
         ack = PreemptAck()
         turn.request(preempt, ack)
-        if ack.status != "turn_over":
-            state.tell(TurnPreempted, turn_id=turn.id, at_point=preempt.at.name)
         return ack
 
     def remove(self, item: T) -> bool:
@@ -251,8 +249,23 @@ class TurnLoop(Generic[T]):
         if asyncio.current_task() is self._task:
             raise UsageError("a turn cannot wait for the end of the loop it runs in: it would wait for itself")
         limit = AbortSignal.never() if timeout is None else AbortSignal.timeout(timeout)
-        await limit.run(asyncio.wait([self._task]))
+        await limit.run(self._ended(self._task))
         return self._task.result()
+
+    @staticmethod
+    async def _ended(task: "asyncio.Task[Any]") -> None:
+        """Wait here for a task that may belong to the event loop of another thread."""
+        if task.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([task])
+            return
+        ended: Future[None] = Future()
+        try:
+            task.get_loop().call_soon_threadsafe(task.add_done_callback, lambda task: ended.set_result(None))
+        except RuntimeError:
+            if not task.done():
+                raise UsageError("the event loop in which the turn loop ran is closed: it does not end") from None
+            return
+        await asyncio.wrap_future(ended)
 
     async def _settled(self, timeout: float | None) -> Receipt:
         await self.wait(timeout)

@@ -1,12 +1,15 @@
 """Owns what the commands of a loop and its task have in common: commands write here and wake, the task reads."""
 
 import asyncio
+import functools
+import inspect
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from ..abort import AbortController, AbortError, Clock
+from ..abort import AbortController, AbortError, AbortReason, Clock
+from ..errors import UsageError
 from ..run.events import Event
 from ..run.outcome import Outcome
 from ..run.stop import Stop, StopAt, StopRequest
@@ -15,7 +18,7 @@ from .inbox import Inbox
 from .saved import Stopped
 from .turn import Turn
 
-__all__ = ["LoopState"]
+__all__ = ["LoopState", "is_async"]
 
 T = TypeVar("T")
 
@@ -47,6 +50,7 @@ class LoopState(Generic[T]):
     def __post_init__(self) -> None:
         self.signal = self.controller.signal
         self.stop = Stop(self.controller, self.clock)
+        self.planning = AbortController(self.signal)  # what plans run under: any stop ends one
         self.inbox: Inbox[T] = Inbox(self.wake, self.max_items)
 
     def begin(self) -> None:
@@ -92,13 +96,18 @@ class LoopState(Generic[T]):
         """Stop: no further turn, nothing let in; and the running turn as the request says. True: it became stricter."""
         stricter = self.stop.ask(request)
         self.inbox.close()
+        # Planning is no turn: no work has begun that could be let end, and nothing is planned any more.
+        self.planning.abort(self.stop.request.reason or AbortReason("user", self.cause))
         return stricter
 
     def tell(self, kind: type[Event], **about: Any) -> None:
         """Report something of the loop itself."""
         if self.on_event is None:
             return
-        event = kind(run_id=self.id, path=(self.name,), at=self.clock.time(), **about)
+        self.report(kind(run_id=self.id, path=(self.name,), at=self.clock.time(), **about))
+
+    def report(self, event: Event) -> None:
+        """Report something, from any thread: the listener hears it in the thread of the loop."""
         if self._loop is None or threading.get_ident() == self._thread:
             self.emit(event)
         else:
@@ -109,10 +118,34 @@ class LoopState(Generic[T]):
         if self.on_event is None or self.callback_error is not None:
             return
         try:
-            self.on_event(event)
+            answer = self.on_event(event)
+            if answer is not None:
+                check_answer(answer)
         except AbortError:
             pass
         except Exception as error:
             self.callback_error = error
             self.controller.abort(error)
             self.commit(StopRequest(StopAt.NOW))
+
+
+def is_async(listener: object) -> bool:
+    """True: what a call of it gives back would have to be awaited, as far as that can be seen without a call."""
+    while isinstance(listener, functools.partial):
+        listener = listener.func
+    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(getattr(listener, "__call__", None))  # noqa: B004  # the method
+
+
+def check_answer(answer: object) -> None:
+    """Refuse what nobody would await: the event would be dropped without a word. A task runs by itself.
+
+    Raises: UsageError.
+    """
+    if not inspect.isawaitable(answer) or isinstance(answer, asyncio.Future):
+        return
+    if inspect.iscoroutine(answer):
+        answer.close()
+    raise UsageError(
+        "on_event returned something to await, which nobody does: make it a plain function that puts the events into a"
+        " queue, or that starts a task"
+    )

@@ -14,7 +14,7 @@ from ..abort.clock import Timer, check_seconds
 from ..errors import UsageError
 from ..run.context import Work
 from ..run.outcome import Outcome
-from ..run.stop import Stop, StopRequest
+from ..run.stop import Stop, StopAt, StopRequest
 from .preempt import Preempt, PreemptAck
 
 __all__ = ["Phase", "Turn", "TurnPlan"]
@@ -78,6 +78,8 @@ class Turn(Generic[T]):
     consumed: list[T] = field(default_factory=list)
     preempted: bool = False
     pausing: bool = False
+    returned: bool = False  # its work has given back a value, whatever was asked for meanwhile
+    on_preempt: "Callable[[Turn[T], StopAt], object]" = lambda turn, at: None  # it is asked to make way; any thread
     _requests: list[_Request] = field(default_factory=list)
 
     @classmethod
@@ -119,6 +121,7 @@ class Turn(Generic[T]):
         reason = AbortReason("preempted", "something newer came")
         self.stop.ask(StopRequest(preempt.at, "root", deadline, reason, now))
         ack.decide("submitted")
+        self.on_preempt(self, preempt.at)
 
     def activate(self, consumed: list[T], controller: AbortController) -> None:
         """It is planned, and begins. What waited for it is asked for now."""

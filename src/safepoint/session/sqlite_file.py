@@ -1,0 +1,92 @@
+"""Owns the SQLite file of a store: whose it is, what its tables are, how it is made. Knows nothing of what is inside.
+
+The file of another program is never changed. So what is there is looked at first, without a lock and without the
+journal, before anything is done that writes: switching to WAL changes a file, and so does recovering one.
+"""
+
+import sqlite3
+from pathlib import Path
+
+from .store import StoreError
+
+__all__ = ["BUSY_SECONDS", "VERSION", "connect", "open_file"]
+
+APPLICATION_ID = 0x53616665  # "Safe", in the header of the file: it is one of ours, whatever its version
+VERSION = 1
+BUSY_SECONDS = 10.0  # so long somebody else's lock is waited for
+TABLES = {
+    "events": """CREATE TABLE events (
+        session TEXT NOT NULL, seq INTEGER NOT NULL, text TEXT NOT NULL, ends TEXT, PRIMARY KEY (session, seq)
+    ) WITHOUT ROWID""",
+    "one_end": "CREATE UNIQUE INDEX one_end ON events (session, ends) WHERE ends IS NOT NULL",
+    "sessions": "CREATE TABLE sessions (session TEXT PRIMARY KEY, written INTEGER NOT NULL) WITHOUT ROWID",
+    "newest": "CREATE INDEX newest ON sessions (written)",
+}
+
+
+def open_file(path: Path) -> sqlite3.Connection:
+    """The connection that writes. Makes the file where there is none. Raises: StoreError; sqlite3.Error."""
+    _look(path)
+    db = connect(path)
+    try:
+        _make(db, path)
+        db.execute("PRAGMA journal_mode = WAL")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """One more connection. Raises: sqlite3.Error."""
+    return sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+
+
+def _look(path: Path) -> None:
+    """Refuse a file that is not ours, and leave no trace in it or beside it. Raises: StoreError; sqlite3.Error."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    try:
+        _is_ours(db, path)
+    finally:
+        db.close()
+
+
+def _make(db: sqlite3.Connection, path: Path) -> None:
+    # What a killed program has left may be in its journal alone, where `_look` does not look: so it is asked again.
+    if _is_ours(db, path):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        if not _is_ours(db, path):
+            for statement in TABLES.values():
+                db.execute(statement)
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {VERSION}")
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def _is_ours(db: sqlite3.Connection, path: Path) -> bool:
+    """False: there is nothing in it yet. Raises: StoreError for the file of another program, or of a newer one."""
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if application == APPLICATION_ID:
+        if version != VERSION:
+            raise StoreError(f"{path} is of version {version}; this program knows {VERSION}: use a newer program")
+        return True
+    found = {name: _plain(sql or "") for name, sql in db.execute("SELECT name, sql FROM sqlite_master")}
+    if not (application or version or found):
+        return False
+    # The first program that wrote version 1 left no id: such a file has exactly these tables.
+    if not application and version == 1 and all(found.get(name) == _plain(sql) for name, sql in TABLES.items()):
+        return True
+    raise StoreError(f"{path} is a database of another program: give the sessions a file of their own")
+
+
+def _plain(sql: str) -> str:
+    return "".join(sql.split())
