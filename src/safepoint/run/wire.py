@@ -93,7 +93,8 @@ def event_from_json(text: str, value_type: Any = Any) -> Event:
     outcome = _outcome(_versioned("outcome", data.get("outcome")), value_type)
     # Of an outcome pydantic has no schema: errors are in it. All that stands around it is read like any event's.
     around = _read("event", Event, {**data, "kind": "turn_started", "items": 0})
-    return TurnEnded(run_id=around.run_id, path=around.path, at=around.at, turn_id=around.turn_id, outcome=outcome)
+    place: Any = {"run_id": around.run_id, "path": around.path, "at": around.at}
+    return TurnEnded(**place, turn_id=around.turn_id, outcome=outcome, resumable=data.get("resumable") is True)
 
 
 def message_from_json(text: str) -> Message:
