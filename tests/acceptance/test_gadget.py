@@ -75,7 +75,7 @@ async def test_01_stop_is_acknowledged_at_once_before_and_apart_from_the_outcome
         faucet.call("order")
         await order.begun.wait()
         ack = await served.stop(session, turn)
-        assert (ack["status"], ack["level"], ack["id"]) == ("accepted", "accepted", turn)
+        assert (ack["status"], ack["level"], ack["id"]) == ("accepted", "recorded", turn)
         assert await served.turn(session, turn) == {"id": turn, "status": "stopping", "outcome": None}
         order.released.set()
         assert (await served.until(session, "turn_ended"))["outcome"]["status"] == "aborted"

@@ -7,8 +7,9 @@ import pytest
 
 from safepoint.agent import Agent, ToolContext, tool
 from safepoint.server import Limits
-from safepoint.session import MemoryStore, StoreError
-from tests.server.lab import Faucet, Served, serving
+from safepoint.session import LocalHost, MemoryStore, StoreError
+from tests.server.lab import Faucet, Served, serving, serving_host
+from tests.session.lab import GatedStore
 
 
 def talker() -> tuple[Agent, Faucet]:
@@ -50,7 +51,7 @@ async def test_stop_answers_before_the_outcome_is_there():
         faucet.call("deaf")
         await reached.wait()
         ack = await served.stop(session, turn, reason="enough")
-        assert ack == {"status": "accepted", "level": "accepted", "message": "stops at NOW", "id": turn}
+        assert ack == {"status": "accepted", "level": "recorded", "message": "stops at NOW", "id": turn}
         assert (await served.turn(session, turn))["status"] == "stopping"
         assert (await served.stop(session, turn))["status"] == "already_stopping"
         refused = await served.call("GET", f"/api/sessions/{session}/turns/{turn}/receipt")
@@ -242,6 +243,95 @@ async def test_closing_a_session_ends_its_turns_and_it_can_be_opened_again():
         assert (await served.call("DELETE", f"/api/sessions/{session}")).status_code == 404
         assert (await served.session(session)) == session
         assert (await served.turn(session, turn))["status"] == "aborted"
+
+
+async def test_what_is_not_on_the_disk_yet_is_answered_so():
+    store = GatedStore()
+    agent, faucet = talker()
+    async with serving(agent, store) as served:
+        session = await served.session("s")
+        running, turns = await served.send(session), f"/api/sessions/{session}/turns"
+        await served.send(session, turn_id="t2")
+        await served.send(session, turn_id="t3")
+        faucet.say("half")
+        await served.until(session, "text_streamed")
+        store.shut()
+        ack = await served.stop(session, running)
+        assert (ack["status"], ack["level"]) == ("accepted", "accepted")
+        edited = await served.call("PATCH", f"{turns}/t2", {"text": "2nd"})
+        removed = await served.call("DELETE", f"{turns}/t3")
+        assert (edited.status_code, removed.status_code) == (200, 202)
+        for answer in (ack, edited.json(), removed.json()):
+            assert (answer["level"], answer["message"].endswith("(not recorded yet)")) == ("accepted", True)
+        store.gate.set()
+
+
+async def test_the_same_message_sent_again_gets_the_same_answer_and_another_one_a_conflict():
+    agent, faucet = talker()
+    async with serving(agent) as served:
+        session = await served.session()
+        messages = f"/api/sessions/{session}/messages"
+        await served.send(session, "hello", turn_id="t")
+        await served.until(session, "answer_started")
+        again = await served.call("POST", messages, {"text": "hello", "turn_id": "t"})
+        assert (again.status_code, again.json()["id"], again.json()["status"]) == (202, "t", "running")
+        faucet.end("ho")
+        await served.until(session, "turn_ended")
+        again = await served.call("POST", messages, {"text": "hello", "turn_id": "t"})
+        assert (again.status_code, again.json()["id"], again.json()["status"]) == (202, "t", "completed")
+        other = await served.call("POST", messages, {"text": "bye", "turn_id": "t"})
+        assert (other.status_code, "an id is for life" in other.text) == (409, True)
+        assert faucet.asked == 1
+
+
+async def test_looking_at_a_stored_session_does_not_open_it_and_shows_what_goes_on_with_a_turn():
+    store = MemoryStore()
+    async with serving(talker()[0], store) as served:
+        session = await served.session("s")
+        await served.send(session, turn_id="t")
+        await served.until(session, "answer_started")
+    before = list(store._logs["s"])
+    async with serving(talker()[0], store) as served:
+        assert (await served.call("GET", "/api/sessions/s")).json()["live"] is False
+        turn = await served.turn("s", "t")
+        assert (turn["status"], turn.get("continued_by")) == ("aborted", None)
+        assert [event["kind"] for _, event in await served.all_events("s")][-1] == "session_closed"
+        assert store._logs["s"] == before
+    host = LocalHost(talker()[0], store, resume=True)
+    async with serving_host(host) as served:
+        await host.recover()
+        turn = await served.turn("s", "t")
+        assert turn["status"] in ("queued", "running")
+        (goes_on,) = (await served.call("GET", "/api/sessions/s")).json()["turns"]
+        assert turn["continued_by"] == goes_on["id"]
+        assert (await served.stop("s", "t"))["status"] == "accepted"
+        assert (await served.turn("s", goes_on["id"]))["status"] in ("stopping", "aborted")
+
+
+async def test_how_far_down_a_stop_goes_can_be_said():
+    agent, faucet = talker()
+    host = LocalHost(agent)
+    async with serving_host(host) as served:
+        session = await served.session()
+        turn = await served.send(session)
+        await served.until(session, "answer_started")
+        running = (await host.live(session)).turns[turn]
+        scopes = []
+        for body in ({"at": "SAFE_POINT"}, {"scope": "tree"}):
+            await served.stop(session, turn, **body)
+            scopes.append(running.request.scope)
+        assert scopes == ["root", "tree"]
+        refused = await served.call("POST", f"/api/sessions/{session}/turns/{turn}/stop", {"scope": "branch"})
+        assert refused.status_code == 422
+        faucet.end("ho")
+
+
+async def test_a_session_that_is_there_keeps_its_agent():
+    agents = {"a": Agent(Faucet(), name="a"), "b": Agent(Faucet(), name="b")}
+    async with serving_host(LocalHost(agents)) as served:
+        assert (await served.call("POST", "/api/sessions", {"id": "s", "agent": "b"})).status_code == 201
+        refused = await served.call("POST", "/api/sessions", {"id": "s", "agent": "a"})
+        assert (refused.status_code, "it keeps that one" in refused.text) == (409, True)
 
 
 NOTHING = "/api/sessions/nothing"

@@ -3,12 +3,16 @@
 from safepoint import Aborted, AbortReason, Receipt
 from safepoint.agent import AgentResult
 from safepoint.run.stop import StopAck
-from safepoint.server.views import ack_data, session_data, turn_data
-from safepoint.session import SessionView, TurnView
+from safepoint.server.views import ack_data, change_data, session_data, turn_data
+from safepoint.session import ChangeAck, SessionView, TurnView
 
 
 def test_a_turn_that_has_not_ended_has_no_outcome():
     assert turn_data(TurnView("t", "running")) == {"id": "t", "status": "running", "outcome": None}
+
+
+def test_a_turn_says_what_goes_on_with_it():
+    assert turn_data(TurnView("t", "running", continued_by="t2"))["continued_by"] == "t2"
 
 
 def test_an_outcome_is_plain_data():
@@ -36,3 +40,7 @@ def test_an_acknowledgement_is_told_as_it_is():
         "message": "stops at NOW",
         "id": "t",
     }
+
+
+def test_a_change_says_how_far_it_has_come():
+    assert change_data(ChangeAck(True, "recorded")) == {"accepted": True, "level": "recorded", "message": ""}

@@ -18,7 +18,8 @@ async def local(cast: Cast, on_disconnect: float | None) -> AsyncIterator[Rig]:
         hosts = [LocalHost(cast.agents, store, on_disconnect=policy)]  # type: ignore[arg-type]
 
         async def again() -> Host:
-            hosts.append(LocalHost(cast.agents, store))
+            hosts.append(LocalHost(cast.agents, store, resume=True))
+            await hosts[-1].recover()
             return hosts[-1]
 
         yield Rig(

@@ -43,9 +43,11 @@ def test_a_stop_that_came_first_is_taken_once(clock: FakeClock) -> None:
     tombstones = Tombstones(clock)
     tombstones.remember("t", AbortReason("user", "first"))
     tombstones.remember("t", AbortReason("user", "second"))
-    assert tombstones.take("other") is None
-    assert tombstones.take("t") == AbortReason("user", "first"), "the first reason wins"
-    assert tombstones.take("t") is None
+    assert tombstones.find("other") is None
+    assert tombstones.find("t") == AbortReason("user", "first"), "the first reason wins"
+    assert tombstones.find("t") is not None, "the message may be sent again"
+    tombstones.forget("t")
+    assert tombstones.find("t") is None
 
 
 def test_a_stop_that_came_first_is_forgotten_after_ten_minutes(clock: FakeClock) -> None:
@@ -54,14 +56,14 @@ def test_a_stop_that_came_first_is_forgotten_after_ten_minutes(clock: FakeClock)
     clock.advance(REMEMBER_SECONDS - 1)
     tombstones.remember("late", AbortReason())
     clock.advance(1)
-    assert tombstones.take("early") is None
-    assert tombstones.take("late") is not None
+    assert tombstones.find("early") is None
+    assert tombstones.find("late") is not None
 
 
 def test_not_more_than_so_many_stops_are_remembered(clock: FakeClock) -> None:
     tombstones = Tombstones(clock)
     for number in range(REMEMBER_COUNT + 1):
         tombstones.remember(str(number), AbortReason())
-    assert tombstones.take("0") is None, "the oldest had to go"
-    assert tombstones.take("1") is not None
-    assert tombstones.take(str(REMEMBER_COUNT)) is not None
+    assert tombstones.find("0") is None, "the oldest had to go"
+    assert tombstones.find("1") is not None
+    assert tombstones.find(str(REMEMBER_COUNT)) is not None

@@ -31,7 +31,7 @@ async def test_sessions_are_made_found_and_listed_by_name() -> None:
     made = await host.create()
     assert (made.agent, made.live, made.turns) == ("a", True, ())
     named = await host.create("mine", "b")
-    assert named == await host.create("mine", "a"), "it is there already, and keeps its agent"
+    assert named == await host.create("mine", "b") == await host.create("mine"), "it is there already"
     view = await host.send("mine", "hi", turn_id="t")
     assert (view.id, view.outcome) == ("t", None)
     await ended(host, "mine", "t")
@@ -167,8 +167,9 @@ async def test_a_session_keeps_its_agent_under_another_name_or_says_that_it_is_g
     assert (await host.session("s")).agent == "new"
     await host.close()
     host = LocalHost({"other": talker(name="him")}, store)
+    assert (await host.session("s")).agent == "her"
     with pytest.raises(NotFound, match="no agent 'her'"):
-        await host.session("s")
+        await host.send("s", "hi")
     await host.close()
 
 
@@ -258,6 +259,7 @@ async def test_after_a_crash_the_host_goes_on_where_it_was() -> None:
     left._logs = {"s": list(store._logs["s"])}
     await host.close()
     host = LocalHost(talker("whole"), left, resume=True)
+    await host.recover()
     view = await host.session("s")
     assert len(view.turns) == 1
     await ended(host, "s", view.turns[0].id)

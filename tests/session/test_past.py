@@ -21,7 +21,7 @@ from safepoint.run.events import (
     TurnStarted,
 )
 from safepoint.run.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
-from safepoint.session.past import Past
+from safepoint.session.past import Past, PastTurn
 from safepoint.session.unfinished import UnfinishedWork
 from tests.session.lab import said
 
@@ -279,3 +279,16 @@ def test_the_heir_of_a_turn_that_lost_its_owner_is_the_last_one_that_went_on_wit
 def test_a_turn_that_somebody_stopped_has_no_heir_also_if_it_was_continued() -> None:
     events = [queued("t1", user("1")), started("t1"), stopped("t1", user("1")), queued("t2", continues="t1")]
     assert past(*events).heir("t1") == "t1"
+
+
+def test_a_turn_is_queued_then_running_then_stopping_then_what_became_of_it() -> None:
+    turn, statuses = PastTurn("t"), []
+    for about in (
+        {},
+        {"started": True},
+        {"stop": AbortReason("user", "enough")},
+        {"outcome": Aborted(AbortReason("user"), RECEIPT)},
+    ):
+        vars(turn).update(about)
+        statuses.append(turn.status)
+    assert statuses == ["queued", "running", "stopping", "aborted"]

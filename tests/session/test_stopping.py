@@ -274,3 +274,68 @@ async def test_the_stop_of_a_turn_reaches_the_work_in_its_tools() -> None:
         await turn
     assert seen in ([], ["enough"])
     assert isinstance((await turn).outcome, Aborted)
+
+
+def nested() -> tuple[Any, asyncio.Event, asyncio.Event]:
+    """An agent that has another one work for it, whose tool waits until it is let out, and then has more to say."""
+    asking, released = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def step() -> str:
+        asking.set()
+        await released.wait()
+        return "stepped"
+
+    inner = talker([Call("step")], "inner is done", name="inner", tools=[step])
+    return talker([Call("inner", prompt="go")], "outer is done", "next", tools=[inner.as_tool()]), asking, released
+
+
+SCOPES = [
+    ("session", None),
+    ("session", "root"),
+    ("session", "tree"),
+    ("turn", None),
+    ("turn", "tree"),
+    ("steer", None),
+]
+
+
+@pytest.mark.parametrize(("way", "scope"), SCOPES)
+async def test_a_stop_at_a_safe_point_leaves_sub_agents_alone_unless_the_whole_tree_is_meant(
+    way: str, scope: Any
+) -> None:
+    agent, asking, released = nested()
+    async with Session.open("s", agent=agent) as session:
+        turn = session.send("hi", turn_id="t")
+        await asking.wait()
+        match way:
+            case "session":
+                session.stop("t", StopAt.AFTER_TOOLS, scope=scope)
+            case "turn":
+                turn.stop(StopAt.AFTER_TOOLS, scope=scope)
+            case _:
+                session.send("look here", when_busy="steer")
+        released.set()
+        outcome = (await turn).outcome
+        assert isinstance(outcome, Aborted)
+        said = [getattr(one, "content", "") for one in outcome.partial.messages]  # type: ignore[union-attr]
+        assert ("inner is done" in said) == (scope != "tree")
+
+
+async def test_a_stop_can_be_widened_to_the_whole_tree_later() -> None:
+    agent, asking, released = nested()
+    async with Session.open("s", agent=agent) as session:
+        turn = session.send("hi", turn_id="t")
+        await asking.wait()
+        session.stop("t", StopAt.SAFE_POINT)
+        assert session.stop("t", scope="tree").status == "already_stopping"
+        released.set()
+        outcome = (await turn).outcome
+        assert "inner is done" not in [getattr(one, "content", "") for one in outcome.partial.messages]  # type: ignore[union-attr]
+
+
+async def test_a_scope_that_is_none_is_refused() -> None:
+    async with Session.open("s", agent=talker(["half", Stall()])) as session:
+        session.send("hi", turn_id="t")
+        with pytest.raises(UsageError, match="scope must be"):
+            session.stop("t", StopAt.SAFE_POINT, scope="branch")  # type: ignore[arg-type]

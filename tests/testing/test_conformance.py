@@ -63,7 +63,7 @@ class Forgetful(LocalHost):
     async def stop(self, session_id: str, turn_id: str, **options: Any) -> StopAck:
         session = await self.live(session_id)
         ack = session.stop(turn_id, **options)
-        session._lane.stops.tombstones.take(turn_id)
+        session._lane.stops.tombstones.forget(turn_id)
         return ack
 
 

@@ -8,6 +8,7 @@ from safepoint.run.events import AnswerStarted, SessionOpened, ToolCalled, TurnE
 from safepoint.run.outcome import Aborted, Outcome
 from safepoint.run.stop import AckLevel, AckStatus
 from safepoint.session import Recorded
+from safepoint.session.past import MAX_RESUMES
 
 # So long what was stopped may still be on its way when the answer has come: another process hears of it at that time.
 SLACK = 0.3
@@ -51,12 +52,15 @@ class Told:
         self.ended: dict[str, TurnEnded] = {}
         self.ends: Counter[str] = Counter()
         self.queued: set[str] = set()
+        self.exhausted: set[str] = set()  # when their process dies once more, nobody goes on with them
         self.next: dict[str, str] = {}
         self.opened: list[SessionOpened] = []
         for recorded in self.log:
             match recorded.event:
-                case TurnQueued(turn_id=turn_id, continues=continues):
+                case TurnQueued(turn_id=turn_id, continues=continues, resumes=resumes):
                     self.queued.add(turn_id)
+                    if resumes >= MAX_RESUMES:
+                        self.exhausted.add(turn_id)
                     if continues is not None:
                         self.next[continues] = turn_id
                 case TurnEnded(turn_id=turn_id) as ended:
@@ -79,11 +83,11 @@ class Told:
         return None if ended is None else ended.outcome
 
     def is_over(self, turn_id: str, stopped: set[str]) -> bool:
-        """True: nothing comes any more. Who lost its owner is carried on, unless it was stopped."""
+        """True: nothing comes any more. Who lost its owner is carried on, unless it was stopped or lost too often."""
         chain = self.chain(turn_id)
         outcome = self.outcome(chain[-1])
         if isinstance(outcome, Aborted) and outcome.reason.kind == "lease_lost":
-            return not stopped.isdisjoint(chain)
+            return chain[-1] in self.exhausted or not stopped.isdisjoint(chain)
         return outcome is not None
 
 

@@ -19,7 +19,7 @@ class Whole(RemoteHost):
     worker: Worker
 
     async def close(self, within: float = 0.0, reason: str = "shutdown") -> None:
-        await self.worker.close(within, give_back=False, reason=reason)
+        await self.worker.close(within, reason=reason)
         await super().close(within, reason)
 
 

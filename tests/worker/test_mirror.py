@@ -9,15 +9,12 @@ import pytest
 
 from safepoint.abort import AbortReason
 from safepoint.models.scripted import Stall
-from safepoint.run.outcome import Aborted
-from safepoint.run.receipt import Receipt
 from safepoint.session import Recorded, Session
 from safepoint.session.home import Home
 from safepoint.session.log import RECENT
-from safepoint.session.past import PastTurn
 from safepoint.worker import MemoryBroker
 from safepoint.worker.broker import Key, Link
-from safepoint.worker.mirror import Mirror, status_of
+from safepoint.worker.mirror import Mirror
 from safepoint.worker.store import BrokerStore
 from tests.session.lab import talker, until
 from tests.worker.lab import SECONDS, New, each_broker, eventually, linked
@@ -203,14 +200,3 @@ async def test_a_reader_who_cannot_listen_is_not_counted():
         with pytest.raises(Exception, match="closed"):
             await follow(mirror, 1)
         assert mirror.followers == 0
-
-
-def test_a_turn_is_queued_then_running_then_stopping_then_what_became_of_it():
-    turn = PastTurn("t")
-    assert status_of(turn) == "queued"
-    turn.started = True
-    assert status_of(turn) == "running"
-    turn.stop = AbortReason("user", "enough")
-    assert status_of(turn) == "stopping"
-    turn.outcome = Aborted(turn.stop, Receipt(turn.stop, 0.0, 0.0))
-    assert status_of(turn) == "aborted"

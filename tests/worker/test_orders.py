@@ -36,6 +36,7 @@ from safepoint.worker.orders import (
 WHY = AbortReason("user", "enough", "page.py:1").to_dict()
 CALLS = [
     StopCall("t", "AFTER_TOOLS", 1.5, WHY),
+    StopCall("t", "SAFE_POINT", scope="tree"),
     StopCall("t"),
     Answer("q", "blue"),
     Edit("t", "other words"),
@@ -125,3 +126,10 @@ def test_what_a_worker_counts_is_part_of_what_it_says():
     from safepoint.worker.stats import Stats
 
     assert set(asdict(Stats())) <= set(asdict(INFO))
+
+
+def test_what_an_older_server_or_worker_does_not_say_is_not_made_up():
+    stop: StopCall = from_json(StopCall, b'{"turn_id": "t", "at": "SAFE_POINT", "kind": "stop"}')
+    assert stop.scope is None
+    reply: Reply = from_json(Reply, b'{"ok": true}')
+    assert not reply.recorded

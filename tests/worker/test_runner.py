@@ -395,6 +395,20 @@ async def test_a_stop_of_a_turn_that_was_handed_over_is_found_also_when_its_heir
         assert ((await ended(link))[heir].reason.kind, asked(agent)) == ("user", 0)
 
 
+async def test_how_far_down_a_stop_goes_is_passed_on():
+    async with linked(MemoryBroker()) as link:
+        await send(link, "t1")
+        async with at_work(link, staller()) as work:
+            await work.begins("t1")
+            turn = work.session.turns["t1"]
+            assert work.runner.stop(StopCall("t1", "SAFE_POINT", None, USER)).status == "accepted"
+            assert turn.request.scope == "root"
+            work.runner.stop(StopCall("t1", "SAFE_POINT", None, USER, scope="tree"))
+            assert turn.request.scope == "tree"
+            work.runner.cut("the power went")
+            await work.left()
+
+
 async def test_the_old_stop_of_a_turn_does_not_hit_the_one_that_was_made_to_go_on_with_it():
     async with linked(MemoryBroker()) as link:
         await send(link, "t1")
@@ -622,9 +636,11 @@ async def test_everything_that_can_be_asked_of_a_session_is_answered():
                 return {"t2", "t3"} <= set(work.session.turns)
 
             await eventually(waiting)
-            assert (await handle(Edit("t2", "other words"))).ok
+            edited = await handle(Edit("t2", "other words"))
+            assert (edited.ok, edited.recorded) == (True, True)
             assert not (await handle(Edit("t9", "other words"))).ok
-            assert (await handle(Remove("t2"))).ok
+            removed = await handle(Remove("t2"))
+            assert (removed.ok, removed.recorded) == (True, True)
             assert not (await handle(Remove("t2"))).ok
             assert (await handle(Remove("t3"))).ok
             assert (await handle(Forget("t1"))).error == "usage"

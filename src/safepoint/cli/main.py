@@ -62,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     _remote(stop, session=True)
     stop.add_argument("turn", nargs="?", help="by default the one that runs")
     stop.add_argument("--at", choices=["NOW", "SAFE_POINT", "AFTER_MODEL", "AFTER_TOOLS"], default="NOW")
+    stop.add_argument("--scope", choices=["root", "tree"], help="with tree, sub-agents stop at their own safe points")
     stop.add_argument("--within", type=_seconds, metavar="S", help="seconds; then it is stopped at once")
     stop.add_argument(
         "--abandon",
@@ -195,9 +196,8 @@ def stop(options: argparse.Namespace) -> int:
             print("nothing runs there")
             return 0
         turn = running[0]
-    body = {
-        key: getattr(options, key) for key in ("at", "within", "abandon", "reason") if getattr(options, key) is not None
-    }
+    given = {key: getattr(options, key) for key in ("at", "scope", "within", "abandon", "reason")}
+    body = {key: value for key, value in given.items() if value is not None}
     ack = client.call("POST", f"{_path(options.session, turn)}/stop", body)
     print(f"{ack['status']}: turn {ack['id']}: {ack['message']}")
     return 0

@@ -43,7 +43,7 @@ def serve(options: argparse.Namespace) -> int:
 
 async def _local(options: argparse.Namespace) -> Host:
     from ..server import leaving_behind
-    from ..session.host import LocalHost
+    from ..session.local_host import LocalHost
     from ..session.sqlite import SqliteStore
     from ..session.store import MemoryStore, Store
 

@@ -52,10 +52,14 @@ class TurnPreempted(Happened):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnded(Happened):
-    """The one end of a turn, with everything there is to say of it."""
+    """The one end of a turn, with everything there is to say of it.
+
+    `resumable`: it was aborted only because its host was shut down: whoever opens the session next may go on with it.
+    """
 
     turn_id: str
     outcome: Outcome[Any]
+    resumable: bool = False
     kind: Literal["turn_ended"] = "turn_ended"
 
 
@@ -69,19 +73,27 @@ class SessionOpened(Happened):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionClosed(Happened):
-    """The last event of a session's life in this process."""
+    """The last event of a session's life in this process.
+
+    `left`: how many turns it leaves for whoever opens it next: those that wait, and one that may be resumed.
+    """
 
     reason: str
+    left: int = 0
     kind: Literal["session_closed"] = "session_closed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnQueued(Happened):
-    """A turn was accepted, with these messages; None: a function will make them. `continues`: a stopped turn."""
+    """A turn was accepted, with these messages; None: a function will make them. `continues`: a stopped turn.
+
+    `resumes`: how many times the work was resumed by itself after its process had died, this time included.
+    """
 
     turn_id: str
     messages: tuple[Message, ...] | None
     continues: str | None = None
+    resumes: int = 0
     kind: Literal["turn_queued"] = "turn_queued"
 
 

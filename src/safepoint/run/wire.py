@@ -100,6 +100,7 @@ def event_from_json(text: str, value_type: Any = Any) -> Event:
         calls=around.calls,
         turn_id=around.turn_id,
         outcome=outcome,
+        resumable=data.get("resumable") is True,
     )
 
 

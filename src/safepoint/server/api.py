@@ -21,7 +21,7 @@ from . import bodies
 from .limits import Limits
 from .metrics import Metrics
 from .stream import Streams
-from .views import ack_data, session_data, turn_data
+from .views import ack_data, change_data, session_data, turn_data
 
 __all__ = ["Api", "Refused"]
 
@@ -123,21 +123,24 @@ class Api:
 
     async def edit(self, request: Request) -> Response:
         body = await _body(request, bodies.Edit)
-        if not await self._host.edit(_id(request, "session"), _id(request, "turn"), body.text):
+        ack = await self._host.edit(_id(request, "session"), _id(request, "turn"), body.text)
+        if not ack:
             raise Refused(409, "this turn does not wait (any more)")
-        return JSONResponse({"accepted": True})
+        return JSONResponse(change_data(ack))
 
     async def remove(self, request: Request) -> Response:
-        if not await self._host.remove(_id(request, "session"), _id(request, "turn")):
+        ack = await self._host.remove(_id(request, "session"), _id(request, "turn"))
+        if not ack:
             raise Refused(409, "this turn does not wait (any more): stop it instead")
-        return Response(status_code=204)
+        return Response(status_code=204) if ack.level == "recorded" else JSONResponse(change_data(ack), 202)
 
     async def stop(self, request: Request) -> Response:
         began = time.perf_counter()
         body = await _body(request, bodies.Stop)
         at = None if body.at is None else StopAt[body.at]
         session, turn = _id(request, "session"), _id(request, "turn")
-        ack = await self._host.stop(session, turn, at=at, within=body.within, abandon=body.abandon, reason=body.reason)
+        how: Any = {"scope": body.scope, "within": body.within, "abandon": body.abandon, "reason": body.reason}
+        ack = await self._host.stop(session, turn, at=at, **how)
         return JSONResponse(ack_data(ack), 202, background=BackgroundTask(self._settles, ack, began))
 
     async def _settles(self, ack: StopAck, began: float) -> None:

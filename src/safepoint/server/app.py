@@ -1,6 +1,7 @@
 """Owns the web application: the API, the page and the door before them. Knows nothing of how it is served."""
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -11,6 +12,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..abort.clock import check_seconds
 from ..session.host import Host
 from .api import Api
 from .door import Door
@@ -33,8 +35,11 @@ HEADERS = {
 class App:
     """An ASGI application over one host."""
 
-    def __init__(self, host: Host, token: str | None, hosts: Iterable[str] | None, limits: Limits) -> None:
+    def __init__(
+        self, host: Host, token: str | None, hosts: Iterable[str] | None, limits: Limits, within: float
+    ) -> None:
         self.host = host
+        self._within = check_seconds("within", within)
         self.metrics = Metrics()
         self._api = Api(host, limits, self.metrics)
         routes = [
@@ -45,12 +50,20 @@ class App:
             Route("/openapi.json", self._openapi),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
-        inner = _with_headers(Starlette(routes=routes))
+        inner = _with_headers(Starlette(routes=routes, lifespan=self._lifespan))
         self._door = Door(inner, token=token, hosts=hosts, body_bytes=limits.body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         await self._door(scope, receive, send)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """From the start of the server to its end, in servers that speak ASGI's lifespan protocol."""
+        await self.host.recover()
+        yield
+        self.drain()
+        await self.host.close(self._within, "the server shuts down")
 
     def drain(self) -> None:
         """Take no new work; what runs goes on."""
@@ -76,13 +89,18 @@ def create_app(
     token: str | None = None,
     hosts: Iterable[str] | None = (),
     limits: Limits | None = None,
+    within: float = 5.0,
 ) -> App:
     """The server as an ASGI application.
 
+    When the server begins, the host goes on with what was left behind, and when the server ends the host is closed.
+    Both are heard by ASGI's lifespan protocol, which a mounted application does not get: there its owner does both.
+
     token  needed from everybody, as `Authorization: Bearer …`; None: nobody is asked, which is for loopback only
     hosts  the names by which it may be called, beside those of loopback; None: any
+    within  seconds in which turns may reach a safe point when the server ends, before they are stopped at once
     """
-    return App(host, token, hosts, limits or Limits())
+    return App(host, token, hosts, limits or Limits(), within)
 
 
 def _with_headers(app: ASGIApp) -> ASGIApp:

@@ -37,9 +37,13 @@ class NewMessage(Body):
 
 
 class Stop(Body):
-    """Stop a turn: at once, or at a safe point; what has not ended `abandon` seconds after that is left behind."""
+    """Stop a turn: at once, or at a safe point; what has not ended `abandon` seconds after that is left behind.
+
+    `scope` of a safe point: "root", sub-agents go on until the turn reaches its own; "tree", each stops at its own.
+    """
 
     at: Literal["NOW", "SAFE_POINT", "AFTER_MODEL", "AFTER_TOOLS"] | None = None
+    scope: Literal["root", "tree"] | None = None
     within: Seconds | None = None
     abandon: Patience | None = None
     reason: Annotated[str, Field(max_length=2_000)] | None = None

@@ -15,6 +15,11 @@ TURN = {
         "id": {"type": "string"},
         "status": {"type": "string", "enum": STATUSES},
         "outcome": {"type": ["object", "null"]},
+        "continued_by": {
+            "type": "string",
+            "description": "the turn that goes on with this one, if there is one: status and outcome are those of it",
+        },
+        "said": {"type": "string", "description": "the message of a turn that no worker has seen yet"},
     },
     "required": ["id", "status", "outcome"],
 }
@@ -40,6 +45,15 @@ ACK = {
     "required": ["status", "level", "message", "id"],
 }
 ACCEPTED = {"type": "object", "properties": {"accepted": {"const": True}}, "required": ["accepted"]}
+CHANGED = {
+    "type": "object",
+    "properties": {
+        "accepted": {"const": True},
+        "level": {"type": "string", "enum": ["accepted", "recorded"]},
+        "message": {"type": "string"},
+    },
+    "required": ["accepted", "level", "message"],
+}
 
 
 def document() -> dict[str, Any]:
@@ -60,8 +74,8 @@ def document() -> dict[str, Any]:
         f"{session}/events": {"get": _stream()},
         turn: {
             "get": _call("One turn, with its outcome if it has ended", 200, TURN),
-            "patch": _call("Replace the message of a turn that waits", 200, ACCEPTED, bodies.Edit),
-            "delete": _call("Take a turn that waits out of the queue", 204),
+            "patch": _call("Replace the message of a turn that waits", 200, CHANGED, bodies.Edit),
+            "delete": _removal(),
         },
         f"{turn}/stop": {"post": _call("Stop this turn; answered at once", 202, ACK, bodies.Stop)},
         f"{turn}/continue": {"post": _call("Go on with the last turn, which was stopped", 202, TURN)},
@@ -92,6 +106,15 @@ def _call(summary: str, status: int, schema: Any = None, body: type[bodies.Body]
     if body is not None:
         content = {"application/json": {"schema": body.model_json_schema(ref_template="#/{model}")}}
         call["requestBody"] = {"required": True, "content": content}
+    return call
+
+
+def _removal() -> dict[str, Any]:
+    call = _call("Take a turn that waits out of the queue", 204)
+    call["responses"]["202"] = {
+        "description": "it is out of the queue, which is not recorded yet",
+        "content": {"application/json": {"schema": CHANGED}},
+    }
     return call
 
 

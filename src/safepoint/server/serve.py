@@ -7,6 +7,7 @@ session is opened again.
 
 import asyncio
 import ipaddress
+import logging
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,13 +16,14 @@ from functools import partial
 import uvicorn
 
 from ..abort.termination import hearing_the_end
-from ..errors import UsageError
+from ..errors import SafepointError, UsageError, describe
 from ..session.host import Host
 from .app import App, create_app
 from .limits import Limits
 
 __all__ = ["Server", "is_loopback"]
 
+log = logging.getLogger("safepoint")
 BACKLOG = 2048
 
 
@@ -81,12 +83,20 @@ class Server:
         with listening, hearing_the_end(tell, self._within, "the server"):
             async with asyncio.TaskGroup() as group:
                 group.create_task(server.serve(sockets=[listening]))
+                group.create_task(self._recover())
                 if self._started is not None:
                     self._started(f"http://{self._name()}:{listening.getsockname()[1]}")
                 await going.wait()
                 self.app.drain()
                 await self._host.close(self._within / 2, "the server shuts down")
                 server.should_exit = True
+
+    async def _recover(self) -> None:
+        """Go on with what was left behind, while the first visitors come already."""
+        try:
+            await self._host.recover()
+        except (SafepointError, OSError) as error:
+            log.error("what was left behind cannot go on: %s", describe(error))
 
     def _name(self) -> str:
         return f"[{self._address}]" if ":" in self._address else self._address

@@ -3,7 +3,9 @@
 Owns live sessions and their stores. Knows nothing of the network.
 """
 
-from .host import Host, LocalHost, NotFound, SessionView, TurnView
+from .answers import ChangeAck
+from .host import Host, NotFound, SessionView, TurnView
+from .local_host import LocalHost
 from .log import Recorded
 from .session import Session, SessionBusy, SessionEnded
 from .sqlite import SqliteStore
@@ -11,6 +13,7 @@ from .store import MemoryStore, SessionInfo, SessionInUse, Store, StoreError
 from .turn import SessionTurn, TurnResult
 
 __all__ = [
+    "ChangeAck",
     "Host",
     "LocalHost",
     "MemoryStore",

@@ -6,31 +6,35 @@ from ..abort import AbortReason, Clock
 from ..agent.talk import AgentResult
 from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.receipt import Entry, Receipt
-from .past import Past, PastTurn
+from .past import MAX_RESUMES, Past, PastTurn
 from .turn import SessionTurn
 
 __all__ = ["broken", "never_started", "only_new", "receipt_of", "sealed", "unwritable"]
 
 MAY_HAVE = "it had begun and its result is not on record: it may have had effects"
 DIED = AbortReason("lease_lost", "the process in which it ran has ended")
+DIED_TOO_OFTEN = AbortReason(
+    "lease_lost",
+    f"the process in which it ran has ended, also after it was resumed {MAX_RESUMES} times: it is not resumed again",
+)
 
 
 def never_started(reason: AbortReason, now: float) -> Outcome[AgentResult]:
     """A turn that was stopped before it began: nothing of it is part of the conversation."""
     receipt = Receipt(reason, now, now, (Entry("turn", "child", "not_started"),))
     ended = TimedOut if reason.timed_out else Aborted
-    return ended(reason, receipt, AgentResult(""), finished_at=now)
+    return ended(reason, receipt, AgentResult(""), started_at=now, finished_at=now)
 
 
 def sealed(past: Past, turn: PastTurn, now: float) -> Outcome[AgentResult]:
     """A turn that a crash left open. What was streamed of it is kept; what its tools did is not known."""
-    reason = turn.stop or DIED
+    reason = turn.stop or (DIED if turn.next_resumes <= MAX_RESUMES else DIED_TOO_OFTEN)
     if not turn.started:
         receipt = Receipt(reason, None, now, (Entry("turn", "child", "not_started"),))
-        return Aborted(reason, receipt, AgentResult(""), finished_at=now)
+        return Aborted(reason, receipt, AgentResult(""), started_at=now, finished_at=now)
     calls = [Entry(f"turn/{call.name}", "child", "unknown", note=MAY_HAVE) for call in turn.unfinished.unknown_calls()]
     receipt = Receipt(reason, None, now, (Entry("turn", "child", "unknown"), *calls))
-    return Aborted(reason, receipt, past.rebuilt(turn), finished_at=now)
+    return Aborted(reason, receipt, past.rebuilt(turn), started_at=turn.started_at, finished_at=now)
 
 
 def stopped_after_all(completed: Completed[AgentResult], reason: AbortReason) -> Outcome[AgentResult]:

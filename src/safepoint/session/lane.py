@@ -17,7 +17,7 @@ from ..agent.talk import AgentResult
 from ..errors import SafepointError, UsageError
 from ..run.events import Event, SessionClosed, SessionOpened, StopRequested, TurnEnded, TurnQueued, TurnStarted
 from ..run.messages import Message
-from ..run.outcome import Completed, Failed, Outcome
+from ..run.outcome import Aborted, Completed, Failed, Outcome
 from ..run.receipt import Receipt
 from ..run.stop import PRESS_SECONDS, StopAt, StopRequest
 from ..turns.loop import TurnLoop
@@ -29,7 +29,7 @@ from .log import Log, Stands
 from .past import OWN, Past
 from .stopping import Stops
 from .store import Store, StoreError
-from .turn import SessionTurn, TurnResult
+from .turn import SessionTurn, StopOptions, TurnResult
 from .working import TurnWork
 
 __all__ = ["Lane", "SessionBusy", "SessionEnded", "WhenBusy"]
@@ -68,6 +68,7 @@ class Lane:
         self._work = TurnWork(self)
         self._turn_begins = turn_begins
         self._minding: asyncio.Task[None] | None = None
+        self._leaving: AbortReason | None = None  # the host goes, for this reason: turns are left to the next owner
         self.closed = False
 
     async def open(self, resume: bool, paused: bool = False) -> None:
@@ -97,9 +98,11 @@ class Lane:
                 ended = TurnEnded(**self.stamp(past.id), turn_id=past.id, outcome=outcome)
                 self.add(ended, ends=(past.id, lambda error: None))
             else:
-                waiting.append(SessionTurn(past.id, past.messages, self.stops.stop, continues=past.continues))
+                about: Any = {"continues": past.continues, "resumes": past.resumes}
+                waiting.append(SessionTurn(past.id, past.messages, self.stops.stop, **about))
         if resume and (interrupted := self.past.interrupted) is not None:
-            self.admit(SessionTurn(None, (), self.stops.stop, continues=interrupted))
+            resumes = self.past.turns[interrupted].next_resumes
+            self.admit(SessionTurn(None, (), self.stops.stop, continues=interrupted, resumes=resumes))
         for turn in sorted(waiting, key=lambda turn: turn.continues is None):  # what goes on comes first
             self._enqueue(turn, None)
 
@@ -117,7 +120,15 @@ class Lane:
         except BaseException as error:  # what ends the program was heard of already, where it was raised
             reason = error
         for turn in list(self.turns.values()):
-            self._decide(turn, broken(turn, reason or SessionEnded("its loop has ended"), self.clock))
+            if self._leaving is None or turn.outcome is not None:
+                self._decide(turn, broken(turn, reason or SessionEnded("its loop has ended"), self.clock))
+            else:
+                self._leave(turn, self._leaving)
+
+    @property
+    def ended(self) -> bool:
+        """True: it takes no more turns, because it was closed or broke down."""
+        return self.closed or self.log.error is not None or self.loop.finished
 
     def check_live(self) -> None:
         """Raises: SessionEnded."""
@@ -129,6 +140,7 @@ class Lane:
 
     def to_continue(self, turn_id: str | None) -> str:
         """The stopped turn that may go on: the last one, and nothing has come after it. Raises: UsageError."""
+        turn_id = None if turn_id is None else self.past.heir(turn_id)
         last = self.past.last_ended
         if last is None or (turn_id is not None and last.id != turn_id) or isinstance(last.outcome, Completed):
             raise UsageError(f"there is no stopped turn to continue: the last one is {last.id if last else None!r}")
@@ -144,7 +156,7 @@ class Lane:
             raise UsageError(f"when_busy must be queue, steer, interrupt or reject, not {when_busy!r}")
         ahead = next(iter(self.turns), None)
         self.turns[turn.id] = turn
-        early = self.stops.tombstones.take(turn.id)
+        early = self.stops.tombstones.find(turn.id)
         if early is not None:
             turn.controller._abort(early)
         if turn.signal.aborted:  # no work at all: nothing is stored, nothing waits
@@ -155,8 +167,8 @@ class Lane:
             self.turns.pop(turn.id)
             raise SessionBusy(f"session {self.id!r} is busy with turn {ahead!r}")
         stored = None if callable(turn.messages) else turn.messages
-        queued = TurnQueued(**self.stamp(turn.id), turn_id=turn.id, messages=stored, continues=turn.continues)
-        self.add(queued, keep=True)
+        about: Any = {"messages": stored, "continues": turn.continues, "resumes": turn.resumes}
+        self.add(TurnQueued(**self.stamp(turn.id), turn_id=turn.id, **about), keep=True)
         # A new prompt instead of an answer is always possible: it takes the place of the question.
         way = "interrupt" if self.questions.waiting and when_busy == "queue" else when_busy
         turn.urgent = way in MAKES_WAY
@@ -189,6 +201,7 @@ class Lane:
             running.ctx.stop.ask(StopRequest(abandon=0.0))
 
     def _enqueue(self, turn: SessionTurn, preempt: StopAt | None) -> None:
+        turn.session_id, turn.queue = self.id, self.turns
         self.turns[turn.id] = turn
         self.loop.push(turn, preempt=preempt)
         self.stops.watch(turn)
@@ -212,7 +225,8 @@ class Lane:
             self._add_end(turn, unwritable(turn, error, self.clock))
 
     def _add_end(self, turn: SessionTurn, outcome: Outcome[AgentResult]) -> None:
-        event = TurnEnded(**self.stamp(turn.id), turn_id=turn.id, outcome=outcome)
+        shut_down = isinstance(outcome, Aborted) and outcome.reason is self._leaving and not turn.asked_to_stop
+        event = TurnEnded(**self.stamp(turn.id), turn_id=turn.id, outcome=outcome, resumable=shut_down)
         turn.outcome = outcome
         turn.end_seq = self.add(event, ends=(turn.id, partial(self._stands, turn, outcome)))
 
@@ -231,7 +245,7 @@ class Lane:
             if turn.signal.reason is not None:
                 outcome = stopped_after_all(outcome, turn.signal.reason)
         self._decide(turn, outcome)
-        await turn
+        await turn.until_ended()
 
     def _left_the_queue(self, turn: SessionTurn) -> None:
         """A turn that waits was stopped: it leaves the queue at once, and its messages are not part of anything."""
@@ -251,14 +265,11 @@ class Lane:
         """Stop what runs and waits, and let the session go. Raises: what the store raised, when all that is done."""
         try:
             for turn in list(self.turns.values()):
-                self.stops.stop(turn, StopAt.NOW, None, None, cause, None)
+                self.stops.stop(turn, StopOptions(StopAt.NOW, reason=cause), None)
             for turn in list(self.turns.values()):
-                await turn
+                await turn.until_ended()
             self.loop.stop(StopAt.NOW, cause=cause.message)
-            if self._minding is not None:
-                await self._minding
-            self.add(SessionClosed(**self.stamp(), reason=cause.message), keep=True)
-            await self.log.close()
+            await self._end_of_log(cause)
         finally:
             await self.home.empty()
             await self.log.release()
@@ -275,6 +286,38 @@ class Lane:
         await self.log.release()
         if lost:
             raise StoreError(f"{error}: its last {lost} events were not written") from self.log.error
+
+    async def hand_over(self, cause: AbortReason, within: float) -> None:
+        """Stop what runs, in a way that it can go on, leave what waits, and let the session go.
+
+        What waits has no end in the log, so whoever opens the session next begins it.
+        """
+        try:
+            self._leaving = cause
+            # From here on the loop begins no turn, and gives back one that it is planning: what does not run by now
+            # stays queued. It is told no cause, which would become the reason of the running turn.
+            self.loop.stop()
+            for turn in list(self.turns.values()):
+                if turn.runs:
+                    self.stops.hand_over(turn, cause, within)
+                elif turn.waits and callable(turn.messages):  # a function cannot be left to another process
+                    self.stops.stop(turn, StopOptions(StopAt.NOW, reason=cause), None)
+            await self._end_of_log(cause)
+        finally:
+            await self.home.empty()
+            await self.log.release()
+
+    def _leave(self, turn: SessionTurn, cause: AbortReason) -> None:
+        """The log says that it waits. Whoever waits for it in this process is told that it does not begin here."""
+        outcome = never_started(cause, self.clock.time())
+        self.turns.pop(turn.id, None)
+        turn.end(TurnResult(turn.id, outcome.status, outcome))
+
+    async def _end_of_log(self, cause: AbortReason) -> None:
+        if self._minding is not None:
+            await self._minding
+        self.add(SessionClosed(**self.stamp(), reason=cause.message, left=self.past.left), keep=True)
+        await self.log.close()
 
     def _heard(self, event: Event) -> None:
         if isinstance(event, TurnStarted):

@@ -28,9 +28,14 @@ from ..run.events import (
 from ..run.journal import part_name
 from ..run.messages import Message
 from ..run.outcome import Aborted, Completed, Outcome
+from .turn import TurnStatus
 from .unfinished import UnfinishedWork
 
-__all__ = ["OWN", "Past", "PastTurn"]
+__all__ = ["MAX_RESUMES", "OWN", "Past", "PastTurn"]
+
+# A turn that kills its process would otherwise kill every process that opens its session. After so many attempts to go
+# on with it, it stays as it is, and what waits behind it begins.
+MAX_RESUMES = 3
 
 # What a session says in its own words. The fold believes it, so it is not taken from loops, tools and other sessions.
 OWN = (
@@ -58,9 +63,13 @@ class PastTurn:
     id: str
     messages: tuple[Message, ...] | None = None
     continues: str | None = None
+    resumes: int = 0
+    asked: tuple[Message, ...] | None = None  # its messages as they were sent, before any edit
     started: bool = False
+    started_at: float = 0.0
     stop: AbortReason | None = None
     outcome: Outcome[AgentResult] | None = None
+    resumable: bool = False  # it ended only because its host was shut down
     forgotten: bool = False
     agent: str = ""
     unfinished: UnfinishedWork = field(default_factory=UnfinishedWork)
@@ -74,13 +83,33 @@ class PastTurn:
         return () if result is None else result.messages
 
     @property
+    def status(self) -> TurnStatus:
+        """Where it is on its way, as the log tells it."""
+        if self.outcome is not None:
+            return self.outcome.status
+        if self.stop is not None:
+            return "stopping"
+        return "running" if self.started else "queued"
+
+    @property
     def lost(self) -> bool:
         """True: it has lost its owner, and somebody else may go on with it."""
-        return isinstance(self.outcome, Aborted) and self.outcome.reason.kind == "lease_lost"
+        if self.resumable:
+            return True
+        lost = isinstance(self.outcome, Aborted) and self.outcome.reason.kind == "lease_lost"
+        return lost and self.next_resumes <= MAX_RESUMES
 
-    def end(self, outcome: Outcome[AgentResult]) -> None:
+    @property
+    def next_resumes(self) -> int:
+        """What `resumes` is of the turn that goes on with it: only the death of a process counts as an attempt.
+
+        A host that is shut down says so in the end of the turn; a worker that gives its work back records a stop.
+        """
+        return self.resumes if self.resumable or self.stop is not None else self.resumes + 1
+
+    def end(self, outcome: Outcome[AgentResult], resumable: bool = False) -> None:
         """It has ended: what was streamed is part of the outcome."""
-        self.outcome = outcome
+        self.outcome, self.resumable = outcome, resumable
         self.unfinished = UnfinishedWork()
 
     def rebuilt(self, before: AgentResult | None) -> AgentResult:
@@ -147,6 +176,11 @@ class Past:
         return turn_id
 
     @property
+    def left(self) -> int:
+        """How many turns there are for whoever opens the session next: not ended, or lost and not continued yet."""
+        return len(self.open_turns) + (self.interrupted is not None)
+
+    @property
     def open_turns(self) -> list[PastTurn]:
         """The turns that were accepted and have not ended."""
         return [turn for turn in self.turns.values() if turn.outcome is None]
@@ -154,19 +188,19 @@ class Past:
     def apply(self, event: Event) -> None:
         """One more event of the log."""
         match event:
-            case TurnQueued(turn_id=turn_id, messages=messages, continues=continues):
-                self.turns[turn_id] = PastTurn(turn_id, messages, continues)
+            case TurnQueued(turn_id=turn_id, messages=messages, continues=continues, resumes=resumes):
+                self.turns[turn_id] = PastTurn(turn_id, messages, continues, resumes, asked=messages)
             case TurnEdited(turn_id=turn_id, messages=messages) if turn_id in self.turns:
                 self.turns[turn_id].messages = messages
             case TurnStarted(turn_id=turn_id) if turn_id in self.turns:
                 # Turns are told in the order in which they began, not in which they were accepted.
                 turn = self.turns[turn_id] = self.turns.pop(turn_id)
-                turn.started, turn.agent = True, "/".join(event.path)
+                turn.started, turn.started_at, turn.agent = True, event.at, "/".join(event.path)
             case StopRequested(turn_id=turn_id, reason=text) if turn_id in self.turns:
                 kind = event.reason_kind
                 self.turns[turn_id].stop = AbortReason.from_dict({"kind": kind, "message": text})
-            case TurnEnded(turn_id=turn_id, outcome=outcome) if turn_id in self.turns:
-                self._tell(self.turns[turn_id], outcome)
+            case TurnEnded(turn_id=turn_id, outcome=outcome, resumable=resumable) if turn_id in self.turns:
+                self._tell(self.turns[turn_id], outcome, resumable)
             case TurnForgotten(turn_id=turn_id) if turn_id in self.turns:
                 self._forget(self.turns[turn_id])
             case PartRecorded(scope=scope, key=key, value=value):
@@ -176,9 +210,9 @@ class Past:
                 if running is not None and running.outcome is None:
                     running.unfinished.apply(event)
 
-    def _tell(self, turn: PastTurn, outcome: Outcome[AgentResult]) -> None:
+    def _tell(self, turn: PastTurn, outcome: Outcome[AgentResult], resumable: bool) -> None:
         """It has ended. One turn runs at a time: what it has added comes last."""
-        turn.end(outcome)
+        turn.end(outcome, resumable)
         self._ended += [turn] if turn.started else []
         self._told = None if turn.continues or self._told is None else (*self._told, *turn.said)
 

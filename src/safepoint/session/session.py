@@ -4,11 +4,14 @@ Every method that drives a turn takes the caller's signal. Knows nothing of who 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Literal
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
 
 from ..abort import AbortReason, AbortSignal
+from ..abort.clock import check_seconds
 from ..abort.reason import caller
 from ..agent.agent import Agent
 from ..agent.talk import AgentResult
@@ -17,8 +20,9 @@ from ..run.events import TurnEdited, TurnForgotten
 from ..run.messages import Message
 from ..run.outcome import Outcome
 from ..run.receipt import Receipt
-from ..run.stop import StopAck, StopAt
+from ..run.stop import Scope, StopAck, StopAt
 from .admission import as_messages
+from .cycles import RUNNING, refuse_cycle
 from .ending import receipt_of
 from .home import outlast
 from .journal import BeforeEffect
@@ -28,8 +32,7 @@ from .opening import Opening
 from .presence import Presence
 from .store import MemoryStore, Store
 from .streaming import TurnStream
-from .turn import MessagesFn, SessionTurn, TurnResult, check_id
-from .working import RUNNING
+from .turn import MessagesFn, SessionTurn, StopOptions, TurnResult, check_id
 
 __all__ = ["Session", "SessionBusy", "SessionEnded"]
 
@@ -90,6 +93,11 @@ class Session:
         turn = self._lane.past.turns.get(turn_id)
         return None if turn is None or turn_id in self._lane.turns else turn.outcome
 
+    def said_of(self, turn_id: str) -> tuple[Message, ...] | None:
+        """The messages with which a turn was accepted, before any edit. None: no such turn, or a function made them."""
+        turn = self._lane.past.turns.get(turn_id)
+        return None if turn is None else turn.asked
+
     def heir_of(self, turn_id: str) -> str:
         """The turn that goes on with this one, if it has lost its owner; else itself. Any thread."""
         return self._lane.past.heir(turn_id)
@@ -137,7 +145,7 @@ class Session:
         deadline: float | None = None,
     ) -> TurnResult:
         """Add messages, or what a function makes of the current ones, and let the agent answer. Any event loop."""
-        self._refuse_inside("save_messages()")
+        self._refuse_cycle("save_messages()")
         turn = self._turn(turn_id, as_messages(messages), signal, deadline, caller(1))
         return await self._lane.home.bring(self._admitted(turn))
 
@@ -148,7 +156,7 @@ class Session:
         self, turn_id: str | None = None, *, signal: AbortSignal | None = None, deadline: float | None = None
     ) -> TurnResult:
         """Go on with a turn that was stopped: only what has not run is run. By default the last one. Any event loop."""
-        self._refuse_inside("continue_turn()")
+        self._refuse_cycle("continue_turn()")
         turn = self._turn(None, (), signal, deadline, caller(1))
         return await self._lane.home.bring(self._continued(turn, turn_id))
 
@@ -174,7 +182,7 @@ class Session:
         deadline: float | None = None,
     ) -> TurnStream:
         """The same, as the events of exactly that turn: `async with`; closing it aborts that turn."""
-        self._refuse_inside("stream()")
+        self._refuse_cycle("stream()")
         self._refuse_elsewhere("stream")
         after = self.last_seq
         turn = self._turn(turn_id, as_messages(messages), signal, deadline, caller(1))
@@ -197,9 +205,9 @@ class Session:
         turn = RUNNING.get()
         return turn is not None and self._lane.turns.get(turn.id) is turn
 
-    def _refuse_inside(self, what: str) -> None:
-        if self._inside:
-            raise UsageError(f"{what} inside of a turn of session {self.id!r} would wait for itself: use send()")
+    def _refuse_cycle(self, what: str) -> None:
+        """A turn that is accepted now has to wait for all that have not ended. Raises: UsageError."""
+        refuse_cycle(f"{what} of session {self.id!r}", list(self._lane.turns.values()))
 
     def _refuse_elsewhere(self, method: str) -> None:
         """What changes the log is done by one thread: two would give two events one number, and lose one of them."""
@@ -215,17 +223,24 @@ class Session:
         turn_id: str,
         at: StopAt | None = None,
         *,
+        scope: Scope | None = None,
         within: float | None = None,
         abandon: float | None = None,
         reason: AbortReason | BaseException | str | None = None,
     ) -> StopAck:
         """Stop this turn, and no other. Answered at once; for an id not seen yet it is remembered. Any thread.
 
+        A turn that has lost its owner is stopped by its id too: what stops is the turn that goes on with it.
+
         at       when: at once, or at a safe point
+        scope    of a safe point: "root" (the default), agents inside of it go on until its own; "tree", each stops at
+                 its own. At once always means the whole tree
         within   seconds; a safe point that is not reached by then is not waited for
         abandon  seconds from the abort, or from this call if that is later; what has not ended by then is left behind
         """
-        outcome = self.outcome_of(turn_id)
+        options = StopOptions(at, scope, within, abandon, reason)
+        heir = self.heir_of(check_id("turn", turn_id))
+        outcome = self.outcome_of(heir)
         if outcome is not None:
             receipt = receipt_of(outcome)
 
@@ -233,9 +248,10 @@ class Session:
                 return receipt
 
             return StopAck("already_finished", "settled", f"turn {turn_id} has ended", turn_id, settled)
-        ack = self._lane.stops.by_id(turn_id, at, within, abandon, reason, caller(1))
-        told = f"no turn {turn_id} so far: if it comes, it will not begin"
-        return ack or StopAck("unknown", "accepted", told, turn_id)
+        ack = self._lane.stops.by_id(heir, options, caller(1))
+        if ack is None:
+            return StopAck("unknown", "accepted", f"no turn {turn_id} so far: if it comes, it will not begin", turn_id)
+        return replace(ack, id=turn_id)
 
     def answer(self, question_id: str, text: str) -> bool:
         """Answer a question of the running turn. False: it does not wait for one (any more). Any thread."""
@@ -255,17 +271,17 @@ class Session:
     def remove(self, turn_id: str) -> bool:
         """Take a turn that waits out of the queue. False: it does not wait (any more)."""
         self._refuse_elsewhere("remove")
-        turn = self._lane.turns.get(turn_id)
+        turn = self._lane.turns.get(self.heir_of(turn_id))
         if turn is None or not turn.waits:
             return False
-        self._lane.stops.stop(turn, StopAt.NOW, None, None, "removed from the queue", caller(1))
+        self._lane.stops.stop(turn, StopOptions(StopAt.NOW, reason="removed from the queue"), caller(1))
         return True
 
     def forget(self, turn_id: str) -> None:
         """Take the conversation back to before this turn, which must be the last. Raises: UsageError."""
         self._refuse_elsewhere("forget")
         self._lane.check_live()
-        last = self._lane.past.last_ended
+        turn_id, last = self.heir_of(turn_id), self._lane.past.last_ended
         if last is None or last.id != turn_id:
             raise UsageError(f"only the last turn can be forgotten, which is {last.id if last else None!r}")
         if any(not turn.waits for turn in self._lane.turns.values()):
@@ -302,11 +318,16 @@ class Session:
         if not self._presence.readers:
             for turn in self.turns.values():
                 cause = AbortReason("disconnected", "nobody was there")
-                self._lane.stops.stop(turn, StopAt.NOW, None, None, cause, None)
+                self._lane.stops.stop(turn, StopOptions(StopAt.NOW, reason=cause), None)
 
     async def saved(self) -> None:
         """Wait until everything that has happened so far is in the store. Raises: what the store raised."""
         await self._lane.home.bring(self._lane.log.flushed(self.last_seq))
+
+    @property
+    def ended(self) -> bool:
+        """True: it was closed, or broke down. It takes no more turns: open it again."""
+        return self._lane.ended
 
     async def close(self, reason: str = "closed") -> None:
         """Stop what runs and waits, at once, and end. A second call waits for the first.
@@ -314,16 +335,28 @@ class Session:
         Called by the work of one of its own turns, it does not wait. In another thread's event loop it is done at home;
         when the session's own event loop is closed, what the session holds is let go. Raises: what the store raised.
         """
+        await self._end(self._lane.shut_down, AbortReason("shutdown", reason, caller(1)))
+
+    async def hand_over(self, reason: str = "shutdown", within: float = 0.0) -> None:
+        """End as a host does that is shut down: whoever opens the session next goes on where it was.
+
+        What waits stays queued. What runs is stopped, at a safe point if it reaches one within so many seconds, and can
+        be resumed. Raises: what the store raised.
+        """
+        hand_over = partial(self._lane.hand_over, within=check_seconds("within", within))
+        await self._end(hand_over, AbortReason("shutdown", reason, caller(1)))
+
+    async def _end(self, end: Callable[[AbortReason], Coroutine[Any, Any, None]], cause: AbortReason) -> None:
         if self._lane.home.gone:
             self._presence.end()
             await self._lane.let_go()
         else:
-            await self._lane.home.bring(self._close(AbortReason("shutdown", reason, caller(1))))
+            await self._lane.home.bring(self._end_at_home(end, cause))
 
-    async def _close(self, cause: AbortReason) -> None:
+    async def _end_at_home(self, end: Callable[[AbortReason], Coroutine[Any, Any, None]], cause: AbortReason) -> None:
         if self._closing is None:
             self._lane.closed = True
             self._presence.end()
-            self._closing = self._lane.home.spawn(self._lane.shut_down(cause), f"session {self.id}")
+            self._closing = self._lane.home.spawn(end(cause), f"session {self.id}")
         if not self._inside:
             await outlast(self._closing)

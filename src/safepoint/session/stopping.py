@@ -5,7 +5,6 @@ Whatever the source – its own `stop()`, the caller's signal, a deadline – th
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from ..abort import AbortReason, AbortSignal, Clock
 from ..abort.reason import reason_from
@@ -14,7 +13,7 @@ from ..run.stop import StopAck, StopAt, StopRequest, stop_request
 from .admission import Tombstones
 from .ending import receipt_of
 from .home import Home
-from .turn import SessionTurn
+from .turn import SessionTurn, StopOptions
 
 __all__ = ["Stops"]
 
@@ -37,41 +36,25 @@ class Stops:
         self._left = left
         self.tombstones = Tombstones(clock)
 
-    def by_id(
-        self,
-        turn_id: str,
-        at: StopAt | None,
-        within: float | None,
-        abandon: float | None,
-        reason: Any,
-        origin: str | None,
-    ) -> StopAck | None:
+    def by_id(self, turn_id: str, options: StopOptions, origin: str | None) -> StopAck | None:
         """Stop the turn with this id. None: there is none, and it is remembered. Any thread."""
         if turn_id not in self._turns:
-            self.tombstones.remember(turn_id, reason_from(reason, origin))
+            self.tombstones.remember(turn_id, reason_from(options.reason, origin))
         # It is written down before the turns are looked at, and admission does the reverse: one sees the other.
         turn = self._turns.get(turn_id)
         if turn is None:
             return None
-        self.tombstones.take(turn_id)
-        return self.stop(turn, at, within, abandon, reason, origin)
+        self.tombstones.forget(turn_id)
+        return self.stop(turn, options, origin)
 
-    def stop(
-        self,
-        turn: SessionTurn,
-        at: StopAt | None,
-        within: float | None,
-        abandon: float | None,
-        reason: Any,
-        origin: str | None,
-    ) -> StopAck:
+    def stop(self, turn: SessionTurn, options: StopOptions, origin: str | None) -> StopAck:
         """Stop this turn and no other. Any thread."""
         request = stop_request(
-            at,
-            scope="tree",
-            within=within,
-            abandon=abandon,
-            reason=reason,
+            options.at,
+            scope=options.scope,
+            within=options.within,
+            abandon=options.abandon,
+            reason=options.reason,
             before=turn.request,
             now=self._clock.monotonic(),
             origin=origin,
@@ -79,13 +62,28 @@ class Stops:
         settled = partial(self._settled, turn)
         if turn.outcome is not None or turn.result is not None:
             return StopAck("already_finished", "settled", f"turn {turn.id} has ended", turn.id, settled)
+        turn.asked_to_stop = True
+        first = self._ask(turn, request)
+        self._home.post(self._write_down, turn)
+        told = f"stops {turn.request}"
+        return StopAck("accepted" if first else "already_stopping", "accepted", told, turn.id, settled)
+
+    def hand_over(self, turn: SessionTurn, cause: AbortReason, within: float) -> None:
+        """Stop a turn because its host goes, at a safe point if `within` is not 0.
+
+        Nobody wanted this turn to stop, so there is no record of a stop: after a crash in this very moment, whoever
+        opens the session next goes on with it, as it does when the turn has ended by this.
+        """
+        now = self._clock.monotonic()
+        at, limit = (StopAt.SAFE_POINT, now + within) if within > 0 else (StopAt.NOW, None)
+        self._ask(turn, StopRequest(at, "tree", limit, cause, now))
+
+    def _ask(self, turn: SessionTurn, request: StopRequest) -> bool:
         waits = turn.waits
         first = turn.ask(request)
         if turn.request.at is StopAt.NOW or (waits and turn.request.at is not StopAt.TURN_END):
             turn.controller._abort(turn.request.reason or AbortReason())
-        self._home.post(self._write_down, turn)
-        told = f"stops {turn.request}"
-        return StopAck("accepted" if first else "already_stopping", "accepted", told, turn.id, settled)
+        return first
 
     def watch(self, turn: SessionTurn) -> None:
         """Hear the turn's signal, whoever aborts it, until the turn has ended."""
@@ -97,11 +95,16 @@ class Stops:
         if turn.waits:
             self._left(turn)
         else:
+            asked = turn.request.reason
             turn.ask(StopRequest(StopAt.NOW, "tree", None, turn.signal.reason, self._clock.monotonic()))
+            # The host that goes aborts this signal too, with the reason it has asked with: that is nobody's stop.
+            turn.asked_to_stop = turn.asked_to_stop or turn.signal.reason is not asked
             self._write_down(turn)
 
     def _write_down(self, turn: SessionTurn) -> None:
         """Only what is new: a stop that is asked for again changes nothing."""
+        if not turn.asked_to_stop:
+            return
         known, asked = turn.recorded, turn.request
         if turn.outcome is None and turn.result is None and (asked.at, asked.abandon) != (known.at, known.abandon):
             turn.recorded = turn.request
@@ -109,4 +112,4 @@ class Stops:
 
     async def _settled(self, turn: SessionTurn, timeout: float | None) -> Receipt:
         limit = AbortSignal.never() if timeout is None else AbortSignal.timeout(timeout)
-        return receipt_of((await limit.run(turn.wait())).outcome)
+        return receipt_of((await limit.run(turn.until_ended())).outcome)

@@ -27,6 +27,11 @@ class TurnStream:
     async def _follow(self) -> AsyncGenerator[Event, None]:
         if self.turn.result is not None and not self.turn.end_seq:
             return  # it was stopped before it was accepted: nothing of it is in the log
+        with self.turn.awaited("reading its events"):
+            async for event in self._events_of_turn():
+                yield event
+
+    async def _events_of_turn(self) -> AsyncGenerator[Event, None]:
         runs = False
         async with aclosing(self._source) as recorded:
             async for each in recorded:
@@ -49,7 +54,7 @@ class TurnStream:
             self.turn.stop(StopAt.NOW, reason=AbortReason("disconnected", "its events were no longer read"))
         await self._events.aclose()
         await self._source.aclose()
-        await self.turn
+        await self.turn.until_ended()
 
 
 SESSION = (SessionOpened, SessionClosed)

@@ -3,7 +3,8 @@
 import asyncio
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -16,9 +17,10 @@ from ..errors import UsageError
 from ..run.context import Context
 from ..run.messages import Message
 from ..run.outcome import Outcome
-from ..run.stop import NO_STOP, StopAck, StopAt, StopRequest
+from ..run.stop import NO_STOP, Scope, StopAck, StopAt, StopRequest
+from .cycles import refuse_cycle
 
-__all__ = ["MessagesFn", "SessionTurn", "TurnResult", "TurnStatus", "check_id"]
+__all__ = ["MessagesFn", "SessionTurn", "StopOptions", "TurnResult", "TurnStatus", "check_id"]
 
 TurnStatus: TypeAlias = Literal["queued", "running", "stopping", "completed", "aborted", "timed_out", "failed"]
 MessagesFn: TypeAlias = Callable[[Sequence[Message]], "Sequence[Message | str] | Awaitable[Sequence[Message | str]]"]
@@ -26,6 +28,8 @@ MessagesFn: TypeAlias = Callable[[Sequence[Message]], "Sequence[Message | str] |
 
 def check_id(what: str, given: str) -> str:
     """An id that every store can keep. Raises: UsageError."""
+    if not isinstance(given, str):
+        raise UsageError(f"the id of a {what} must be a string, not {given!r}")
     if not given:
         raise UsageError(f"the id of a {what} is empty")
     try:
@@ -33,6 +37,17 @@ def check_id(what: str, given: str) -> str:
     except UnicodeEncodeError:
         raise UsageError(f"the id of a {what} cannot be written as UTF-8: {given!r}") from None
     return given
+
+
+@dataclass(frozen=True, slots=True)
+class StopOptions:
+    """The arguments of one call of `stop()`, as they were given."""
+
+    at: StopAt | None = None
+    scope: Scope | None = None
+    within: float | None = None
+    abandon: float | None = None
+    reason: AbortReason | BaseException | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +66,13 @@ class SessionTurn:
         self,
         turn_id: str | None,
         messages: tuple[Message, ...] | MessagesFn,
-        stop: "Callable[[SessionTurn, StopAt | None, float | None, float | None, Any, str | None], StopAck]",
+        stop: "Callable[[SessionTurn, StopOptions, str | None], StopAck]",
         *,
         signal: AbortSignal | None = None,
         deadline: float | None = None,
         origin: str | None = None,
         continues: str | None = None,
+        resumes: int = 0,
     ) -> None:
         parents = [] if signal is None else [signal]
         if deadline is not None:
@@ -66,11 +82,16 @@ class SessionTurn:
         self.controller = AbortController(AbortSignal.any(parents) if parents else None)
         self.urgent = False  # it comes before what waits
         self.continues = continues  # the stopped turn that goes on
+        self.resumes = resumes  # how many times its work was resumed by itself after its process had died
         self.request = NO_STOP
         self.recorded = NO_STOP  # what the log knows of the request
+        self.asked_to_stop = False  # by somebody, and not only by a host that goes
         self.interrupted_at: float | None = None  # when a message with when_busy="interrupt" first asked it to make way
         self.ctx: Context | None = None  # while it runs
         self.watch: Registration | None = None  # on the caller's signal, until the end
+        self.session_id = ""
+        self.queue: Mapping[str, SessionTurn] = {}  # the turns of its session that have not ended
+        self.awaits: list[SessionTurn] = []  # those that its work awaits
         self.base = 0  # how many messages there were before it
         self.outcome: Outcome[AgentResult] | None = None  # decided; its end is being written
         self.end_seq = 0  # where the log has its end; 0: it was never accepted, or has not ended
@@ -122,12 +143,13 @@ class SessionTurn:
         self,
         at: StopAt | None = None,
         *,
+        scope: Scope | None = None,
         within: float | None = None,
         abandon: float | None = None,
         reason: AbortReason | BaseException | str | None = None,
     ) -> StopAck:
-        """Stop this turn and no other. The arguments are those of `AgentRun.stop`."""
-        return self._stop(self, at, within, abandon, reason, None)
+        """Stop this turn and no other. The arguments are those of `Session.stop`."""
+        return self._stop(self, StopOptions(at, scope, within, abandon, reason), None)
 
     def end(self, result: TurnResult) -> None:
         """It is over: whoever waits is told."""
@@ -143,7 +165,29 @@ class SessionTurn:
         return self.wait().__await__()
 
     async def wait(self) -> TurnResult:
-        """The result. Whoever stops waiting does not stop the turn."""
+        """The result. Whoever stops waiting does not stop the turn.
+
+        Raises: UsageError in the work of a turn that this one has to wait for.
+        """
+        if self.result is not None:
+            return self.result
+        with self.awaited("awaiting this turn"):
+            return await self.until_ended()
+
+    @contextmanager
+    def awaited(self, what: str) -> Iterator[None]:
+        """While the work of another turn awaits this one. Raises: UsageError if it waited for itself."""
+        waiting = refuse_cycle(what, [self])
+        if waiting is not None:
+            waiting.awaits.append(self)
+        try:
+            yield
+        finally:
+            if waiting is not None:
+                waiting.awaits.remove(self)
+
+    async def until_ended(self) -> TurnResult:
+        """The result, for the session itself: whoever waits here is not checked."""
         while self.result is None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)

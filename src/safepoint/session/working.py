@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Iterable
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ..agent.talk import AgentResult
@@ -13,15 +12,13 @@ from ..run.events import TurnEdited, TurnStarted
 from ..run.leaf import leaf
 from ..run.messages import AssistantMessage, Message, SystemMessage
 from .admission import as_messages
+from .cycles import RUNNING
 from .turn import SessionTurn
 
 if TYPE_CHECKING:
     from .lane import Lane
 
-__all__ = ["RUNNING", "TurnWork"]
-
-# The turn whose work the running code is: one that waited for the turn after it would wait for itself.
-RUNNING: ContextVar[SessionTurn | None] = ContextVar("safepoint_session_turn", default=None)
+__all__ = ["TurnWork"]
 
 
 class AskingContext(Context):

@@ -7,7 +7,7 @@ caller, events and store agree on what the cell promises. Knows nothing of trans
 import asyncio
 from dataclasses import dataclass
 
-from .conformance_play import GRACE, LATE, NEVER, STORING, Play
+from .conformance_play import GOES_ON, GRACE, LATE, NEVER, STORING, WAITS, Play
 from .conformance_rig import Cast, Make, Rig
 
 __all__ = ["CASES", "PHASES", "SOURCES", "Case", "Cast", "Make", "Rig", "table"]
@@ -53,6 +53,8 @@ def promise(phase: str, source: str) -> str:
         return "refused" if source == "host shutdown" else SOURCES[source] + NEVER
     if phase in LATE:
         return "completed"
+    if source == "host shutdown":  # nobody has stopped the turn: it goes on with the next host
+        return WAITS if phase == "queued" else SOURCES[source] + GOES_ON
     return SOURCES[source] + (NEVER if phase == "queued" else "")
 
 

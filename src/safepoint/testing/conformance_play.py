@@ -33,11 +33,15 @@ from ..session.log import Recorded
 from ..session.session import Session
 from .conformance_rig import Rig
 
-__all__ = ["DEADLINE", "GRACE", "LATE", "NEVER", "STORING", "Play"]
+__all__ = ["DEADLINE", "GOES_ON", "GRACE", "LATE", "NEVER", "STORING", "WAITS", "Play"]
 
 LATE = ("while its end is saved", "after the end")
 STORING = ("while it is stored", "while its end is saved")
 NEVER = ", never begun"
+GOES_ON = ", goes on after the next start"
+WAITS = "stays queued, runs after the next start"
+# How a turn ends that its host leaves to the next one; a worker says that it has given up its lease.
+LEFT = ("aborted (shutdown)", "aborted (lease_lost)")
 DEADLINE, GRACE = 2.0, 1.0
 TURNS = 10_000  # of the loop, at most
 
@@ -112,7 +116,9 @@ class Play:
 
     async def _drive_stopped(self, ctx: ToolContext) -> None:
         session = await self._session()
-        await self.rig.host.stop("parent", ctx.run_id)
+        assert self.rig.session is not None
+        # Without awaiting anything: the tool that stops its own turn is interrupted at its next await.
+        (await self.rig.session("parent")).stop(ctx.run_id)
         self.told = name(await session.send("quick", turn_id=self.turn_id, signal=ctx.signal))
 
     async def _session(self) -> Session:
@@ -261,6 +267,13 @@ class Play:
         elif promised == "goes on":
             assert (await host.turn(self.id, self.turn_id)).status == "running", f"{self}: it was touched"
             await host.stop(self.id, self.turn_id)
+        elif promised == WAITS:
+            ack = await host.stop(self.id, "ahead")  # or rather what goes on with that turn
+            assert ack.status in ("accepted", "already_stopping"), f"{self}: the turn ahead: {ack}"
+            outcome = await self._ended(host, self.id, self.turn_id)
+            assert outcome_name(outcome) == "completed", f"{self}: it is {outcome_name(outcome)}"
+        elif promised.endswith(GOES_ON):
+            outcome = await self._goes_on(host)
         else:
             outcome = await self._ended(host, self.id, self.turn_id)
             assert outcome_name(outcome) == promised.removesuffix(NEVER), f"{self}: it is {outcome_name(outcome)}"
@@ -272,6 +285,31 @@ class Play:
         if outcome is not None:
             await self._look_at_events(host, outcome)
 
+    async def _goes_on(self, host: Host) -> Outcome[AgentResult]:
+        """The next host goes on with the turn, and its first id reaches what goes on. How it had ended before."""
+        ended: Outcome[AgentResult] | None = None
+        goes_on = ""
+        async with aclosing(host.events(self.id)) as events:
+            async for recorded in events:
+                match recorded.event:
+                    case TurnEnded(turn_id=self.turn_id, outcome=outcome):
+                        ended = outcome
+                    case TurnQueued(turn_id=turn_id, continues=self.turn_id):
+                        goes_on = turn_id
+                    case TurnStarted(turn_id=turn_id) if turn_id == goes_on:
+                        break
+        assert ended is not None, f"{self}: it went on before it had ended"
+        assert outcome_name(ended) in LEFT, f"{self}: it is {outcome_name(ended)}"
+        view = await host.turn(self.id, self.turn_id)
+        assert (view.id, view.continued_by) == (self.turn_id, goes_on), f"{self}: its id shows {view}"
+        ack = await host.stop(self.id, self.turn_id, reason="enough")
+        assert ack.status in ("accepted", "already_finished"), f"{self}: stopped by its first id: {ack}"
+        await ack.settled()
+        then = (await host.turn(self.id, self.turn_id)).outcome
+        assert then is not None, f"{self}: its first id does not show the end"
+        assert outcome_name(then) in ("aborted (user)", "completed"), f"{self}: then it is {outcome_name(then)}"
+        return ended
+
     async def _look_at_events(self, host: Host, outcome: Outcome[AgentResult]) -> None:
         last = (await host.session(self.id)).last_seq
         events = [recorded async for recorded in upto(host.events(self.id), last)]
@@ -282,7 +320,7 @@ class Play:
         begun = [recorded for recorded in mine if isinstance(recorded.event, TurnStarted)]
         assert len(begun) == (not self.promise.endswith(NEVER)), f"{self}: begun {len(begun)} times"
         late = [one for one in mine if one.seq > self.struck_at and isinstance(one.event, AnswerStarted | ToolCalled)]
-        assert not late or self.phase in LATE, f"{self}: begun after the stop: {late}"
+        assert not late or self.phase in LATE or self.promise == WAITS, f"{self}: begun after the stop: {late}"
         result = outcome.value if isinstance(outcome, Completed) else outcome.partial
         assert result is not None
         validate(result.messages)

@@ -58,7 +58,8 @@ class Rig:
     """A host under test, with the agents of `cast`, and how to get at what surrounds it.
 
     elapse   lets so many seconds pass, for the host too
-    again    another host over the same store, when this one was shut down; the rig closes it
+    again    another host over the same store, which goes on with what this one has left when it was shut down; the
+             rig closes it
     session  the session itself; None: a host far away has none to show, and some sources cannot be tried
     pace     by so much deadlines and disconnects are shortened, where time is real
     hold     (shut, reached, open) of a gate before the store; None: there is none, and two phases cannot be tried

@@ -8,12 +8,13 @@ import uuid
 from collections.abc import Iterable
 from typing import TypeVar
 
+from ..errors import UsageError
 from ..session.home import Home
-from ..session.host import NotFound, SessionView, TurnView
+from ..session.host import NotFound, SessionView, TurnView, view_of
 from ..session.lane import SessionEnded
-from ..session.turn import check_id
+from ..session.turn import TurnStatus, check_id
 from .broker import Broker, Entry, Fenced, Link
-from .mirror import Mirror, status_of
+from .mirror import Mirror
 from .orders import Place, SendHead, Unreadable, WorkerInfo, from_json, to_json
 from .pages import last_seq
 
@@ -67,8 +68,11 @@ class Directory:
             agent: The agent; by default the first one that is offered.
             worker: It runs there and nowhere else.
             sub_agent: A turn of another session waits for it: it may run in the place of a turn that waits.
+
+        Raises:
+            UsageError: It is there already, and has another agent.
         """
-        session_id = check_id("session", session_id or uuid.uuid4().hex)
+        session_id = uuid.uuid4().hex if session_id is None else check_id("session", session_id)
         link = await self._link()
         if await link.last("sessions", (session_id,)) is None:
             place = Place(await self._agent_for(agent, worker), worker, sub_agent)
@@ -76,6 +80,9 @@ class Directory:
                 await link.append("sessions", (session_id,), to_json(place), after=0)
             except Fenced:
                 pass  # somebody else has made it in this very moment
+        has = (await self._place(session_id)).agent
+        if agent not in (None, has):
+            raise UsageError(f"session {session_id!r} is there already, with the agent {has!r}: it keeps that one")
         return await self.session(session_id)
 
     async def _agent_for(self, agent: str | None, worker: str | None) -> str:
@@ -91,7 +98,7 @@ class Directory:
         return agent or offered[0]
 
     async def _place(self, session_id: str) -> Place:
-        if session_id not in self._places:
+        if check_id("session", session_id) not in self._places:
             entry = await (await self._link()).last("sessions", (session_id,))
             if entry is None:
                 raise NotFound(f"there is no session {session_id!r}: create it first")
@@ -125,7 +132,7 @@ class Directory:
         """One session, with the turns that have not ended: those that no worker has seen yet included."""
         place, mirror = await self._place(session_id), await self._mirror(session_id)
         unseen = await self._unseen(session_id, mirror)
-        turns = [TurnView(turn.id, status_of(turn)) for turn in mirror.past.open_turns]
+        turns = [TurnView(turn.id, turn.status) for turn in mirror.past.open_turns]
         turns += unseen.values()
         return SessionView(session_id, place.agent, mirror.seq, True, tuple(turns))
 
@@ -136,22 +143,22 @@ class Directory:
         await mirror.catch_up()  # what has left the inbox, also before it was read, is there
         new = [one for one in _readable(SendHead, entries) if one.turn_id not in mirror.past.turns]
         stopped = {entry.key[-1] for entry in await link.lasts("stops", (session_id,))} if new else ()
-        views = (TurnView(o.turn_id, "stopping" if o.turn_id in stopped else "queued", said=o.text) for o in new)
-        return {view.id: view for view in views}
+        views: dict[str, TurnView] = {}
+        for one in new:  # of two with one id the first counts: whoever takes them drops the second
+            status: TurnStatus = "stopping" if one.turn_id in stopped else "queued"
+            views.setdefault(one.turn_id, TurnView(one.turn_id, status, said=one.text))
+        return views
 
     async def turn(self, session_id: str, turn_id: str) -> TurnView:
-        """One turn."""
+        """One turn, or the one that goes on with it."""
         mirror = await self._mirror(session_id)
-        turn = mirror.past.turns.get(turn_id)
-        if turn is not None:
-            return TurnView(turn_id, status_of(turn), turn.outcome)
-        unseen = await self._unseen(session_id, mirror)
-        if turn_id in unseen:
-            return unseen[turn_id]
-        turn = mirror.past.turns.get(turn_id)
-        if turn is None:
+        view = view_of(mirror.past, turn_id)
+        if view is None:
+            unseen = await self._unseen(session_id, mirror)
+            view = unseen.get(turn_id) or view_of(mirror.past, turn_id)
+        if view is None:
             raise NotFound(f"there is no turn {turn_id!r} in session {session_id!r}")
-        return TurnView(turn_id, status_of(turn), turn.outcome)
+        return view
 
 
 def _offered(workers: Iterable[WorkerInfo]) -> list[str]:

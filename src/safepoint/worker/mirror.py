@@ -11,27 +11,17 @@ from ..agent.talk import AgentResult
 from ..run.outcome import Outcome
 from ..session.home import Home
 from ..session.log import RECENT, Recorded, read
-from ..session.past import Past, PastTurn
+from ..session.past import Past
 from ..session.store import Record
-from ..session.turn import TurnStatus
 from .broker import BrokerError, Link
 from .pages import LogPages
 from .store import News
 from .waiting import set_within
 
-__all__ = ["Mirror", "status_of"]
+__all__ = ["Mirror"]
 
 # Whoever writes says so; who missed it looks this often.
 LOOK_SECONDS = 2.0
-
-
-def status_of(turn: PastTurn) -> TurnStatus:
-    """Where a turn is on its way."""
-    if turn.outcome is not None:
-        return turn.outcome.status
-    if turn.stop is not None:
-        return "stopping"
-    return "running" if turn.started else "queued"
 
 
 class Mirror:

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from ..abort import AbortReason
 from ..errors import UsageError, describe
-from ..run.stop import AckStatus, StopAt
+from ..run.stop import AckStatus, Scope, StopAt
 from ..session.lane import SessionBusy, SessionEnded, WhenBusy
 from .broker import BrokerError, Order, Queue
 
@@ -98,6 +98,7 @@ class StopCall:
     reason: dict[str, Any] = field(default_factory=dict)
     id: str = ""
     abandon: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    scope: Scope | None = None
     kind: Literal["stop"] = "stop"
 
     @property
@@ -176,7 +177,10 @@ Call: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the owner says. `error`: the kind of error it is, in which case `message` tells. `busy`: see there."""
+    """What the owner says. `error`: the kind of error it is, in which case `message` tells. `busy`: see there.
+
+    `recorded`: what was asked for is on record. An older worker does not say so.
+    """
 
     ok: bool = True
     message: str = ""
@@ -184,6 +188,7 @@ class Reply:
     turn_id: str = ""
     error: Literal["", "usage", "busy", "opening", "ended", "broken"] = ""
     busy: float = 0.0  # for so many seconds its event loop has not moved
+    recorded: bool = False
 
     def raise_error(self) -> "Reply":
         """Raises: what the session raised there."""

@@ -15,10 +15,11 @@ from ..abort.clock import check_seconds
 from ..abort.reason import caller, reason_from
 from ..errors import UsageError
 from ..run.receipt import Receipt
-from ..run.stop import NO_STOP, AckLevel, AckStatus, StopAck, StopAt, stop_request
+from ..run.stop import NO_STOP, AckLevel, AckStatus, Scope, StopAck, StopAt, stop_request
 from ..session.admission import as_messages
+from ..session.answers import NOT_RECORDED, ChangeAck
 from ..session.ending import never_started, receipt_of
-from ..session.host import TurnView
+from ..session.host import TurnView, refuse_other_text, view_of
 from ..session.lane import SessionBusy, SessionEnded, WhenBusy
 from ..session.log import Recorded
 from ..session.past import PastTurn
@@ -87,8 +88,8 @@ class RemoteHost(Directory):
         turn_id = uuid.uuid4().hex if turn_id is None else check_id("turn", turn_id)
         if given or when_busy == "reject":
             mirror = await self._mirror(session_id)
-            if turn_id in mirror.past.turns:
-                raise UsageError(f"there was a turn {turn_id!r} already in session {session_id!r}: an id is for life")
+            if given and (sent := await self._sent_before(session_id, turn_id, text)) is not None:
+                return sent
             if when_busy == "reject" and (mirror.past.open_turns or await self._unseen(session_id, mirror)):
                 raise SessionBusy(f"session {session_id!r} is busy")
         record = await link.last("stops", (session_id, turn_id)) if given else None
@@ -101,7 +102,22 @@ class RemoteHost(Directory):
         await link.publish(("poke", session_id), b"")
         if seconds is not None:
             self._home.spawn(self._mind_the_deadline(session_id, turn_id, seconds), f"deadline of {turn_id}")
-        return TurnView(turn_id, "queued", said=text)
+        # Somebody else may have used this id in the same moment: of two messages the first in the inbox counts.
+        first = await self._sent_before(session_id, turn_id, text) if given else None
+        return first or TurnView(turn_id, "queued", said=text)
+
+    async def _sent_before(self, session_id: str, turn_id: str, text: str) -> TurnView | None:
+        """The turn with this id, if its message has come before. Raises: UsageError if it was another message."""
+        mirror = await self._mirror(session_id)
+        unseen = None
+        if turn_id not in mirror.past.turns:
+            unseen = (await self._unseen(session_id, mirror)).get(turn_id)
+        if unseen is not None:
+            refuse_other_text(session_id, turn_id, text, as_messages(unseen.said))
+            return unseen
+        if turn_id in mirror.past.turns:
+            refuse_other_text(session_id, turn_id, text, mirror.past.turns[turn_id].asked)
+        return view_of(mirror.past, turn_id)
 
     async def _mind_the_deadline(self, session_id: str, turn_id: str, seconds: float) -> None:
         """The time goes on while no worker has the turn; the worker counts too, for when this host has died."""
@@ -120,27 +136,30 @@ class RemoteHost(Directory):
         turn_id: str,
         *,
         at: StopAt | None = None,
+        scope: Scope | None = None,
         within: float | None = None,
         abandon: float | None = None,
         reason: AbortReason | str | None = None,
     ) -> StopAck:
         """Stop this turn and no other, wherever it runs. `level` says how far the stop has come."""
         origin = caller(1)
+        check_id("turn", turn_id)
         stop_request(
-            at, scope="tree", within=within, abandon=abandon, reason=reason, before=NO_STOP, now=0.0, origin=origin
+            at, scope=scope, within=within, abandon=abandon, reason=reason, before=NO_STOP, now=0.0, origin=origin
         )
         await self._place(session_id)
         if at is None and within is not None:
             at = StopAt.SAFE_POINT
         why = reason_from(reason, origin).to_dict()
-        call = StopCall(turn_id, (at or StopAt.NOW).name, within, why, uuid.uuid4().hex, abandon)
+        call = StopCall(turn_id, (at or StopAt.NOW).name, within, why, uuid.uuid4().hex, abandon, scope)
         reply, recorded = await Bell(await self._link(), self._home).stop(session_id, call)
         status, level, told = await self._verdict(session_id, turn_id, reply, recorded)
 
         async def settled(timeout: float | None) -> Receipt:
             mirror = await self._mirror(session_id)
             async with asyncio.timeout(timeout):
-                outcome = await mirror.outcome_of(reply.turn_id if reply is not None and reply.turn_id else turn_id)
+                stopped = reply.turn_id if reply is not None and reply.turn_id else turn_id
+                outcome = await mirror.outcome_of(mirror.past.heir(stopped))
             if outcome is None:
                 raise SessionEnded("the host was closed before the turn had ended")
             return receipt_of(outcome)
@@ -181,6 +200,8 @@ class RemoteHost(Directory):
                 return "accepted", ("recorded" if recorded else "accepted"), told
             told = "the broker does not say how the turn stands"
             return "accepted", ("recorded" if reply is None else "delivered"), told
+        if turn is not None and turn.lost:
+            return "accepted", "recorded", "no worker has gone on with it yet: it will not be resumed"
         if turn is not None and turn.outcome is not None:
             return "already_finished", "settled", f"turn {turn_id} has ended"
         if turn is None and not unseen:
@@ -194,6 +215,7 @@ class RemoteHost(Directory):
     async def _known(self, session_id: str, turn_id: str, over: bool) -> tuple[PastTurn | None, bool]:
         """What the log says of a turn, and whether it is in the inbox only. `over`: its end is being written."""
         mirror = await self._mirror(session_id)
+        turn_id = mirror.past.heir(turn_id)
         if over:
             await mirror.outcome_of(turn_id)
         unseen = turn_id not in mirror.past.turns and turn_id in await self._unseen(session_id, mirror)
@@ -215,28 +237,28 @@ class RemoteHost(Directory):
                 await link.order(queue_of(place), session_id, to_json(place))
             await asyncio.sleep(WAKE_TRY_SECONDS)  # real time: a worker takes it, and opens it
 
-    async def _told(self, session_id: str, call: Call) -> bool:
+    async def _told(self, session_id: str, call: Call) -> Reply:
         try:
-            return (await self._ask(session_id, call)).ok
+            return await self._ask(session_id, call)
         except Nobody:
-            return False
+            return Reply(False, "no worker has the session")
 
     async def answer(self, session_id: str, question_id: str, text: str) -> bool:
         """Answer a question."""
-        return await self._told(session_id, Answer(question_id, text))
+        return (await self._told(session_id, Answer(question_id, text))).ok
 
-    async def edit(self, session_id: str, turn_id: str, text: str) -> bool:
+    async def edit(self, session_id: str, turn_id: str, text: str) -> ChangeAck:
         """Replace the message of a turn that waits. False also while no worker has it."""
         as_messages(text)
-        return await self._told(session_id, Edit(turn_id, text))
+        return _changed(await self._told(session_id, Edit(turn_id, text)))
 
-    async def remove(self, session_id: str, turn_id: str) -> bool:
+    async def remove(self, session_id: str, turn_id: str) -> ChangeAck:
         """Take a turn that waits out of the queue; one that no worker has seen yet is stopped."""
-        if await self._told(session_id, Remove(turn_id)):
-            return True
-        if turn_id not in await self._unseen(session_id, await self._mirror(session_id)):
-            return False
-        return (await self.stop(session_id, turn_id, reason="removed from the queue")).status == "accepted"
+        reply = await self._told(session_id, Remove(turn_id))
+        if reply.ok or turn_id not in await self._unseen(session_id, await self._mirror(session_id)):
+            return _changed(reply)
+        ack = await self.stop(session_id, turn_id, reason="removed from the queue")
+        return ChangeAck(ack.status == "accepted", ack.level, ack.message)
 
     async def forget(self, session_id: str, turn_id: str) -> None:
         """Take the conversation back."""
@@ -298,6 +320,10 @@ class RemoteHost(Directory):
             for turn in reversed((await self.session(session_id)).turns):  # none begins because another one ends
                 await self.stop(session_id, turn.id, reason=AbortReason("disconnected", "nobody was there"))
 
+    async def recover(self) -> list[str]:
+        """Nothing to do here: workers take up what was left behind."""
+        return []
+
     async def close(self, within: float = 0.0, reason: str = "shutdown") -> None:
         """Let go of everything. What runs on workers goes on."""
         async with self._connecting:
@@ -311,6 +337,13 @@ class RemoteHost(Directory):
         if self._connected is not None:
             await self._home.empty()
             await self._connected.close()
+
+
+def _changed(reply: Reply) -> ChangeAck:
+    """What the owner of a session says of a change. One that does not say that it is recorded is an older one."""
+    if not reply.ok or reply.recorded:
+        return ChangeAck(reply.ok, "recorded" if reply.recorded else "accepted", reply.message)
+    return ChangeAck(True, "accepted", reply.message or NOT_RECORDED)
 
 
 def _never(turn_id: str, reason: AbortReason) -> TurnView:

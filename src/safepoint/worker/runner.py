@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..abort import AbortReason
 from ..agent.agent import Agent
@@ -16,6 +17,7 @@ from ..errors import UsageError
 from ..run.events import StopRequested, TurnEnded, TurnStarted
 from ..run.stop import StopAt
 from ..run.wire import to_json as event_to_json
+from ..session.answers import ChangeAck, change_ack
 from ..session.lane import SessionBusy, SessionEnded
 from ..session.log import read
 from ..session.past import Past
@@ -276,7 +278,8 @@ class Runner:
         with self._answering:  # it is rung for, and it is read in the record: by two threads
             reply = self._answered.get(call.id)
             if reply is None:
-                ack = session.stop(turn_id, call.point, within=call.within, abandon=call.abandon, reason=call.why)
+                how: Any = {"scope": call.scope, "within": call.within, "abandon": call.abandon, "reason": call.why}
+                ack = session.stop(turn_id, call.point, **how)
                 reply = Reply(message=ack.message, status=ack.status, turn_id=turn_id)
                 if call.id:
                     self._answered[call.id] = reply
@@ -315,9 +318,9 @@ class Runner:
             case Answer(question_id, text):
                 return Reply(session.answer(question_id, text))
             case Edit(turn_id, text):
-                return Reply(session.edit(turn_id, text))
+                return _changed(await change_ack(session, session.edit(turn_id, text)))
             case Remove(turn_id):
-                return Reply(session.remove(turn_id))
+                return _changed(await change_ack(session, session.remove(turn_id)))
             case Forget(turn_id):
                 session.forget(turn_id)
             case Continue(turn_id):
@@ -348,7 +351,7 @@ class Runner:
         running = [turn for turn in session.turns.values() if not turn.waits]
         for turn in running:
             at = StopAt.SAFE_POINT if within > 0 else StopAt.NOW
-            turn.stop(at, within=within or None, reason=GIVEN_BACK)
+            turn.stop(at, scope="tree", within=within or None, reason=GIVEN_BACK)
         for turn in running:
             await turn.wait()
 
@@ -365,6 +368,10 @@ def _refuse(session: Session, data: bytes, error: Exception) -> None:
             session.refuse(head.turn_id, head.text, error)
     except (Unreadable, UsageError):
         pass  # not even the id of its turn can be read: nobody can ask for that turn
+
+
+def _changed(ack: ChangeAck) -> Reply:
+    return Reply(ack.accepted, ack.message, recorded=ack.level == "recorded")
 
 
 def _stop_event(session: str, turn_id: str, call: StopCall) -> StopRequested:
