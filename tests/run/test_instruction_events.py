@@ -1,7 +1,6 @@
 """Being called in a thread before its instructions: switched on by the first who asks, off by the last."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
