@@ -23,8 +23,8 @@ log = logging.getLogger("safepoint")
 
 # For whoever presses again and again, and sees nothing change.
 HINT = (
-    "%s: the run is being stopped; a press within %g s of the first one counts as the same. Press again to go on without"
-    " what ignores the stop, and once more to interrupt the program"
+    "%s: the run is being stopped; a press within %g s of the first one counts as the same. Press again to go on"
+    " without what ignores the stop, and once more to interrupt the program"
 )
 
 
