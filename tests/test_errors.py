@@ -23,6 +23,14 @@ class NotAString(Exception):
         return 7  # type: ignore[return-value]  # the mistake under test
 
 
+class Leaves(Exception):
+    def __init__(self, problem: type[BaseException]) -> None:
+        self.problem = problem
+
+    def __str__(self) -> str:
+        raise self.problem
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -34,6 +42,8 @@ class NotAString(Exception):
         (Raises(), "Raises: (its text cannot be read: LookupError)"),
         (Recurses(), "Recurses: (its text cannot be read: RecursionError)"),
         (NotAString(), "NotAString: (its text cannot be read: TypeError)"),
+        (Leaves(SystemExit), "Leaves: (its text cannot be read: SystemExit)"),
+        (Leaves(KeyboardInterrupt), "Leaves: (its text cannot be read: KeyboardInterrupt)"),
     ],
     ids=lambda given: type(given).__name__,
 )

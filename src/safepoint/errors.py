@@ -57,7 +57,7 @@ def text_of(error: BaseException) -> str:
     """The whole text of an error, without its type. Never raises."""
     try:
         return error.message if isinstance(error, RemoteError) else str(error)
-    except Exception as problem:  # `__str__` raised, recursed without end, or did not return a string
+    except BaseException as problem:  # `__str__` raised, recursed without end, or did not return a string
         return f"(its text cannot be read: {type(problem).__name__})"
 
 

@@ -17,7 +17,7 @@ import pytest
 import safepoint
 from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal, AbortTimeout, ReasonKind
 from safepoint.abort.reason import caller, error_from, owner_of, reason_from
-from safepoint.errors import RemoteError, SafepointError, UsageError
+from safepoint.errors import TEXT_LIMIT, RemoteError, SafepointError, UsageError
 
 ALL_KINDS = ["user", "deadline", "timeout", "parent", "preempted", "shutdown", "disconnected", "lease_lost", "error"]
 
@@ -266,6 +266,17 @@ def test_a_reason_made_of_a_long_error_is_short_also_on_its_way():
     reason = reason_from(ValueError("x" * 20_000_000), None)
     assert len(json.dumps(reason.to_dict())) < 10_000
     assert through_json(reason).to_dict() == reason.to_dict()
+
+
+def test_a_long_message_is_cut_wherever_it_comes_from():
+    told = "x" * 20_000_000
+    short = AbortReason("user", told)
+    assert len(short.message) == TEXT_LIMIT
+    assert short.message.endswith("x… (20000000 characters)")
+    assert reason_from(told, None) == short
+    assert AbortReason.from_dict({"kind": "user", "message": told}) == short
+    assert len(AbortReason.from_dict({"kind": told, "message": told}).message) == TEXT_LIMIT
+    assert through_json(short) == short
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)

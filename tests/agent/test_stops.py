@@ -20,6 +20,7 @@ from safepoint.run import LeafTimeout, Policy
 from safepoint.run.events import Event, LeafStarted, QuestionAsked, RetryScheduled, TextStreamed
 from safepoint.run.outcome import Outcome
 from safepoint.run.retry import Retry
+from safepoint.run.wire import outcome_to_json
 from safepoint.testing import FakeClock, settle
 from tests.agent import functions
 from tests.agent.lab import agents_kept, contents, fates, kinds, of_kind, read, so_far, statuses, stopped
@@ -331,7 +332,11 @@ async def test_a_provider_that_asks_for_a_day_is_not_waited_for(clock: FakeClock
         assert isinstance(outcome, Failed)
         assert isinstance(outcome.error, ModelError)
         assert outcome.error.retry_after == 86400
-        assert outcome.error.__notes__ == ["it asked to wait 86400 s, more than max_delay=60 s: not tried again"]
+        told = "slow down (status 429); it asks to wait 86400 s, longer than max_delay=60"
+        assert str(outcome.error).endswith(told)
+        assert told in outcome_to_json(outcome)
+        [line] = [entry for entry in outcome.receipt.entries if entry.kind == "stream"]
+        assert line.note.endswith("slow down (status 429); it asks to wait 86400 s")
         assert len(provider.exchanges) == 1
         assert clock.pending == 0
 

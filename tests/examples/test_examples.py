@@ -1,6 +1,7 @@
 """Every example runs, prints what it promises, and stays short enough to read."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -164,8 +165,11 @@ def test_the_archivist_can_be_resumed_by_hand(tmp_path: Path):
     assert told("--scale", "0.1", "--resume", str(saved)).partition("Another process")[2] == by_itself
 
 
-def test_the_naive_tools_of_the_receipt_end_at_once_and_leave_no_program():
-    """Nothing but the tool that cannot be reached still runs, and whatever a tool started is gone."""
+NAIVE = ("run/naive", "run/convert", "run/convert/sleep", "run/download", "run/transcode", "run/transcode/sleep")
+
+
+def pressed_ctrl_c() -> dict[str, str]:
+    """The lines of the receipt by name, after Ctrl-C in the middle of the tools' work."""
     command = [sys.executable, str(EXAMPLES / "02_receipt.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as program:
         assert program.stdout is not None
@@ -173,9 +177,26 @@ def test_the_naive_tools_of_the_receipt_end_at_once_and_leave_no_program():
         time.sleep(0.7)  # real time: its tools have to be in the middle of their work
         os.kill(program.pid, signal.SIGINT)
         told, _ = program.communicate(timeout=50)
-    lines = {line.split()[0]: line for line in told.splitlines()[1:]}
-    still = [name for name, line in lines.items() if "still running" in line or "unknown" in line]
-    assert still == ["run/deaf"]
-    for name in ("run/convert", "run/convert/sleep", "run/download", "run/transcode", "run/transcode/sleep"):
-        assert "stopped" in lines[name], told
     assert processgroup.members(program.pid) == []
+    return {line.split()[0]: line for line in told.splitlines()[1:]}
+
+
+def milliseconds(line: str) -> float:
+    found = re.search(r"after ([\d.]+) (ms|s)\b", line)
+    assert found is not None, line
+    return float(found[1]) * (1 if found[2] == "ms" else 1000)
+
+
+def test_the_naive_tools_of_the_receipt_end_at_once_and_leave_no_program():
+    """Nothing but the tool that cannot be reached still runs, and whatever a tool started is gone."""
+    slowest = []
+    for _ in range(3):  # the best counts: the machine may be busy with other tests
+        lines = pressed_ctrl_c()
+        still = [name for name, line in lines.items() if "still running" in line or "unknown" in line]
+        assert still == ["run/deaf"]
+        for name in NAIVE:
+            assert "stopped" in lines[name], lines
+        slowest.append(max(milliseconds(lines[name]) for name in NAIVE))
+        if slowest[-1] < 300:
+            break
+    assert min(slowest) < 300

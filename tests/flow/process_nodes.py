@@ -34,3 +34,7 @@ def waits(state: Trail, ctx: NodeContext[Any]) -> None:
 
 def double(item: int, ctx: NodeContext[Any]) -> int:
     return 2 * item
+
+
+def leaves(state: Trail) -> None:
+    raise SystemExit(2)

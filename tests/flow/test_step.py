@@ -12,6 +12,7 @@ from safepoint import AbortController, Aborted, Completed, Failed, Retry
 from safepoint.errors import UsageError
 from safepoint.flow import END, Flow, NodeContext, UnknownOutput
 from safepoint.flow.step import adapted
+from safepoint.run import LeafExit
 from safepoint.run.events import RetryScheduled
 from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle
@@ -365,3 +366,19 @@ async def test_services_that_cannot_travel_are_told_by_the_node_that_needs_a_pro
     )
     assert isinstance(result.outcome, Failed)
     assert isinstance(result.outcome.error, UsageError)
+
+
+@pytest.mark.parametrize("kind", ["await", "thread", "process"])
+async def test_sys_exit_in_a_node_is_that_nodes_failure(kind: str):
+    async def leaves_later(state: Trail) -> None:
+        raise SystemExit(2)
+
+    def leaves(state: Trail) -> None:
+        raise SystemExit(2)
+
+    node = {"await": leaves_later, "thread": leaves, "process": process_nodes.leaves}[kind]
+    outcome = (await one(node, isolation="process" if kind == "process" else "thread").execute(Trail())).outcome
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.error, LeafExit)
+    assert str(outcome.error).endswith("called sys.exit(2)")
+    assert [entry.note for entry in outcome.receipt.entries if "LeafExit" in entry.note] != []

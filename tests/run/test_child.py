@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -433,17 +432,3 @@ def test_while_the_program_is_loaded_it_may_start_nothing(folder, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         child.load_main((broken, None))
     assert child.loading_main() is None
-
-
-def test_the_time_on_the_way_counts():
-    limit = child.limit_of(AbortSignal.any([AbortSignal.timeout(100), AbortSignal.timeout(50), NEVER]))
-    assert limit is not None
-    assert limit.seconds == 50
-    assert 40 < limit.remaining <= 50
-    late = child.TimeLimit(30.0, time.monotonic() - 20, 30.0, "deadline", "here:1")
-    assert 5 < child.deadline_from(late).remaining() <= 10
-    over = child.TimeLimit(30.0, time.monotonic() - 31, 30.0, "deadline", "here:1")
-    reason = child.deadline_from(over).reason
-    assert reason == AbortReason("deadline", "30 s passed")
-    assert reason.origin == "here:1"
-    assert child.limit_of(AbortController().signal) is None

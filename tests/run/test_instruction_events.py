@@ -1,7 +1,6 @@
 """Being called in a thread before its instructions: switched on by the first who asks, off by the last."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -13,12 +12,11 @@ import pytest
 
 from safepoint.run import instruction_events
 from safepoint.run.interrupt import AbortInterrupt, InterruptibleCall
-from tests.abort.programs import wait_until
+from tests.abort.programs import SOURCES, VERSIONS, python_of, wait_until
 from tests.conftest import counts
 from tests.run.test_interrupt import SECONDS, Gate, Worker, nap
 
 PROGRAM = Path(__file__).with_name("interrupts_program.py")
-SOURCES = Path(instruction_events.__file__).parents[2]
 monitoring = pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12")
 tracing = pytest.mark.skipif(sys.version_info >= (3, 12), reason="from Python 3.12 on nothing is traced")
 
@@ -28,27 +26,12 @@ def sleepy():
         nap()
 
 
-def pythons():
-    """The interpreters that are there, by version: this one, those on the path, and those of pyenv."""
-    places = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
-    places += sorted((Path.home() / ".pyenv" / "versions").glob("*/bin"))
-    for version in ("3.11", "3.12", "3.13"):
-        here = f"{sys.version_info.major}.{sys.version_info.minor}" == version
-        others = [place / f"python{version}" for place in places if (place / f"python{version}").is_file()]
-        yield version, [Path(sys.executable)] if here else others
-
-
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("version", "found"), list(pythons()), ids=["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("at_once", [10, 50])
-def test_contended_interrupts_leave_nothing_held_lost_or_open(version, found, at_once):
-    for python in found:
-        command = [str(python), str(PROGRAM), str(SOURCES), str(counts(50, 1_000)), str(at_once)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=590, check=False)
-        if ended.returncode == 0 or "pyenv: " not in ended.stderr:  # a version that pyenv lists and does not run
-            break
-    else:
-        pytest.skip(f"there is no Python {version} here")
+def test_contended_interrupts_leave_nothing_held_lost_or_open(version, at_once):
+    command = [python_of(version), str(PROGRAM), str(SOURCES), str(counts(50, 1_000)), str(at_once)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=590, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     counted = json.loads(ended.stdout)
     assert counted.pop("left") == 0

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import anyio
 import pytest
@@ -12,7 +13,7 @@ from safepoint import Agent, tool
 from safepoint.abort import AbortController, AbortError
 from safepoint.errors import UsageError
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run import Context, LeafExit, LeafTimeout, Policy, leaf, settle
+from safepoint.run import ChildDied, Context, LeafExit, LeafTimeout, Policy, leaf, settle
 from safepoint.run.outcome import Aborted, Failed, TimedOut
 from tests.run.bench import Bench
 from tests.run.owned.lab import stop, until
@@ -123,16 +124,56 @@ async def test_what_completes_after_it_was_abandoned_is_finished(end):
     assert end.rstrip("s") in bench.entries()[0].note
 
 
-async def test_sys_exit_in_a_synchronous_leaf_is_that_leafs_failure():
-    def parse(ctx: Context, value: object) -> None:
-        raise SystemExit(2)
+def parse(ctx: Context, value: object) -> None:
+    raise SystemExit(2)
 
-    async def work(ctx: Context, value: None) -> str:
-        with pytest.raises(LeafExit, match=r"parse called sys.exit\(2\)"):
-            await leaf(ctx, parse)
-        return "goes on"
 
-    assert (await settle(Context(), work, None)).unwrap() == "goes on"
+async def parse_at_once(ctx: Context, value: object) -> None:
+    raise SystemExit(2)
+
+
+async def parse_later(ctx: Context, value: object) -> None:
+    await asyncio.sleep(0)
+    raise SystemExit(2)
+
+
+EXITS: list[tuple[Callable[..., object], Policy]] = [
+    (parse, Policy()),
+    (parse, Policy(isolation="process")),
+    (parse_at_once, Policy()),
+    (parse_later, Policy()),
+    (parse_later, Policy(on_abort="cooperate")),
+    (parse_later, Policy(abandon_after=5)),
+]
+
+
+@pytest.mark.parametrize(
+    ("work", "policy"), EXITS, ids=["thread", "process", "at once", "later", "cooperate", "task of its own"]
+)
+async def test_sys_exit_in_a_leaf_is_that_leafs_failure(work, policy):
+    async def run(ctx: Context, value: None) -> None:
+        with pytest.raises(LeafExit, match=rf"^{work.__name__} called sys.exit\(2\)$") as caught:
+            await leaf(ctx, work, policy=policy)
+        assert isinstance(caught.value.__cause__, SystemExit | ChildDied)
+        await asyncio.sleep(0)  # the program goes on
+        raise caught.value
+
+    outcome = await settle(Context(), run, None)
+    assert isinstance(outcome, Failed)
+    [entry] = [entry for entry in outcome.receipt.entries if entry.name == f"run/{work.__name__}"]
+    assert (entry.fate, entry.note) == ("finished", f"failed: LeafExit: {work.__name__} called sys.exit(2)")
+
+
+async def test_a_process_that_ends_itself_without_sys_exit_has_died():
+    from tests.run import isolated_functions
+
+    async def run(ctx: Context, value: None) -> None:
+        await leaf(ctx, isolated_functions.die, policy=Policy(isolation="process"))
+
+    outcome = await settle(Context(), run, None)
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.error, ChildDied)
+    assert (outcome.error.returncode, outcome.error.exit) == (3, None)
 
 
 async def test_a_synchronous_wrapper_of_an_async_function_is_refused():
@@ -147,6 +188,40 @@ async def test_a_synchronous_wrapper_of_an_async_function_is_refused():
     work = functools.partial(lambda fn, ctx, value: fn(ctx, value), wrapper)
     with pytest.raises(UsageError, match="returned a coroutine"):
         await leaf(bench.ctx, work, name="wrapper")
+
+
+class Later:
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+def pieces() -> Iterator[int]:
+    raise AssertionError("never runs")
+    yield 1
+
+
+async def async_pieces() -> AsyncIterator[int]:
+    raise AssertionError("never runs")
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("made", "called"),
+    [(Later, "an awaitable"), (pieces, "a generator"), (async_pieces, "an async generator")],
+    ids=["awaitable", "generator", "async generator"],
+)
+@pytest.mark.filterwarnings("error")
+async def test_a_function_that_returns_what_has_not_run_yet_is_refused(made, called):
+    bench = Bench()
+
+    def wrapper(ctx: Context, value: object) -> object:
+        return made()
+
+    with pytest.raises(UsageError, match=f"run/wrapper returned {called}"):
+        await leaf(bench.ctx, wrapper)
+    [entry] = bench.entries()
+    assert entry.fate == "finished"
+    assert entry.note.startswith("failed: UsageError")
 
 
 async def test_a_group_of_nothing_but_aborts_is_the_abort():

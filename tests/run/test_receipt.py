@@ -2,12 +2,14 @@
 
 import json
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from safepoint.abort import AbortController, AbortReason
 from safepoint.errors import RemoteError, WireError
-from safepoint.run.receipt import LISTED, LISTED_OF_INTEREST, Entry, Fate, Ledger, Receipt, Usage, duration
+from safepoint.run.receipt import LISTED, LISTED_OF_INTEREST, NOTE_LIMIT, Entry, Fate, Ledger, Receipt, Usage, duration
 from safepoint.testing import FakeClock
 
 
@@ -113,7 +115,27 @@ def test_of_what_may_still_run_a_thousand_are_listed_and_a_warning_counts_the_ot
     assert len(receipt.still_running) == LISTED_OF_INTEREST
     assert receipt.omitted == 0, "these have not ended"
     assert receipt.warnings == ("7 more operations may still run: they are not listed",)
-    assert ledger.warnings == []
+    assert ledger.warnings == ()
+
+
+def test_of_the_warnings_the_newest_are_listed_and_the_others_counted(clock: FakeClock):
+    ledger = Ledger(clock)
+    for number in range(LISTED):
+        ledger.warn(f"warning {number}")
+    assert ledger.receipt(AbortController().signal).warnings == tuple(f"warning {number}" for number in range(LISTED))
+    for number in range(LISTED, 10_000):
+        ledger.warn(f"warning {number}")
+    warnings = ledger.receipt(AbortController().signal).warnings
+    assert warnings[:2] == (f"{10_000 - LISTED} warnings came before these", f"warning {10_000 - LISTED}")
+    assert warnings[-1] == "warning 9999"
+    assert len(warnings) == LISTED + 1
+
+
+def test_a_long_warning_is_cut(clock: FakeClock):
+    ledger = Ledger(clock)
+    ledger.warn("x" * 20_000_000)
+    [warning] = ledger.receipt(AbortController().signal).warnings
+    assert len(warning) == NOTE_LIMIT
 
 
 def test_what_ended_is_listed_in_the_order_of_the_ends(clock: FakeClock):
@@ -199,9 +221,10 @@ def test_a_receipt_can_be_written_whatever_exception_was_the_reason(clock: FakeC
     assert receipt.reason.cause is error
 
 
-def test_a_reason_of_twenty_megabytes_makes_a_small_receipt(clock: FakeClock):
+@pytest.mark.parametrize("kind", [ValueError, str])
+def test_a_reason_of_twenty_megabytes_makes_a_small_receipt(clock: FakeClock, kind: Callable[[str], Any]):
     controller = AbortController()
-    controller.abort(ValueError("x" * 20_000_000))
+    controller.abort(kind("x" * 20_000_000))
     receipt = Ledger(clock).receipt(controller.signal)
     assert len(receipt.to_json()) < 10_000
     assert len(str(receipt)) < 10_000

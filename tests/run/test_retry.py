@@ -197,11 +197,12 @@ async def test_a_function_that_fails_to_read_the_pause_does_not_hide_the_error(
 async def test_a_pause_beyond_the_longest_one_is_not_waited_for(clock: FakeClock, wait: Any):
     events: list[Event] = []
     flaky = Flaky(9, clock, error := asking(wait))
+    before = str(error)
     with pytest.raises(ConnectionError) as caught:
         await Retry(attempts=3, jitter=0).run(flaky, ctx=Context("job", emit=events.append))
     assert caught.value is error
     seconds = "30.5" if wait == 30.5 else "86400"
-    assert error.__notes__ == [f"it asked to wait {seconds} s, more than max_delay=30 s: not tried again"]
+    assert str(error) == f"{before}; it asks to wait {seconds} s, longer than max_delay=30"
     assert flaky.calls == [0]
     assert events == []
     assert clock.pending == 0
@@ -212,7 +213,19 @@ async def test_a_pause_of_just_the_longest_one_is_waited_for(clock: FakeClock):
     task = asyncio.ensure_future(Retry(jitter=0).run(flaky))
     await clock.elapse(30)
     assert await task == "value"
-    assert not hasattr(error, "__notes__")
+    assert "max_delay" not in str(error)
+
+
+async def test_an_error_that_makes_up_its_own_text_gets_a_note_about_the_pause(clock: FakeClock):
+    class Busy(Exception):
+        retry_after = 86400
+
+        def __str__(self) -> str:
+            return f"busy ({len(self.args)})"
+
+    with pytest.raises(Busy, match=r"busy \(2\)") as caught:
+        await Retry(attempts=3).run(Flaky(9, clock, Busy("a", "b")))
+    assert caught.value.__notes__ == ["it asks to wait 86400 s, longer than max_delay=30"]
 
 
 def test_the_date_of_an_object_counts_too(clock: FakeClock):

@@ -234,6 +234,26 @@ async def test_a_clean_up_that_hangs_or_fails_is_bounded_and_becomes_a_warning(c
     assert isinstance(events[-1], RunEnded)
 
 
+async def test_sys_exit_in_a_clean_up_becomes_a_warning_too():
+    def leaves() -> None:
+        raise SystemExit(4)
+
+    async def leaves_later() -> None:
+        await asyncio.sleep(0)
+        raise SystemExit(5)
+
+    async def work(ctx: Context, value: object) -> None:
+        ctx.on_exit(leaves)
+        ctx.on_exit(leaves_later)
+        raise ValueError("to get a receipt")
+
+    outcome = await settle(Context(), work, None)
+    assert isinstance(outcome, Failed)
+    later, first = outcome.receipt.warnings
+    assert later.endswith("leaves_later raised SystemExit: 5")
+    assert first.endswith("leaves raised SystemExit: 4")
+
+
 async def test_an_outer_cancellation_in_a_clean_up_lets_the_others_run_and_then_passes_through():
     events: list[Event] = []
     order: list[str] = []

@@ -79,6 +79,32 @@ async def test_the_first_signal_stops_the_second_leaves_and_the_third_interrupts
     await deaf.end()
 
 
+async def test_whoever_presses_again_too_early_is_told_once_what_the_next_press_does(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+):
+    def hints() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "counts as the same" in record.getMessage()]
+
+    deaf = Deaf()
+    task = await deaf.begin()
+    with deaf.run.on_signals(signal.SIGUSR1):
+        signal.raise_signal(signal.SIGUSR1)
+        await heard(lambda: deaf.run.signal.aborted)
+        assert hints() == []
+        for _ in range(3):
+            signal.raise_signal(signal.SIGUSR1)
+        await heard(hints)
+        assert not task.done()
+        assert deaf.run._ctx.stop.request.abandon is None
+        await clock.elapse(1)
+        signal.raise_signal(signal.SIGUSR1)
+        assert isinstance(await asyncio.wait_for(task, SECONDS), Aborted)
+    [told] = hints()
+    assert told.startswith("SIGUSR1: the run is being stopped; a press within 1 s of the first one counts as the same.")
+    assert "Press again to go on without what ignores the stop" in told
+    await deaf.end()
+
+
 async def test_ctrl_c_is_a_users_stop_and_the_handlers_come_back(clock: FakeClock):
     before = signal.getsignal(signal.SIGINT)
     deaf = Deaf()

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from safepoint import UsageError
 from safepoint.agent import Agent, ToolContext, tool
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run.messages import AssistantMessage
@@ -106,8 +107,12 @@ async def live(folder: Path, seed: int) -> None:
     host = LocalHost(agent_of(folder, chance if seed >= 0 else quiet), SqliteStore(folder / "s.db"), resume=True)
     await host.create("s")
     session = await host.live("s")
-    if not session.last_seq or not (session.turns or session.messages):
-        session.send("go", turn_id="first")
+    if not session.turns:
+        try:
+            session.begin_again()  # it was cut off more often than it is resumed by itself: a person goes on with it
+        except UsageError:
+            if not session.messages:
+                session.send("go", turn_id="first")
     end = time.monotonic() + LIFE_SECONDS
     while session.turns and time.monotonic() < end:
         await next(iter(session.turns.values()))

@@ -39,6 +39,7 @@ async def test_a_stop_that_is_answered_as_recorded_survives_kill_9(tmp_path: Pat
     outcome = await end_of(host, "s", turn_id)
     assert isinstance(outcome, Aborted)
     assert outcome.reason.message == "enough"
+    await end_of(host, "s", "queued")
     events = await stored(store)
     assert not [one for one in events if isinstance(one, TurnQueued) and one.continues == turn_id], "it was resumed"
     assert [one.turn_id for one in events if isinstance(one, TurnStarted)].count("queued") == (turn_id == "running")

@@ -30,7 +30,7 @@ def crashed(store: MemoryStore) -> MemoryStore:
     """What a process that dies now would leave behind."""
     left = MemoryStore()
     left._logs = {name: list(log) for name, log in store._logs.items()}
-    left._ends = dict(store._ends)
+    left._ends = {name: dict(ends) for name, ends in store._ends.items()}
     return left
 
 
@@ -516,7 +516,7 @@ async def test_a_session_in_sqlite_comes_back_when_the_lock_of_another_program_g
 ) -> None:
     import sqlite3
 
-    monkeypatch.setattr("safepoint.session.sqlite.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("safepoint.session.sqlite_file.BUSY_SECONDS", 0.05)
     host = LocalHost(talker("one", "two"), SqliteStore(tmp_path / "s.db"))
     await host.create("s")
     other = sqlite3.connect(tmp_path / "s.db", isolation_level=None)

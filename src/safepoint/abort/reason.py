@@ -23,6 +23,8 @@ TIMED_OUT = ("deadline", "timeout")
 class AbortReason:
     """Why work was aborted. Two reasons are equal when kind and message are: origin and cause only explain.
 
+    A message of more than 2,000 characters is cut, and says how long it was.
+
     `origin` is the `file:line` of the user's code that called `abort()` (or made the timeout), None where no code of
     the user's is known to have; `cause` is the exception behind an `error`.
     """
@@ -35,6 +37,8 @@ class AbortReason:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"AbortReason.kind must be one of {', '.join(sorted(KINDS))}, not {self.kind!r}")
+        # It goes into every record, receipt and event of the run.
+        object.__setattr__(self, "message", shorten(self.message))
 
     def __str__(self) -> str:
         text = f"{self.kind}: {self.message}" if self.message else self.kind

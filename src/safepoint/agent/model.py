@@ -8,6 +8,7 @@ from ..abort import AbortSignal
 from ..errors import SafepointError
 from ..run.messages import Message
 from ..run.receipt import Usage
+from ..run.retry import asks_to_wait
 
 __all__ = [
     "AnswerEnded",
@@ -103,7 +104,5 @@ class ModelError(SafepointError):
     retry_after: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        super().__init__(self.message)
-
-    def __str__(self) -> str:
-        return self.message if self.status is None else f"{self.message} (status {self.status})"
+        text = self.message if self.status is None else f"{self.message} (status {self.status})"
+        super().__init__(text if self.retry_after is None else f"{text}; {asks_to_wait(self.retry_after)}")

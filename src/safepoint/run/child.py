@@ -26,15 +26,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias, cast
 
-from ..abort.clock import current_clock
 from ..abort.controller import AbortController
-from ..abort.deadline import Deadline
 from ..abort.guard import Ambient
-from ..abort.reason import AbortReason, ReasonKind
-from ..abort.signal import AbortSignal, roots_of
-from ..errors import RemoteError, UsageError, describe, name_of, text_of
+from ..abort.reason import AbortReason
+from ..errors import RemoteError, UsageError, describe, name_of, shorten, text_of
+from .time_limit import TimeLimit, deadline_from
 
-__all__ = ["HEADER", "MAIN", "Answer", "Call", "Line", "Raised", "Returned", "TimeLimit", "main"]
+__all__ = ["HEADER", "MAIN", "Answer", "Call", "Exited", "Line", "Raised", "Returned", "main"]
 
 HEADER = struct.Struct(">Q")
 # The program's own module, and the name it has where it is loaded a second time. The name is multiprocessing's, so
@@ -47,17 +45,6 @@ LOOK_SECONDS = 1.0
 GONE = AbortReason("disconnected", "the process that asked for this call is gone", __name__)
 CHUNK = 1 << 18
 PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
-
-
-@dataclass(frozen=True, slots=True)
-class TimeLimit:
-    """A deadline on its way: what was left of it when it was sent, and what makes its reason."""
-
-    remaining: float
-    sent: float
-    seconds: float
-    kind: ReasonKind
-    origin: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +76,14 @@ class Raised:
     traceback: str
 
 
-Answer: TypeAlias = Returned | Raised
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The function called `sys.exit()` with this, which ends the process too."""
+
+    code: str
+
+
+Answer: TypeAlias = Returned | Raised | Exited
 
 
 def main() -> None:
@@ -104,7 +98,15 @@ def main() -> None:
     sys.argv = call.argv
     parent = Parent(line, AbortController(None if call.limit is None else deadline_from(call.limit)))
     threading.Thread(target=parent.follow, name="safepoint-parent", daemon=True).start()
-    answer = answer_to(call, parent)
+    try:
+        answer = answer_to(call, parent)
+    except SystemExit as error:
+        _tell(line, Exited(shorten(repr(error.code))))
+        raise
+    _tell(line, answer)
+
+
+def _tell(line: socket.socket, answer: Answer) -> None:
     try:
         line.sendall(frame(answer))
     except OSError:  # nobody is there to hear it, and nobody else would end what the function has started
@@ -291,22 +293,6 @@ class Parent:
 def end_group() -> None:
     """End this process and all that it has started, at once."""
     os.killpg(os.getpgrp(), os_signals.SIGKILL)
-
-
-def limit_of(signal: AbortSignal) -> TimeLimit | None:
-    """The first deadline of a signal, as the time that remains."""
-    deadlines = [root for root in roots_of([signal]) if isinstance(root, Deadline)]
-    if not deadlines:
-        return None
-    first = min(deadlines, key=lambda root: root.at)
-    return TimeLimit(first.remaining(), time.monotonic(), first._seconds, first._kind, first._origin)
-
-
-def deadline_from(limit: TimeLimit) -> AbortSignal:
-    """The same deadline here, with the same reason; the way has used up some of the time."""
-    deadline = Deadline(limit.seconds, limit.kind, limit.origin)
-    deadline.deadline = current_clock().monotonic() + limit.remaining - (time.monotonic() - limit.sent)
-    return deadline
 
 
 def frame(message: object) -> bytes:

@@ -38,10 +38,10 @@ _lock = threading.RLock()
 _RUN: set[CodeType] = set()  # of the function that calls the tool: there the frames of a call end
 
 
-def frames_of(call: Watched) -> list[FrameType] | None:
+def frames_of(call: Watched, innermost: FrameType | None = None) -> list[FrameType] | None:
     """The frames of the call's own code, innermost first. None if the thread moved on while they were read."""
     found: list[FrameType] = []
-    frame = sys._current_frames().get(call.thread_id or 0)
+    frame = innermost or sys._current_frames().get(call.thread_id or 0)
     while frame is not None:
         if frame.f_code in _RUN:
             return found
@@ -57,13 +57,22 @@ if sys.version_info >= (3, 12):
     _tool: int | None = None
     _calls: dict[int, list[Watched]] = {}  # by thread: a tool may run another one
     _codes: dict[int, CodeType] = {}  # by identity: different code objects may be equal
+    _cut: list[Watched] = []  # the calls of which it is known that they are cut
+    _generation = 0  # of the calls: what was decided for older ones must not be kept
 
     def thread_state() -> int:
         """Not needed on this version of Python."""
         return 0
 
-    def watch(call: Watched) -> bool:
-        """Have `call.before(frame)` called in its thread from now on. False: it is not possible now."""
+    def watch(call: Watched, innermost: FrameType | None = None) -> bool:
+        """Have `call.before(frame)` called in its thread from now on. False: it is not possible now.
+
+        Args:
+            call: The call.
+            innermost: Its thread's innermost frame, read a moment ago. Of use for a call that is watched already: what
+                has begun since then has been seen. The first time the frames are read here.
+        """
+        global _generation
         with _lock:
             if _tool is None and not _switch_on():
                 return False
@@ -71,13 +80,19 @@ if sys.version_info >= (3, 12):
             calls = _calls.setdefault(call.thread_id or 0, [])
             if call not in calls:
                 calls.append(call)
-            call.watched = True
+            known, call.watched = call.watched, True
             if call.ended:  # while this began: the thread has not seen `watched`, and does not come back
                 stop_watching(call)
                 return True
-            _monitoring.restart_events()  # what was of no interest to the others may be of interest now
-            for _ in range(10):
-                frames = frames_of(call)
+            if not known or (call.cut and call not in _cut):
+                # What was of no interest to the others may be of interest now. It costs: each function that begins
+                # anywhere in the process is asked about again. So not each time that somebody asks again.
+                _generation += 1
+                _monitoring.restart_events()
+                if call.cut:
+                    _cut.append(call)
+            for attempt in range(10):
+                frames = frames_of(call, None if attempt or not known else innermost)
                 if frames is not None:
                     for frame in frames:
                         _watch_code(frame)
@@ -90,8 +105,9 @@ if sys.version_info >= (3, 12):
         with _lock:
             call.watched = False
             calls = _calls.get(call.thread_id or 0, [])
-            if call in calls:
-                calls.remove(call)
+            for kept in (calls, _cut):
+                if call in kept:
+                    kept.remove(call)
             if not calls:
                 _calls.pop(call.thread_id or 0, None)
             if not _calls and _tool is not None:
@@ -125,31 +141,35 @@ if sys.version_info >= (3, 12):
                     _monitoring.set_local_events(_tool, code, _events.INSTRUCTION)
                     _codes[id(code)] = code
 
+    def _no_more_of(generation: int) -> Any:
+        """Do not tell of this place any more, until the next call is watched; if that has begun meanwhile, do."""
+        return _monitoring.DISABLE if generation == _generation else None
+
     def _on_start(code: CodeType, offset: int) -> Any:
-        frame = sys._getframe(1)
+        generation, frame = _generation, sys._getframe(1)
         if not any(call.owns(frame) for call in _all_calls()):
-            return _monitoring.DISABLE  # of no interest to anybody, until the next one is watched
+            return _no_more_of(generation)  # of no interest to anybody
         for call in _calls_here(frame):
             _watch_code(frame)
             call.before(frame)
         return None
 
     def _on_resume(code: CodeType, offset: int) -> Any:
-        frame = sys._getframe(1)
+        generation, frame = _generation, sys._getframe(1)
         if not any(call.owns(frame) for call in _all_calls()):
-            return _monitoring.DISABLE
+            return _no_more_of(generation)
         if _calls_here(frame):
             _watch_code(frame)
         return None
 
     def _on_instruction(code: CodeType, offset: int) -> Any:
-        frame = sys._getframe(1)
+        generation, frame = _generation, sys._getframe(1)
         try:
             here = places(frame)
         except RecursionError:  # the tool has used up the stack
             return None
         if offset not in here.safe and not (offset in here.cut and any(call.cut for call in _all_calls())):
-            return _monitoring.DISABLE
+            return _no_more_of(generation)
         for call in _calls_here(frame):
             call.before(frame)
         return None
@@ -183,10 +203,17 @@ else:
 
     _tracer = _Tracer()
 
-    def watch(call: Watched) -> bool:
-        """Have `call.before(frame)` called in its thread from now on. False: it is not possible now."""
+    def watch(call: Watched, innermost: FrameType | None = None) -> bool:
+        """Have `call.before(frame)` called in its thread from now on. False: it is not possible now.
+
+        Args:
+            call: The call.
+            innermost: Its thread's innermost frame, read a moment ago. Of use for a call that is watched already: what
+                has begun since then has been seen. The first time the frames are read here.
+        """
         with _lock:
-            if not call.watched:
+            known = call.watched
+            if not known:
                 call.watched = True
                 if call.ended:  # while this began: the thread has not seen `watched`, and its state may be gone
                     call.watched = False
@@ -194,8 +221,8 @@ else:
                 # The thread cannot end before the lock is free: at its end it sees `watched`, and waits for the lock.
                 _calls.setdefault(call.thread_id or 0, []).append(call)
                 _set_trace(call.thread_state, _TRACE, _tracer)
-            for _ in range(10):
-                frames = frames_of(call)
+            for attempt in range(10):
+                frames = frames_of(call, None if attempt or not known else innermost)
                 if frames is not None:
                     for frame in frames:
                         frame.f_trace_opcodes = True  # `while True: pass` never begins another line

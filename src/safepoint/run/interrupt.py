@@ -64,12 +64,14 @@ class InterruptibleCall(Generic[T]):
             if self.watched:
                 stop_watching(self)
 
-    def interrupt(self, *, cut: bool = False) -> bool:
+    def interrupt(self, *, cut: bool = False, frame: FrameType | None = None) -> bool:
         """Have AbortInterrupt raised at the next place where it leaves nothing held.
 
         Args:
             cut: What the function is blocked in is about to be ended from outside, so what that returns is not whole.
                 It is then raised before the function's own code can use it. Only clean-up code is still passed over.
+            frame: The thread's innermost frame, where the caller has read it a moment ago. It is enough for a call that
+                is asked again, and spares reading the frames of all threads.
 
         Returns:
             True when nothing more has to be tried: it will be raised, was raised, or the function has ended.
@@ -81,7 +83,7 @@ class InterruptibleCall(Generic[T]):
         self.cut = self.cut or cut
         if self.ended or self.interrupted:
             return True
-        return watch(self)
+        return watch(self, frame)
 
     def raise_if_owed(self) -> None:
         """Raise AbortInterrupt here if the function is to be interrupted and has not been. For the function's thread.
@@ -101,15 +103,18 @@ class InterruptibleCall(Generic[T]):
         if not cleans_up:
             self._raise()
 
-    def cleaning_up(self) -> bool:
+    def cleaning_up(self, frame: FrameType | None = None) -> bool:
         """Whether the function is in clean-up code now that not even a cut leaves. For other threads.
 
         Who ends a connection or a program that the function waits for asks this first: in clean-up code what was cut
         would look whole to the function.
+
+        Args:
+            frame: The thread's innermost frame, where the caller has read it a moment ago.
         """
         if self.thread_id is None or self.ended:
             return False
-        frame = sys._current_frames().get(self.thread_id)
+        frame = frame or sys._current_frames().get(self.thread_id)
         return frame is not None and in_clean_up(frame, self.owns, _CODE, cut=True) and not self.ended
 
     def before(self, frame: FrameType) -> None:

@@ -37,7 +37,8 @@ from ..abort.signal import AbortSignal
 from ..abort.threads import start_in_thread
 from ..errors import SafepointError, UsageError, describe
 from . import child
-from .child import MAIN, Call, Line, Raised, Returned
+from .child import MAIN, Call, Exited, Line, Raised, Returned
+from .time_limit import limit_of
 
 __all__ = ["ChildDied", "IsolatedEnd", "run_isolated", "target_of"]
 
@@ -57,12 +58,11 @@ class IsolatedEnd:
 
 
 class ChildDied(SafepointError):
-    """The process of a call ended without an answer; `.returncode` is negative for a signal."""
+    """It ended without an answer. `.returncode` is negative for a signal; `.exit` is what was given to `sys.exit()`."""
 
-    def __init__(self, function: str, returncode: int | None) -> None:
-        super().__init__(function, returncode)
-        self.function = function
-        self.returncode = returncode
+    def __init__(self, function: str, returncode: int | None, exit: str | None = None) -> None:
+        super().__init__(function, returncode, exit)
+        self.function, self.returncode, self.exit = function, returncode, exit
 
     def __str__(self) -> str:
         return f"the process of {self.function} ended without an answer: {_how(self.returncode)}"
@@ -325,7 +325,7 @@ class _Isolated:
     def _converse(self, process: "subprocess.Popen[bytes]", seconds: float | None) -> bool:
         """Talk until there is an answer or the child has ended (False), or until it must be stopped (True)."""
         target, steps, main = self._place.target, self._place.steps, child.main_source()
-        self._line.send(Call(target, steps, self._arguments, main, sys.argv, child.limit_of(self._signal)))
+        self._line.send(Call(target, steps, self._arguments, main, sys.argv, limit_of(self._signal)))
         while True:
             over, killed = has_ended(process), self._kill.aborted
             if over or killed:
@@ -366,6 +366,8 @@ class _Isolated:
         match self._line.answer():
             case None:
                 return _Ended(None, None if stopped else ChildDied(target, end.returncode), stopped, end)
+            case Exited(code):
+                error = ChildDied(target, end.returncode, code)
             case Returned(pickled):
                 try:
                     value = child.loads(pickled)

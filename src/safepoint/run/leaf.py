@@ -17,7 +17,7 @@ from ..abort.threads import start_in_thread
 from ..errors import SafepointError, UsageError
 from .context import Context
 from .interrupt import AbortInterrupt, InterruptibleCall
-from .isolate import run_isolated
+from .isolate import ChildDied, run_isolated
 from .leafrun import LeafRun, LeafTimeout
 from .own_code import function_beneath
 from .owned.threads import ThreadWork
@@ -32,7 +32,7 @@ DEFAULT = Policy()
 
 
 class LeafExit(SafepointError):
-    """A synchronous function called `sys.exit()`. It ends that leaf, not the program."""
+    """The function called `sys.exit()`. It ends that leaf, not the program."""
 
 
 async def leaf(
@@ -70,8 +70,10 @@ def name_of(work: Callable[..., Any]) -> str:
 
 
 def exit_of(work: Callable[..., Any], error: SystemExit) -> LeafExit:
-    """What `sys.exit()` in a leaf means for its caller."""
-    return LeafExit(f"{name_of(function_beneath(work) or work)} called sys.exit({error.code!r})")
+    """What `sys.exit()` in a leaf means for its caller. `argparse` calls it, and the program is to go on."""
+    exit = LeafExit(f"{name_of(function_beneath(work) or work)} called sys.exit({error.code!r})")
+    exit.__cause__ = error
+    return exit
 
 
 def kind_of(work: Callable[..., Any], policy: Policy) -> LeafKind:
@@ -90,6 +92,9 @@ async def inline(run: LeafRun, work: Callable[..., Any], value: object) -> Any:
         with run.protection():
             result = await work(run.ctx, value)
     except BaseException as error:
+        # What comes out of an agent or a flow that runs as a part was not raised by a leaf: it is for the program.
+        if isinstance(error, SystemExit) and run.kind != "child":
+            error = exit_of(work, error)
         raise await ended_by(run, error)  # noqa: B904  # it is its own cause, or has it
     finally:
         reset_account(account)
@@ -129,20 +134,33 @@ async def in_thread(
         try:
             with Ambient(run.signal):
                 returned = thread.run()
-        except SystemExit as error:  # argparse does it; it is meant for a program, and this one goes on
+        except SystemExit as error:
             raise exit_of(work, error) from error
         except asyncio.CancelledError as error:
             if call.interrupted or run.being_interrupted:  # of a loop that it runs inside, whose task was ended
                 raise AbortInterrupt from error
             raise
-        if inspect.iscoroutine(returned) and not may_return_awaitable:
-            returned.close()
-            raise UsageError(f"{run.operation} returned a coroutine, which nobody awaits: declare it with `async def`")
+        if not may_return_awaitable and (problem := has_not_run(returned)) is not None:
+            raise UsageError(f"{run.operation} returned {problem}")
         return returned
 
     run.when_interrupted(0.0, thread.end)
     run.when_interrupted(run.policy.interrupt_after, thread.interrupt)
     return await outlast(run, start_in_thread(body))
+
+
+def has_not_run(returned: object) -> str | None:
+    """What is wrong with a value that stands for work which has not been done, so that nobody would do it."""
+    if inspect.iscoroutine(returned):
+        returned.close()
+        return "a coroutine, which nobody awaits: declare it with `async def`"
+    if inspect.isasyncgen(returned):
+        return "an async generator, which nobody reads: read it in the function, and return what it gave"
+    if inspect.isgenerator(returned):
+        return "a generator, which nobody reads: read it in the function, and return what it gave"
+    if inspect.isawaitable(returned):
+        return "an awaitable, which nobody awaits: await it in a function that is declared with `async def`"
+    return None
 
 
 async def in_process(
@@ -159,9 +177,14 @@ async def in_process(
         grace = run.policy.grace
         args = (run.ctx, value) if kwargs is None else ()
         kill = run.interrupting()
-        return await run_isolated(
-            work, *args, signal=run.signal, kill=kill, grace=grace, on_start=started, **(kwargs or {})
-        )
+        try:
+            return await run_isolated(
+                work, *args, signal=run.signal, kill=kill, grace=grace, on_start=started, **(kwargs or {})
+            )
+        except ChildDied as error:
+            if error.exit is None:
+                raise
+            raise LeafExit(f"{run.ctx.path[-1]} called sys.exit({error.exit})") from error
 
     return await outlast(run, asyncio.get_running_loop().create_task(body(), name=run.operation))
 

@@ -268,7 +268,8 @@ class Ledger:
         self._omitted: dict[Fate, int] = dict.fromkeys(LIMITS, 0)
         self.usage = Usage()
         self.resume: str | None = None  # where a resumed run would go on
-        self.warnings: list[str] = []
+        self._warnings: deque[str] = deque(maxlen=LISTED)
+        self._warned = 0
         self._sources: list[Callable[[], bool]] = []
 
     def begin(self, name: str, kind: LeafKind, *, owned: bool = False) -> Line:
@@ -276,6 +277,18 @@ class Ledger:
         line = Line(self, name, kind, owned)
         self._live[line] = None
         return line
+
+    def warn(self, message: str) -> None:
+        """A warning for the receipt. Of thousands the newest are kept."""
+        self._warned += 1
+        self._warnings.append(shorten(message, NOTE_LIMIT))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The warnings so far; where some were dropped, the first one says how many."""
+        kept = tuple(self._warnings)
+        dropped = self._warned - len(kept)
+        return (f"{dropped} warnings came before these", *kept) if dropped else kept
 
     def runs_inside(self, name: str) -> bool:
         """True: a leaf inside this operation runs, which has a line of its own."""

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from ..abort import AbortSignal, current_clock, current_signal
 from ..abort.clock import check_seconds
-from ..errors import UsageError, describe
+from ..errors import UsageError, describe, text_of
 from .context import Context
 from .events import RetryScheduled
 
-__all__ = ["Retry", "as_seconds"]
+__all__ = ["Retry", "as_seconds", "asks_to_wait"]
 
 log = logging.getLogger("safepoint")
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Retry:
     jitter       the share of a pause that is random, so that many callers do not come back together
     retry_after  reads a pause from the error, as servers send it: seconds, a timedelta, or the text of a `Retry-After`
                  header. It replaces a shorter one of ours. One that is longer than `max_delay` is not waited for: the
-                 error comes out at once, with a note that says so. One that cannot be read is ignored
+                 error comes out at once, and its text says so. One that cannot be read is ignored
     """
 
     attempts: int = 3
@@ -72,8 +72,7 @@ class Retry:
                     raise
                 asked = self._asked(error)
                 if asked is not None and asked > self.max_delay:
-                    limit = f"more than max_delay={self.max_delay:g} s"
-                    error.add_note(f"it asked to wait {asked:g} s, {limit}: not tried again")
+                    _say_that_it_is_too_long(error, asked, self.max_delay)
                     raise
                 pause = self._pause(attempt, asked)
                 if ctx is not None:
@@ -102,6 +101,24 @@ class Retry:
         if isinstance(self.on, type | tuple):
             return isinstance(error, self.on)
         return self.on(error)
+
+
+def asks_to_wait(seconds: float) -> str:
+    """What the text of an error says of the time it asks to wait."""
+    return f"it asks to wait {seconds:g} s"
+
+
+def _say_that_it_is_too_long(error: Exception, asked: float, limit: float) -> None:
+    """Add it to the text of the error, which is all that records, receipts and other machines get of it.
+
+    An error whose type makes up its own text gets a note, which at least tracebacks show.
+    """
+    before, asks, longer = text_of(error), asks_to_wait(asked), f"longer than max_delay={limit:g}"
+    text = f"{before}, {longer}" if before.endswith(asks) else f"{before}; {asks}, {longer}"
+    arguments, error.args = error.args, (text,)
+    if text_of(error) != text:
+        error.args = arguments
+        error.add_note(f"{asks}, {longer}")
 
 
 def as_seconds(asked: object) -> float | None:

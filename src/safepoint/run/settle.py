@@ -113,7 +113,7 @@ async def run_cleanup(ctx: Context, cleanup: Cleanup, seconds: float) -> BaseExc
         try:
             with shield(max(0.0, ends - ctx.clock.monotonic())):
                 await call.run()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a clean-up ends neither the run nor the program
             _warn(ctx, cleanup, _what_happened(call, error))
         except BaseException as error:
             if call.in_thread and passing is None and isinstance(error, asyncio.CancelledError):
@@ -126,7 +126,7 @@ async def run_cleanup(ctx: Context, cleanup: Cleanup, seconds: float) -> BaseExc
         return passing
 
 
-def _what_happened(call: CleanupCall, error: Exception) -> str:
+def _what_happened(call: CleanupCall, error: BaseException) -> str:
     too_long = call.in_thread or isinstance(error, AbortError | TimeoutError)
     return f"took too long{_left(call)}" if too_long else f"raised {describe(error)}"
 
@@ -139,6 +139,6 @@ def _left(call: CleanupCall) -> str:
 
 def _warn(ctx: Context, cleanup: Cleanup, told: str) -> None:
     message = f"the clean-up {getattr(cleanup, '__qualname__', repr(cleanup))} {told}"
-    ctx.ledger.warnings.append(message)
+    ctx.ledger.warn(message)
     log.warning("%s: %s", ctx.operation, message, extra=ctx.log_fields())
     ctx.emit(CleanupFailed(**ctx.stamp(), message=message))

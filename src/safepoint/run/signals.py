@@ -4,6 +4,7 @@ Knows nothing of what runs.
 """
 
 import _thread
+import logging
 import signal as os_signals
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,14 @@ from ..errors import UsageError
 from .stop import PRESS_SECONDS
 
 __all__ = ["stopping_on_signals"]
+
+log = logging.getLogger("safepoint")
+
+# For whoever presses again and again, and sees nothing change.
+HINT = (
+    "%s: the run is being stopped; a press within %g s of the first one counts as the same. Press again to go on"
+    " without what ignores the stop, and once more to interrupt the program"
+)
 
 
 @contextmanager
@@ -41,6 +50,7 @@ def stopping_on_signals(
         raise UsageError("on_signals() works in the main thread only: there the system delivers signals")
     context = copy_context()
     pressed: list[float] = []
+    told: list[bool] = []  # that a press was too early
 
     def press(reason: AbortReason | None, abandon: float | None) -> None:
         # In a thread: a handler interrupts the main thread anywhere, also where it holds the lock that `stop` needs.
@@ -57,6 +67,9 @@ def stopping_on_signals(
         elif now - pressed[0] >= PRESS_SECONDS:
             pressed.append(now)
             press(None, 0.0)
+        elif not told:
+            told.append(True)
+            _thread.start_new_thread(log.warning, (HINT, _name(number), PRESS_SECONDS))
 
     before = {}
     try:
@@ -70,8 +83,11 @@ def stopping_on_signals(
 
 def _reason(number: int, origin: str | None) -> AbortReason:
     kind: ReasonKind = "user" if number == os_signals.SIGINT else "shutdown"
+    return AbortReason(kind, _name(number), origin)
+
+
+def _name(number: int) -> str:
     try:
-        name = os_signals.Signals(number).name
+        return os_signals.Signals(number).name
     except ValueError:  # most real-time signals have a number only
-        name = f"signal {number}"
-    return AbortReason(kind, name, origin)
+        return f"signal {number}"

@@ -13,10 +13,10 @@ from ..abort.reason import AbortError, error_from
 from ..agent.talk import AgentResult
 from ..agent.tool import Tool, ToolContext, tool
 from ..errors import SafepointError, describe
-from ..run.child import limit_of
 from ..run.events import Event, SessionClosed, TurnEnded, TurnQueued
 from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.stop import StopAck
+from ..run.time_limit import limit_of
 from ..session.host import Host, NotFound
 from ..session.past import OWN
 from .lending import waiting_for_a_sub_agent
@@ -120,7 +120,7 @@ class _Child:
                 pass  # it had not begun
             except (SafepointError, TimeoutError) as problem:
                 where = f"{self._agent} on another machine may go on: {describe(problem)}"
-                self._ctx.ledger.warnings.append(where)
+                self._ctx.ledger.warn(where)
         if partial is not None:
             self._ctx.spent += partial.usage
         return error_from(reason, partial)

@@ -12,7 +12,7 @@ import pytest
 from safepoint.abort.accounting import current_account
 from safepoint.run import AbortInterrupt, Context, Policy, detached, leaf, settle
 from safepoint.run.owned import hook
-from tests.abort.programs import printed
+from tests.abort.programs import VERSIONS, printed, run_core
 from tests.run.owned.lab import Gate, silent_server, stop, until
 
 
@@ -81,6 +81,42 @@ def test_it_is_installed_with_the_first_leaf_and_not_at_import():
         """
     )
     assert told.split() == ["0", "1"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_program_that_exits_while_an_abandoned_thread_runs_exits_without_a_word(version):
+    ended = run_core(
+        version,
+        """
+        import asyncio, logging, socket, threading
+        from safepoint.abort import AbortController
+        from safepoint.run.context import Context
+        from safepoint.run.leaf import leaf
+        from safepoint.run.policy import Policy
+        from safepoint.run.settle import settle
+
+        class Late:  # what the hook hears of when the interpreter has taken its module apart
+            def __del__(self, sock=socket.socket()):
+                sock.connect_ex(("127.0.0.1", 9))
+                sock.close()
+
+        def deaf(ctx, value):
+            from safepoint.run.owned import hook  # its thread holds the module, which is emptied under it
+            threading.Event().wait(60)
+
+        async def work(ctx, value):
+            await leaf(ctx, deaf, policy=Policy(abandon_after=0.05))
+
+        async def main():
+            controller = AbortController()
+            asyncio.get_running_loop().call_later(0.05, controller.abort)
+            print((await settle(Context(signal=controller.signal), work, None)).status)
+
+        asyncio.run(main())
+        logging.late = Late()  # of a module that was loaded before, so it is taken apart afterwards
+        """,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "aborted\n", "")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import resource
 import threading
 import time
 from typing import Any
@@ -14,7 +13,6 @@ from safepoint.run import Context, Policy
 from safepoint.run.interrupt import InterruptibleCall
 from safepoint.run.owned.threads import FIRST_SECONDS, LAST_SECONDS, Sampler, ThreadWork
 from tests.abort.programs import wait_until
-from tests.conftest import counts
 from tests.run.owned.lab import Gate, stop
 
 
@@ -22,6 +20,7 @@ class Nobody:
     """An owner with nothing to end."""
 
     ends_connections = True
+    has_programs = False
 
     def end_programs(self) -> None:
         pass
@@ -145,7 +144,7 @@ def test_looking_goes_on_when_a_look_fails(caplog):
 
 
 async def test_hundreds_of_deaf_threads_cost_little():
-    number, gates = counts(60, 200), []
+    number, gates = 200, []
     let_go = threading.Event()
 
     def tool(gate: Gate, ctx: Context, value: object) -> None:
@@ -161,19 +160,18 @@ async def test_hundreds_of_deaf_threads_cost_little():
                 group.create_task(leaf(ctx, functools.partial(tool, gates[-1]), name="deaf"))
 
     async def measure() -> float:
-        await asyncio.sleep(1.5)  # real time: the sampling has slowed down by then
-        before, start = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
-        await asyncio.sleep(2)  # real time: long enough to measure
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return spent / (time.monotonic() - start)
+        """The share of a core that the process used: its own CPU time, whatever else the machine does."""
+        before, start = time.process_time(), time.monotonic()
+        await asyncio.sleep(1)  # real time: long enough to measure
+        return (time.process_time() - before) / (time.monotonic() - start)
 
     running = asyncio.ensure_future(
         stop(all_of_them, lambda: len(gates) == number and all(gate._event.is_set() for gate in gates))
     )
     while not (len(gates) == number and all(gate._event.is_set() for gate in gates)):
         await asyncio.sleep(0.01)  # real time: threads have to start
-    share = await measure()
+    await asyncio.sleep(2)  # real time: the sampling has slowed down by then
+    shares = [await measure() for _ in range(4)]
     let_go.set()
     await running
-    assert share < 0.05 * 3  # three times the target: the machine may be busy with other tests
+    assert min(shares) < 0.05

@@ -185,6 +185,11 @@ class Owned:
                 return True
         return False
 
+    @property
+    def has_programs(self) -> bool:
+        """Whether there may be a program to end."""
+        return bool(self._programs) or FORKS.has(self)
+
     def end_programs(self) -> None:
         """End the programs of the leaf and all that descends from them."""
         FORKS.find_for(self)

@@ -11,7 +11,7 @@ of C libraries, and, on Python 3.11, plain `threading.Thread`s.
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
@@ -72,8 +72,15 @@ def install() -> None:
         sys.addaudithook(_hook)
 
 
-def _hook(event: str, args: tuple[Any, ...]) -> None:
-    if event not in _WATCHED:
+def _hook(
+    event: str,
+    args: tuple[Any, ...],
+    watched: frozenset[str] = _WATCHED,
+    finalizing: Callable[[], bool] = sys.is_finalizing,
+) -> None:
+    # The last two are arguments because the hook outlives this module: at the end of the interpreter the globals are
+    # gone, and so is everything that an account is made of.
+    if event not in watched or finalizing():
         return
     FORKS.find_here()
     leaf: Any = None if _detached.get() else current_account.get()

@@ -124,6 +124,11 @@ class OwningLeaf:
         """Whether its thread is freed from the connection it is blocked in."""
         return self.policy.connections == "end"
 
+    @property
+    def has_programs(self) -> bool:
+        """Whether there may be a program of its own to end."""
+        return self.owned is not None and self.owned.has_programs
+
     def end_programs(self) -> None:
         """End the programs that it started, if there are any."""
         if self.owned is not None:

@@ -25,8 +25,11 @@ T = TypeVar("T")
 
 # The time between two looks: it grows by this factor, from the first to the last.
 FIRST_SECONDS, LAST_SECONDS, FACTOR = 0.01, 0.25, 1.5
-# Looks that are due this soon are done together.
-TOGETHER_SECONDS = 0.005
+# Looks that are due this soon, as a share of their pause, are done together: with one reading of the frames.
+TOGETHER = 0.25
+# A function that has stood at one instruction for long, such as one that waits for a lock, is looked at as a whole only
+# every so many looks: of the others it needs no more than to be found where it was.
+WHOLE_EVERY = 8
 
 
 class Owner(Protocol):
@@ -34,6 +37,9 @@ class Owner(Protocol):
 
     @property
     def ends_connections(self) -> bool: ...
+
+    @property
+    def has_programs(self) -> bool: ...
 
     def end_programs(self) -> None:
         """End the programs that the leaf has started, if there are any."""
@@ -52,6 +58,9 @@ class ThreadWork:
         self._main_tasks: list[object] = []  # those of loops that it runs inside, told once each
         self.due = 0.0
         self.pause = FIRST_SECONDS
+        self._seen_at: tuple[int, int] | None = None  # its innermost frame and instruction, at the last whole look
+        self._looks_since = 0
+        self._cleaned_up = False  # at the last whole look
 
     def run(self) -> Any:
         """Call the function, in this thread. Raises: what it raised; AbortInterrupt, if it was cut off and returned."""
@@ -86,16 +95,35 @@ class ThreadWork:
             return False
         if call.thread_id is None or self.native is None:  # it has not begun
             return True
-        if call.cleaning_up():  # nothing is ended under a clean-up, nor raised in it
+        frame = frames.get(call.thread_id)
+        if frame is None:
             return True
-        self._owner.end_programs()
-        free = self._blocked(call.thread_id, frames)
-        if free is not None:
+        if not self._has_not_moved(frame):
+            self._cleaned_up = call.cleaning_up(frame)
+            if not self._cleaned_up:  # nothing is ended under a clean-up, nor raised in it
+                self._end_or_interrupt(call.thread_id, frames)
+        # The frames are those of the whole round: before anything is ended one asks again.
+        if self._owner.has_programs and not self._cleaned_up and not call.cleaning_up():
+            self._owner.end_programs()
+        return True
+
+    def _has_not_moved(self, frame: FrameType) -> bool:
+        """Whether the thread stands where it stood at the last whole look, and that was not long ago."""
+        at = (id(frame), frame.f_lasti)
+        self._looks_since += 1
+        if self.pause >= LAST_SECONDS and at == self._seen_at and self._looks_since < WHOLE_EVERY:
+            return True
+        self._seen_at, self._looks_since = at, 0
+        return False
+
+    def _end_or_interrupt(self, thread: int, frames: Mapping[int, FrameType]) -> None:
+        free = self._blocked(thread, frames)
+        if free is None:
+            if not self._patient:
+                self.call.interrupt(frame=frames.get(thread))
+        elif not self.call.cleaning_up():
             self.cut()
             free()
-        elif not self._patient:
-            call.interrupt()
-        return True
 
     def cut_program(self) -> None:
         """A program of its leaf is about to be ended. A function that waits for another thread does not wait for it."""
@@ -167,19 +195,20 @@ class Sampler:
             self._wake.wait(max(0.0, soonest - time.monotonic()))
 
     def _due(self) -> list[ThreadWork]:
-        soon = time.monotonic() + TOGETHER_SECONDS
+        now = time.monotonic()
         with self._lock:
-            return [work for work in self._works if work.due <= soon]
+            return [work for work in self._works if work.due <= now + work.pause * TOGETHER]
 
     def _look_at(self, works: list[ThreadWork]) -> None:
         frames = sys._current_frames() if works else {}
+        now = time.monotonic()  # one for all: those that were looked at together stay together
         for work in works:
             try:
                 goes_on = work.look(frames)
             except Exception:
                 log.exception("Looking at a thread that is to be ended failed; it is looked at again")
                 goes_on = True
-            work.due = time.monotonic() + work.pause
+            work.due = now + work.pause
             work.pause = min(LAST_SECONDS, work.pause * FACTOR)
             if not goes_on:
                 with self._lock:
