@@ -9,7 +9,7 @@ import logging
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from ..abort import AbortReason, current_clock
+from ..abort import AbortError, AbortReason, current_clock
 from ..agent.agent import Agent
 from ..agent.agentrun import Questions
 from ..agent.talk import AgentResult
@@ -206,7 +206,11 @@ class Lane:
         if isinstance(outcome, Completed) and self.journal.before_effect is not None:
             # A stop may be on record that this process has not heard of, as when it was frozen meanwhile. It was
             # acknowledged before this end, so that it counts.
-            await self.journal.before_effect()
+            try:
+                await turn.signal.run(self.journal.before_effect())
+            except AbortError:
+                if not turn.signal.aborted:
+                    raise
             if turn.signal.reason is not None:
                 outcome = stopped_after_all(outcome, turn.signal.reason)
         self._decide(turn, outcome)

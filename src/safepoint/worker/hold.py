@@ -83,9 +83,8 @@ class Hold:
         reply = await self.seat.ask(call)
         if isinstance(call, StopCall):
             self._must_end(call, reply)
-            reply = reply or Reply(
-                status="unknown", busy=1.0, turn_id=call.turn_id, message="the process that runs it does not answer"
-            )
+            told = "the process that runs it does not answer"
+            reply = reply or Reply(status="unknown", busy=1.0, turn_id=call.turn_id, message=told, heard=False)
         return to_json(reply or Reply(False, "the process that runs it does not answer", error="broken"))
 
     def _must_end(self, call: StopCall, reply: Reply | None) -> None:

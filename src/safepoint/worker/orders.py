@@ -158,7 +158,10 @@ Call: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the owner says. `error`: the kind of error it is, in which case `message` tells. `busy`: see there."""
+    """What the owner says. `error`: the kind of error it is, in which case `message` tells. `busy`: see there.
+
+    `heard`: False where a supervisor answers for a process that does not: what was asked may never reach it.
+    """
 
     ok: bool = True
     message: str = ""
@@ -166,6 +169,7 @@ class Reply:
     turn_id: str = ""
     error: Literal["", "usage", "busy", "opening", "ended", "broken"] = ""
     busy: float = 0.0  # for so many seconds its event loop has not moved
+    heard: bool = True
 
     def raise_error(self) -> "Reply":
         """Raises: what the session raised there."""

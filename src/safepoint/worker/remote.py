@@ -162,14 +162,14 @@ class RemoteHost(Directory):
                 told = "its worker says that it has ended, which is not written yet"
                 return "accepted", ("recorded" if recorded else "accepted"), told
             told = "the broker does not say how the turn stands"
-            return "accepted", ("recorded" if reply is None else "delivered"), told
+            return "accepted", _level(reply, recorded), told
         if turn is not None and turn.outcome is not None:
             return "already_finished", "settled", f"turn {turn_id} has ended"
         if turn is None and not unseen:
             return "unknown", "recorded", f"no turn {turn_id} so far: if it comes, it will not begin"
         status: AckStatus = "accepted" if turn is None or turn.stop is None else "already_stopping"
         if reply is not None:
-            return status, "delivered", reply.message or "the worker was told"
+            return status, _level(reply, recorded), reply.message or "the worker was told"
         begun = turn is not None and turn.started
         rest = (
             "no worker answers for it: it ends as soon as one does" if begun else "no worker has it: it will not begin"
@@ -296,6 +296,13 @@ class RemoteHost(Directory):
         if self._connected is not None:
             await self._home.empty()
             await self._connected.close()
+
+
+def _level(reply: Reply | None, recorded: bool) -> AckLevel:
+    """How far a stop has come. Only the process that runs the turn can say that it has it."""
+    if reply is not None and reply.heard:
+        return "delivered"
+    return "recorded" if recorded else "accepted"
 
 
 def _never(turn_id: str, reason: AbortReason) -> TurnView:

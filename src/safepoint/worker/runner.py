@@ -41,6 +41,8 @@ from .orders import (
     Unreadable,
     from_json,
 )
+from .pulse import Pulse
+from .stop_reader import StopReader
 from .stopping import recorded_stops
 from .store import BrokerStore
 from .waiting import set_within
@@ -58,7 +60,12 @@ class Runner:
     """One order being worked on. `heard` is told which turn runs, and None when it has ended."""
 
     def __init__(
-        self, link: Link, agents: Mapping[str, Agent], assignment: Assignment, heard: Callable[[str | None], object]
+        self,
+        link: Link,
+        agents: Mapping[str, Agent],
+        assignment: Assignment,
+        heard: Callable[[str | None], object],
+        pulse: Pulse | None = None,
     ) -> None:
         self._link = link
         self._agents = agents
@@ -70,7 +77,8 @@ class Runner:
         self._answered: dict[str, Reply] = {}  # stops, by their id
         self._answering = threading.Lock()
         self._read = 0  # up to here the inbox is done
-        self._heeded = 0  # and up to here the record of stops
+        self._pulse = pulse or Pulse()
+        self._stops = StopReader(link, assignment.session, self.stop, self._pulse)
         self._leaving: float | None = None
         self._closing: str | None = None
         self._idle_for = assignment.idle_for
@@ -84,14 +92,15 @@ class Runner:
     async def run(self) -> Ending:
         """Until there is nothing left to do, or it has to go."""
         about, failure = self._assignment, None
-        unlisten = await self._link.listen(("poke", about.session), lambda data: self._wake.set())
-        forget = self._link.on_return(self._wake.set)
+        unlisten = await self._link.listen(("poke", about.session), lambda data: self._look_around())
+        forget = [self._link.on_return(self._look_around), self._pulse.on_late(self._stops.want)]
         try:
             failure = await self._worked()
         except (StoreError, BrokerError, UsageError) as error:
             failure = error
         finally:
-            forget()
+            for end in forget:
+                end()
             await unlisten()
         if self.fenced:
             return "fenced"
@@ -102,11 +111,17 @@ class Runner:
             return "failed"
         return "idle"
 
+    def _look_around(self) -> None:
+        """Somebody says that there is something new, or may have said so while nobody heard it."""
+        self._stops.want()
+        self._wake.set()
+
     async def _worked(self) -> Exception | None:
         """The whole work. Returns what went wrong: everything that ran has ended then."""
         failure: Exception | None = None
         session = await self._open()
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._stops.keep_reading())
             try:
                 await self._work(session, group)
             except (StoreError, BrokerError, SessionEnded) as error:
@@ -116,6 +131,8 @@ class Runner:
                 await session.close(self._closing or "nothing left to do")
             except StoreError as error:
                 failure = failure or error
+            finally:
+                self._stops.close()
         return failure
 
     async def _open(self) -> Session:
@@ -133,6 +150,7 @@ class Runner:
         else:
             raise SessionInUse(f"session {about.session!r} is written by somebody else all the time")
         self.session = session
+        session.check_before_effects(self._stops.look)
         for turn_id, call in list(self._early.items()):
             self._strike(session, turn_id, call)
         return session
@@ -147,7 +165,7 @@ class Runner:
         stopped = {call.turn_id: call for _, call in recorded}
         for turn_id, call in stopped.items():  # of some the message may still be in the inbox
             self._early.setdefault(turn_id, call)  # in place: another thread may note a stop in this moment
-        self._heeded = recorded[-1][0] if recorded else 0
+        self._stops.position = recorded[-1][0] if recorded else 0
         if not stopped:
             return True
         end = await self._store.acquire(session)
@@ -181,12 +199,6 @@ class Runner:
             await session.saved()
             self._store.shut("it was left to another worker")
 
-    async def _heed_stops(self) -> None:
-        """The record is read here too: the bell is heard by another process, which may be asleep."""
-        for position, call in await recorded_stops(self._link, self._assignment.session, self._heeded):
-            self.stop(call)
-            self._heeded = position
-
     async def _until_its_end(self, turn: SessionTurn) -> None:
         await turn.wait()
         self._wake.set()
@@ -210,7 +222,11 @@ class Runner:
         """What the inbox has: it becomes part of the log, then it leaves the inbox."""
         key = (session.id,)
         entries = await self._link.read("inbox", key, self._read)
-        await self._heed_stops()  # what was stopped before it was read is known before it is taken
+        # What was stopped before it was read is known before it is taken. The bell is heard by another process, which
+        # may be asleep, so that the record is read here too.
+        await self._stops.look()
+        if self._leaving is not None:
+            return []  # it stays in the inbox, for the next owner
         turns = [turn for entry in entries if (turn := await self._admitted(session, entry)) is not None]
         if entries:
             await session.saved()
@@ -318,16 +334,22 @@ class Runner:
         """It is not ours any more: write nothing, and end everything at once."""
         self._leaving = 0.0
         self._store.shut(why)
+        if self.session is not None:
+            self._stop_running(self.session, 0.0)  # now: the work on the order may be waiting for the broker
+        self._stops.close()
         self._wake.set()
 
     async def _make_way(self, session: Session, within: float) -> None:
+        for turn in self._stop_running(session, within):
+            await turn.wait()
+
+    def _stop_running(self, session: Session, within: float) -> list[SessionTurn]:
         session.pause()
         running = [turn for turn in session.turns.values() if not turn.waits]
         for turn in running:
             at = StopAt.SAFE_POINT if within > 0 else StopAt.NOW
             turn.stop(at, within=within or None, reason=GIVEN_BACK)
-        for turn in running:
-            await turn.wait()
+        return running
 
 
 def _stop_event(session: str, turn_id: str, call: StopCall) -> StopRequested:
