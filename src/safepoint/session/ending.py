@@ -13,6 +13,7 @@ __all__ = ["broken", "never_started", "only_new", "receipt_of", "sealed", "unwri
 
 MAY_HAVE = "it had begun and its result is not on record: it may have had effects"
 DIED = AbortReason("lease_lost", "the process in which it ran has ended")
+LOST = AbortReason("lease_lost", "its worker has lost it; it may still run there")
 
 
 def never_started(reason: AbortReason, now: float) -> Outcome[AgentResult]:
@@ -22,9 +23,16 @@ def never_started(reason: AbortReason, now: float) -> Outcome[AgentResult]:
     return ended(reason, receipt, AgentResult(""), finished_at=now)
 
 
-def sealed(past: Past, turn: PastTurn, now: float) -> Outcome[AgentResult]:
-    """A turn that a crash left open. What was streamed of it is kept; what its tools did is not known."""
-    reason = turn.stop or DIED
+def sealed(past: Past, turn: PastTurn, now: float, *, may_still_run: bool = False) -> Outcome[AgentResult]:
+    """A turn that a crash left open. What was streamed of it is kept; what its tools did is not known.
+
+    Args:
+        past: Everything that has happened in the session.
+        turn: The turn.
+        now: What time it is.
+        may_still_run: Nobody has seen that the process in which it ran has ended.
+    """
+    reason = turn.stop or (LOST if may_still_run else DIED)
     if not turn.started:
         receipt = Receipt(reason, None, now, (Entry("turn", "child", "not_started"),))
         return Aborted(reason, receipt, AgentResult(""), finished_at=now)

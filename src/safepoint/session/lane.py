@@ -63,7 +63,7 @@ class Lane:
         self._minding: asyncio.Task[None] | None = None
         self.closed = False
 
-    async def open(self, resume: bool, paused: bool = False) -> None:
+    async def open(self, resume: bool, paused: bool = False, may_still_run: bool = False) -> None:
         """Take the session, with all that has happened in it. Raises: SessionInUse; StoreError."""
         await self.log.open()
         try:
@@ -74,18 +74,18 @@ class Lane:
         self.journal.results.update(self.past.parts)
         self.home.spawn(self._keep_writing(), f"session {self.id}")
         self.add(SessionOpened(**self.stamp(), agent=self.agent.name))
-        self._recover(resume)
+        self._recover(resume, may_still_run)
         if paused:
             self.loop.pause()
         self.loop.start()
         self._minding = self.home.spawn(self._mind_the_loop(), f"session {self.id}")
 
-    def _recover(self, resume: bool) -> None:
+    def _recover(self, resume: bool, may_still_run: bool) -> None:
         """Turns that a crash left open: what had not begun waits again, what had begun or was stopped is sealed."""
         waiting = []
         for past in self.past.open_turns:
             if past.started or past.stop is not None or past.messages is None:
-                outcome = sealed(self.past, past, self.clock.time())
+                outcome = sealed(self.past, past, self.clock.time(), may_still_run=may_still_run)
                 ended = TurnEnded(**self.stamp(past.id), turn_id=past.id, outcome=outcome)
                 self.add(ended, ends=(past.id, lambda error: None))
             else:

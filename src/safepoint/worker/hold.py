@@ -9,7 +9,7 @@ import logging
 import time
 
 from .broker import BrokerError, Link, Order, Queue
-from .orders import NOTE, Assignment, Call, Ending, Reply, StopCall, from_json, to_json
+from .orders import NOTE, Assignment, Call, Ending, OwnerEnded, Reply, StopCall, from_json, to_json
 from .seats import Seat
 from .stats import Stats
 from .stopping import recorded_stops
@@ -49,6 +49,7 @@ class Hold:
     async def run(self) -> Ending:
         """Hold it until the work has ended, and settle it."""
         self.seat.begin(self._assignment, self._heard)
+        self.seat.renewed(self._renewed + self._link.lease)
         forget = self._link.on_return(self._returned)
         end = await self._link.serve(("ctl", self._session), self._answer)
         try:
@@ -126,6 +127,7 @@ class Hold:
                 log.debug("session %s: the lease cannot be renewed: %s", self._session, error)
         if renewed and not self._lost:
             self._renewed = asked
+            self.seat.renewed(asked + self._link.lease)
         elif self._lost and not self._gave_up:
             self._gave_up = True
             log.warning("session %s: its lease is lost: the work on it ends", self._session)
@@ -181,6 +183,9 @@ class Hold:
                     await self._done()
                 case "failed" | "died":
                     # What was ended by force is sealed at once; what crashes is not tried again in a hurry.
+                    if ending == "died":  # whoever goes on can say so, instead of that it may still run
+                        ended = OwnerEnded(self._assignment.owner)
+                        await self._link.append("inbox", (self._session,), to_json(ended))
                     pause = 0.0 if self._killed else min(0.1 * 2**self._order.attempt, 5.0)
                     await self._order.give_back(pause)
                 case "fenced":

@@ -26,6 +26,7 @@ __all__ = [
     "Ending",
     "Forget",
     "Hurry",
+    "OwnerEnded",
     "Place",
     "Remove",
     "Reply",
@@ -34,6 +35,7 @@ __all__ = [
     "Unreadable",
     "WorkerInfo",
     "from_json",
+    "is_note",
     "queue_of",
     "to_json",
 ]
@@ -58,6 +60,17 @@ class Place:
 
 # In an inbox: there is work in this session, whatever else the inbox says. Whoever owns it next takes it out.
 NOTE = b"{}"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerEnded:
+    """In an inbox, for whoever owns the session next: the process of this owner has ended. Its supervisor has seen it.
+
+    owner  as it is written in the log
+    """
+
+    owner: str
+    kind: Literal["owner_ended"] = "owner_ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +230,11 @@ class Assignment:
     resume: bool = True
     idle_for: float = 1.0
 
+    @property
+    def owner(self) -> str:
+        """Who writes the log of the session, as long as this order is held."""
+        return f"{self.worker}/{self.attempt}"
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
@@ -237,6 +255,15 @@ class WorkerInfo:
     fenced: int = 0
     killed: int = 0
     dead: int = 0
+
+
+def is_note(data: bytes) -> bool:
+    """Whether what an inbox has is for the next owner of the session, and no message."""
+    try:
+        from_json(OwnerEnded, data)
+    except Unreadable:
+        return data == NOTE
+    return True
 
 
 def queue_of(place: Place) -> Queue:

@@ -24,7 +24,6 @@ from ..session.store import Record, SessionInUse, StoreError
 from ..session.turn import SessionTurn
 from .broker import BrokerError, Entry, Link
 from .orders import (
-    NOTE,
     Answer,
     Assignment,
     Call,
@@ -34,13 +33,17 @@ from .orders import (
     Ending,
     Forget,
     Hurry,
+    OwnerEnded,
     Remove,
     Reply,
     Send,
     StopCall,
     Unreadable,
     from_json,
+    is_note,
+    to_json,
 )
+from .pages import last_owner
 from .pulse import Pulse
 from .stop_reader import StopReader
 from .stopping import recorded_stops
@@ -71,7 +74,7 @@ class Runner:
         self._agents = agents
         self._assignment = assignment
         self._heard = heard
-        self._store = BrokerStore(link, f"{assignment.worker}/{assignment.attempt}")
+        self._store = BrokerStore(link, assignment.owner)
         self._wake = asyncio.Event()
         self._early: dict[str, StopCall] = {}  # stops of turns that are not here (yet)
         self._answered: dict[str, Reply] = {}  # stops, by their id
@@ -140,10 +143,13 @@ class Runner:
         agent = self._agents.get(about.agent)
         if agent is None:
             raise UsageError(f"worker {about.worker!r} has no agent {about.agent!r}: it has {', '.join(self._agents)}")
+        may_run = not await self._former_owner_has_ended()
         for _ in range(OPENINGS):
             try:
                 resume = await self._write_stops() and about.resume
-                session = await Session.open(about.session, agent=agent, store=store, resume=resume, paused=True)
+                session = await Session.open(
+                    about.session, agent=agent, store=store, resume=resume, paused=True, may_still_run=may_run
+                )
                 break
             except SessionInUse:  # the one before us has written once more: from our first record on it cannot
                 self._store = store = BrokerStore(self._link, store.by)
@@ -154,6 +160,14 @@ class Runner:
         for turn_id, call in list(self._early.items()):
             self._strike(session, turn_id, call)
         return session
+
+    async def _former_owner_has_ended(self) -> bool:
+        """Whether somebody has seen the end of the process that has written the log last."""
+        if self._assignment.attempt == 1:
+            return False  # if there was one before, its order is gone, and with it who could have told
+        newest = await self._link.last("log", (self._assignment.session,))
+        notes = [one.data for one in await self._link.read("inbox", (self._assignment.session,))]
+        return newest is not None and to_json(OwnerEnded(last_owner(newest.data))) in notes
 
     async def _write_stops(self) -> bool:
         """What was stopped while nobody had the session is written in its log, so that it is sealed, not run again.
@@ -236,7 +250,7 @@ class Runner:
 
     async def _admitted(self, session: Session, entry: Entry) -> SessionTurn | None:
         try:
-            if entry.data == NOTE:
+            if is_note(entry.data):
                 return None
             sent: Send = from_json(Send, entry.data)
             if sent.turn_id in session.turns or session.outcome_of(sent.turn_id) is not None:

@@ -42,6 +42,10 @@ class Seat(Protocol):
         """Take an order. From now on it can be asked and stopped."""
         ...
 
+    def renewed(self, until: float) -> None:
+        """The order is held until this moment of the monotonic clock. Who hears nothing more by then has lost it."""
+        ...
+
     async def run(self) -> Ending:
         """Until the work has ended, in one way or another."""
         ...
@@ -79,6 +83,9 @@ class TaskSeat:
                 home.call_soon_threadsafe(heard, turn_id)
 
         self._runner = self._workshop.begin(assignment, tell)
+
+    def renewed(self, until: float) -> None:
+        """Here whoever works lives and dies with its supervisor."""
 
     @property
     def _begun(self) -> Runner:
@@ -158,6 +165,10 @@ class ProcessSeat:
         self._heard = heard
         self._over = asyncio.get_running_loop().create_future()
         self._say({"begin": asdict(assignment)})
+
+    def renewed(self, until: float) -> None:
+        """The child ends itself if it has heard nothing by then."""
+        self._say({"lease_until": until})
 
     def _say(self, said: dict[str, Any]) -> None:
         if self._writer is None:
