@@ -23,7 +23,9 @@ def never_started(reason: AbortReason, now: float) -> Outcome[AgentResult]:
     return ended(reason, receipt, AgentResult(""), finished_at=now)
 
 
-def sealed(past: Past, turn: PastTurn, now: float, *, may_still_run: bool = False) -> Outcome[AgentResult]:
+def sealed(
+    past: Past, turn: PastTurn, now: float, *, may_still_run: bool = False, warnings: tuple[str, ...] = ()
+) -> Outcome[AgentResult]:
     """A turn that a crash left open. What was streamed of it is kept; what its tools did is not known.
 
     Args:
@@ -31,13 +33,14 @@ def sealed(past: Past, turn: PastTurn, now: float, *, may_still_run: bool = Fals
         turn: The turn.
         now: What time it is.
         may_still_run: Nobody has seen that the process in which it ran has ended.
+        warnings: What it has left on other machines and could not be stopped there.
     """
     reason = turn.stop or (LOST if may_still_run else DIED)
     if not turn.started:
         receipt = Receipt(reason, None, now, (Entry("turn", "child", "not_started"),))
         return Aborted(reason, receipt, AgentResult(""), finished_at=now)
     calls = [Entry(f"turn/{call.name}", "child", "unknown", note=MAY_HAVE) for call in turn.unfinished.unknown_calls()]
-    receipt = Receipt(reason, None, now, (Entry("turn", "child", "unknown"), *calls))
+    receipt = Receipt(reason, None, now, (Entry("turn", "child", "unknown"), *calls), warnings=warnings)
     return Aborted(reason, receipt, past.rebuilt(turn), finished_at=now)
 
 

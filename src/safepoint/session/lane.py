@@ -72,20 +72,25 @@ class Lane:
             await self.log.release()
             raise
         self.journal.results.update(self.past.parts)
+        self.journal.forwarded.update(self.past.forwarded)
+        # Before its end is written: after that nobody would look for what it has left on other machines.
+        left = self.past.given_up(resume)
+        warnings = () if left is None else await self.agent.stop_left_behind(left)
         self.home.spawn(self._keep_writing(), f"session {self.id}")
         self.add(SessionOpened(**self.stamp(), agent=self.agent.name))
-        self._recover(resume, may_still_run)
+        self._recover(resume, may_still_run, warnings)
         if paused:
             self.loop.pause()
         self.loop.start()
         self._minding = self.home.spawn(self._mind_the_loop(), f"session {self.id}")
 
-    def _recover(self, resume: bool, may_still_run: bool) -> None:
+    def _recover(self, resume: bool, may_still_run: bool, warnings: tuple[str, ...]) -> None:
         """Turns that a crash left open: what had not begun waits again, what had begun or was stopped is sealed."""
         waiting = []
         for past in self.past.open_turns:
             if past.started or past.stop is not None or past.messages is None:
-                outcome = sealed(self.past, past, self.clock.time(), may_still_run=may_still_run)
+                told: Any = {"may_still_run": may_still_run, "warnings": warnings if past.started else ()}
+                outcome = sealed(self.past, past, self.clock.time(), **told)
                 ended = TurnEnded(**self.stamp(past.id), turn_id=past.id, outcome=outcome)
                 self.add(ended, ends=(past.id, lambda error: None))
             else:
@@ -213,12 +218,26 @@ class Lane:
                     raise
             if turn.signal.reason is not None:
                 outcome = stopped_after_all(outcome, turn.signal.reason)
+        if turn.continues is not None and not isinstance(outcome, Completed):
+            await self._stop_left_behind(turn, outcome.partial)
         self._decide(turn, outcome)
         await turn
+
+    async def _stop_left_behind(self, turn: SessionTurn, left: AgentResult | None) -> None:
+        """A turn that goes on with another one may be stopped before it comes to the calls that it was to go on with.
+
+        One that is given back keeps them: the next owner goes on.
+        """
+        reason = turn.signal.reason
+        if left is not None and reason is not None and reason.kind != "lease_lost":
+            await self.agent.stop_left_behind(left)
 
     def _left_the_queue(self, turn: SessionTurn) -> None:
         """A turn that waits was stopped: it leaves the queue at once, and its messages are not part of anything."""
         if self.loop.remove(turn):
+            if turn.continues is not None:
+                left = self.agent.stop_left_behind(self.past.resumed(turn.continues)[0])
+                self.home.spawn(left, f"what turn {turn.continues} has left")
             self._decide(turn, self._never(turn))
 
     def _never(self, turn: SessionTurn) -> Outcome[AgentResult]:
