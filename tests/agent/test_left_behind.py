@@ -33,7 +33,7 @@ def agent(*tools: object, name: str = "chief") -> Agent:
 
 async def test_the_unfinished_calls_of_the_last_round_are_stopped_by_their_keys() -> None:
     stopped: list[str] = []
-    over = ("c2", "far", "completed"), ("c4", "no such tool", "unknown")
+    over: list[tuple[str, str, CallStatus]] = [("c2", "far", "completed"), ("c4", "no such tool", "unknown")]
     said = talk(("c1", "far", "unknown"), ("c3", "far", "not_started"), *over)
     assert await agent(elsewhere(stopped)).stop_left_behind(AgentResult("", said, id="t:chief")) == ()
     assert sorted(stopped) == ["t:chief:c1", "t:chief:c3"]
