@@ -43,6 +43,16 @@ def test_a_turn_that_a_crash_left_open_is_sealed_with_what_is_known_of_it(clock:
     assert stopped.partial == AgentResult("")
 
 
+def test_a_turn_that_lost_its_worker_is_not_said_to_have_ended_there() -> None:
+    lost = sealed(Past(), PastTurn("t", (HI,), started=True), 7.0, may_still_run=True)
+    died = sealed(Past(), PastTurn("t", (HI,), started=True), 7.0)
+    assert isinstance(lost, Aborted)
+    assert isinstance(died, Aborted)
+    assert "may still run" in lost.reason.message
+    assert "has ended" in died.reason.message
+    assert lost.reason.kind == died.reason.kind == "lease_lost"
+
+
 def test_each_turn_stores_only_what_it_has_added() -> None:
     whole = AgentResult("ho", (HI, HO, HI, HO))
     added = AgentResult("ho", (HI, HO))

@@ -21,7 +21,7 @@ async def hog(seconds: float) -> str:
     return "slept"
 
 
-@tool
+@tool(effects="idempotent")  # it runs again, and dies again
 async def die() -> str:
     """End the process, as a crash would."""
     os.kill(os.getpid(), 9)

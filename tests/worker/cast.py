@@ -47,7 +47,7 @@ async def spawn(ctx: ToolContext) -> str:
     return "never"
 
 
-@tool
+@tool(effects="idempotent")  # it runs again, and dies again
 async def die(ctx: ToolContext) -> str:
     """End the process, as a crash would."""
     os.kill(os.getpid(), 9)

@@ -1,6 +1,7 @@
 """Owns the tests of the process in which work is done: it goes when its supervisor has gone, and all with it."""
 
 import asyncio
+import os
 import signal
 import time
 from pathlib import Path
@@ -12,7 +13,8 @@ from tests.worker.lab import eventually, hosting, nats, until_kind
 from tests.worker.processes import WorkerProcess, worker_process
 from tests.worker.test_seats import gone
 
-QUICK = ("--lease", "1.5", "--grace", "1", "--within", "0.1")
+LEASE = 1.5
+QUICK = ("--lease", str(LEASE), "--grace", "1", "--within", "0.1")
 
 
 def children_of(parent: int) -> list[int]:
@@ -74,6 +76,43 @@ async def test_a_supervisor_that_is_killed_leaves_nothing_of_a_child_whose_loop_
             return gone(*children, int(grandchild))
 
         await eventually(ended)
+
+
+async def test_a_child_whose_supervisor_is_silent_for_a_lease_ends_itself_and_all_it_has_started():
+    broker = nats()
+    async with (
+        hosting(broker) as host,
+        worker_process(str(broker.url), broker.namespace, *QUICK, agent=TARGET) as worker,
+    ):
+        children, grandchild = await at_work(host, worker, "spawn", "progress_made")
+        frozen = time.monotonic()
+        worker._process.send_signal(signal.SIGSTOP)
+        try:
+
+            async def ended() -> bool:
+                return gone(*children, int(grandchild))
+
+            await eventually(ended)
+            assert time.monotonic() - frozen < LEASE + ORPHAN_SECONDS + 1.5
+        finally:
+            worker._process.send_signal(signal.SIGCONT)
+
+
+async def test_a_child_that_was_frozen_itself_hears_what_its_supervisor_has_said_meanwhile():
+    broker = nats()
+    async with (
+        hosting(broker) as host,
+        worker_process(str(broker.url), broker.namespace, *QUICK, agent=TARGET) as worker,
+    ):
+        (child,), _ = await at_work(host, worker, "talk", "text_streamed")
+        os.kill(child, signal.SIGSTOP)
+        await asyncio.sleep(2 * LEASE)  # real time: its supervisor renews the lease meanwhile
+        os.kill(child, signal.SIGCONT)
+        await asyncio.sleep(0.3)  # real time: it would end itself now
+        ack = await host.stop("s", "t1")
+        assert (ack.status, ack.level) == ("accepted", "delivered")
+        ended = await until_kind(host, "s", "turn_ended", turn_id="t1")
+        assert ended.event.outcome.reason.kind == "user"  # type: ignore[union-attr]
 
 
 async def test_a_child_does_not_hear_the_signals_meant_for_its_supervisor():

@@ -9,7 +9,18 @@ from safepoint.worker import MemoryBroker
 from safepoint.worker.broker import Link, Queue
 from safepoint.worker.hold import Hold
 from safepoint.worker.memory import MemoryLink
-from safepoint.worker.orders import Assignment, Call, Close, Ending, Reply, Send, StopCall, from_json, to_json
+from safepoint.worker.orders import (
+    Assignment,
+    Call,
+    Close,
+    Ending,
+    OwnerEnded,
+    Reply,
+    Send,
+    StopCall,
+    from_json,
+    to_json,
+)
 from safepoint.worker.stats import Stats
 from tests.worker.lab import SECONDS, eventually, linked
 
@@ -25,6 +36,7 @@ class Chair:
         self.asked: list[Call] = []
         self.cuts: list[str] = []
         self.kills = 0
+        self.held_until: list[float] = []
         self.over: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self.heard: Callable[[str | None], object]
 
@@ -35,6 +47,9 @@ class Chair:
         waits: Callable[[bool], object] = lambda waits: None,
     ) -> None:
         self.heard = heard
+
+    def renewed(self, until: float) -> None:
+        self.held_until.append(until)
 
     def end(self, ending: Ending) -> None:
         if not self.over.done():
@@ -102,6 +117,35 @@ async def test_an_order_is_held_for_as_long_as_the_work_takes_and_then_it_is_don
             held.chair.end("idle")
             assert await held.ended() == "idle"
         assert await link.ordered() == set()
+
+
+async def test_whoever_works_is_told_until_when_the_order_is_held():
+    broker = MemoryBroker(lease=0.6)
+    async with linked(broker) as link:
+        chair, began = Chair(), time.monotonic()
+        async with holding(broker, link, chair):
+
+            async def renewed() -> bool:
+                return len(chair.held_until) > 2
+
+            await eventually(renewed)
+        assert began < chair.held_until[0] <= time.monotonic() + 0.6
+        assert chair.held_until == sorted(set(chair.held_until)), "each renewal gives more time"
+
+
+async def test_the_end_of_a_process_is_told_to_whoever_has_the_session_next():
+    broker = MemoryBroker(lease=30.0)
+    endings: list[tuple[Ending, bool]] = [("died", True), ("failed", False)]
+    for ending, told in endings:
+        async with linked(broker) as link:
+            async with holding(broker, link, Chair()) as held:
+                held.chair.end(ending)
+                await held.ended()
+            notes = [entry.data for entry in await link.read("inbox", ("s",))]
+            assert notes == ([to_json(OwnerEnded("w/1"))] if told else [])
+            await link.trim("inbox", ("s",), 2**62)
+            (order,) = await link.take([ANY], 1, 5)
+            await order.done()
 
 
 async def test_what_came_in_the_moment_of_the_end_has_an_order_again():

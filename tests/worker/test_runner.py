@@ -23,6 +23,7 @@ from safepoint.worker.orders import (
     Edit,
     Ending,
     Forget,
+    OwnerEnded,
     Remove,
     Send,
     StopCall,
@@ -329,6 +330,20 @@ async def test_a_turn_whose_owner_has_died_is_taken_up_by_the_next_one():
         assert (done["t1"].status, done["t1"].reason.kind) == ("aborted", "lease_lost")
         assert done[(await continued(link))["t1"]].value.text == "again"
         assert done["waits"].value.text == "waited"
+
+
+async def test_a_turn_whose_owner_was_lost_may_still_run_unless_somebody_saw_the_end_of_its_process():
+    for told in (False, True):
+        async with linked(MemoryBroker()) as link:
+            await crash(link, "t1")
+            notes = [OwnerEnded("w/1")] if told else [OwnerEnded("another/1")]
+            for note in notes:
+                await link.append("inbox", ("s",), to_json(note))
+            assert await ran(link, talker("again"), attempt=2) == "idle"
+            reason = (await ended(link))["t1"].reason
+            assert reason.kind == "lease_lost"
+            assert ("has ended" in reason.message, "may still run" in reason.message) == (told, not told)
+            assert (await link.keys("inbox"), await link.keys("dead")) == ([], [])
 
 
 async def test_a_turn_that_was_stopped_while_it_had_no_owner_is_sealed_and_not_run_again():

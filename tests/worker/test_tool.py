@@ -3,16 +3,19 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from safepoint import AbortController, AbortReason
 from safepoint.agent import Agent, tool
 from safepoint.models.scripted import Call, Error, Stall
-from safepoint.run.events import Event
-from safepoint.session import Host, LocalHost
-from safepoint.worker import BrokerError, MemoryBroker, RemoteHost, remote_tool
-from tests.session.lab import asked, talker
+from safepoint.run.events import Event, ToolCalled, TurnEnded
+from safepoint.run.outcome import Aborted, Completed
+from safepoint.session import Host, LocalHost, MemoryStore, Recorded, Session
+from safepoint.session.log import read
+from safepoint.session.past import OWN
+from safepoint.worker import Broker, BrokerError, MemoryBroker, RemoteHost, remote_tool
+from tests.session.lab import asked, talker, until
 from tests.worker.lab import (
     SECONDS,
     New,
@@ -265,6 +268,125 @@ async def test_an_abort_before_the_child_exists_leaves_no_child():
         assert (outcome.status, outcome.reason.message) == ("aborted", "never mind")
         assert await host.sessions() == []
     await host.close()
+
+
+# A parent whose process has died
+
+
+class Lost:
+    """A parent in a session, whose process dies while its child works on another machine: nobody stops the child."""
+
+    def __init__(self, broker: Broker, host: RemoteHost) -> None:
+        self.host = host
+        self.deaf = Deaf(broker)
+        self.store = MemoryStore()
+        self.child = ""  # its session
+
+    async def crash(self) -> None:
+        """Begin a turn, and leave what is in the log while its child works."""
+        store = MemoryStore()
+        session = await Session.open("p", agent=parent_of(self.deaf), store=store)
+        session.send("go", turn_id="t1")
+        async with asyncio.timeout(SECONDS), aclosing(session.events()) as events:
+            async for recorded in events:
+                if recorded.kind == "tool_called" and recorded.event.calls:
+                    break
+        await session.saved()
+        await self.store.append("p", await store.read("p", 0, 1000), durable=True)
+        self.child = await the_session(self.host)
+        await session.close()
+        await self.deaf.close()
+
+    def opened(self, **options: Any) -> Any:
+        """The session in the next process."""
+        return Session.open("p", agent=parent_of(self.host, "the end"), store=self.store, **options)
+
+    async def reason(self) -> AbortReason:
+        """Why the child has ended."""
+        ended = await until_kind(self.host, self.child, "turn_ended")
+        assert isinstance(ended.event, TurnEnded)
+        assert isinstance(ended.event.outcome, Aborted)
+        return ended.event.outcome.reason
+
+
+@asynccontextmanager
+async def lost_parent(new: New = memory) -> AsyncIterator[tuple[Lost, asyncio.Event]]:
+    released = asyncio.Event()
+
+    @tool
+    async def hold() -> str:
+        await released.wait()
+        return "go"
+
+    broker = new()
+    child = talker(["on it", Call("hold")], "it was done once", name="child", tools=[hold])
+    async with working(child, broker), hosting(broker) as host:
+        lost = Lost(broker, host)
+        await lost.crash()
+        yield lost, released
+        released.set()
+
+
+@each_broker
+async def test_a_parent_whose_process_died_goes_on_with_its_child_and_tells_each_event_once(new: New):
+    async with lost_parent(new) as (lost, released), lost.opened(resume=True) as session:
+        (turn,) = session.turns.values()
+        released.set()
+        outcome = (await turn).outcome
+        assert isinstance(outcome, Completed)
+        assert results(outcome.value)[-1] == "it was done once"
+        assert len(await lost.host.sessions()) == 1
+        events = [read(record).event for record in await lost.store.read("p", 0, 1000)]
+        inside = [event.kind for event in events if event.run_id not in ("t1", turn.id, "p")]
+        there = [one.event.kind async for one in heard(lost.host, lost.child) if not isinstance(one.event, OWN)]
+        assert inside == there
+        keys = {event.idempotency_key for event in events if isinstance(event, ToolCalled) and not event.calls}
+        assert keys == {"t1:parent:call-1"}
+
+
+async def heard(host: RemoteHost, session: str) -> AsyncIterator[Recorded]:
+    last = (await host.session(session)).last_seq
+    async with aclosing(host.events(session)) as events:
+        async for recorded in events:
+            yield recorded
+            if recorded.seq >= last:
+                return
+
+
+@each_broker
+async def test_a_stop_of_a_parent_whose_process_died_reaches_its_child(new: New):
+    async with lost_parent(new) as (lost, _), lost.opened(resume=True) as session:
+        (turn,) = session.turns.values()
+        await until(session, lambda event: event.kind == "call_recorded" and event.run_id == turn.id)
+        session.stop(turn.id, reason="enough")
+        assert (await turn).status == "aborted"
+        assert (await lost.reason()).kind == "parent"
+
+
+async def test_a_stop_before_a_parent_goes_on_reaches_its_child_too():
+    async with lost_parent() as (lost, _), lost.opened(resume=True, paused=True) as session:
+        (turn,) = session.turns.values()
+        session.stop(turn.id, reason="enough")
+        assert (await turn).status == "aborted"
+        assert (await lost.reason()).kind == "parent"
+
+
+@each_broker
+async def test_the_child_of_a_parent_that_is_sealed_and_not_resumed_is_stopped(new: New):
+    async with lost_parent(new) as (lost, _), lost.opened(resume=False) as session:
+        assert session.turns == {}
+        assert (await lost.reason()).kind == "parent"
+        assert session.outcome_of("t1").receipt.warnings == ()
+
+
+async def test_a_child_that_cannot_be_stopped_when_its_parent_is_sealed_is_in_the_receipt():
+    async with lost_parent() as (lost, released):
+        deaf = Deaf(memory())
+        async with Session.open("p", agent=parent_of(deaf, "the end"), store=lost.store) as session:
+            (warning,) = session.outcome_of("t1").receipt.warnings  # type: ignore[union-attr]
+            assert "the broker is gone" in warning
+        released.set()
+        await deaf.close()
 
 
 @each_broker

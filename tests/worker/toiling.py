@@ -1,8 +1,10 @@
 """Owns an agent that works for as long as it is told, for workers that are killed: `tests.worker.toiling:agent`.
 
-`steps=3 pause=0.02`: so many pieces of work, with such pauses. Each piece is noted, with who did it, when it is begun.
+`steps=3 pause=0.02 tool=0.1`: so many pieces of work, with such pauses, each of which takes so long. Each piece is
+noted, with who did it, when it is begun.
 """
 
+import asyncio
 import os
 import re
 import time
@@ -24,9 +26,11 @@ def note(what: str, *words: str) -> None:
 
 
 @tool
-async def work(n: int, ctx: ToolContext) -> str:
+async def work(n: int, ctx: ToolContext, seconds: float = 0.0) -> str:
     """One piece of work."""
     note("effects", ctx.run_id, str(n), f"{WALL():.6f}", os.environ[NAME])
+    if seconds:
+        await asyncio.sleep(seconds)  # real time: there must be something to be frozen in
     return f"did {n}"
 
 
@@ -37,7 +41,8 @@ def answer(request: ModelRequest) -> Any:
     told = {name: float(value) for name, value in re.findall(r"(\w+)=([\d.]+)", asked.text)}
     done = sum(isinstance(message, ToolResult) for message in request.messages[place:])
     pause = Delay(told.get("pause", 0.01))
-    return ["let me see", pause, Call("work", n=done)] if done < told.get("steps", 1) else ["that", pause, " is that"]
+    call = Call("work", n=done, seconds=told.get("tool", 0.0))
+    return ["let me see", pause, call] if done < told.get("steps", 1) else ["that", pause, " is that"]
 
 
 agent = Agent(ScriptedModel(*[answer] * 100_000), name="toiler", tools=[work], max_steps=1000)

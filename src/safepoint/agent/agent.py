@@ -25,6 +25,7 @@ from ..run.stream import stream
 from .agentrun import AgentRun, Questions, nobody
 from .builtin import ask_user as ask_user_tool
 from .calls import run_calls
+from .left_behind import stop_left_behind
 from .model import AnswerEnded, CallDelta, Chunk, Model, ModelError, ModelRequest, TextDelta, UsageReported
 from .talk import Again, AgentResult, Answer, Talk, stays
 from .tool import AskUserFn, Tool, ToolContext, tool
@@ -216,7 +217,16 @@ class Agent:
 
         told = description or f"Ask {self.name}. {self.instructions}".strip()
         # It handles the abort itself, leaf by leaf: from outside it is only shown the signal.
-        return replace(tool(call, name=name or self.name, description=told, on_abort="cooperate"), kind="child")
+        made = tool(call, name=name or self.name, description=told, on_abort="cooperate")
+        return replace(made, kind="child", inside=self._tools)
+
+    async def stop_left_behind(self, left: AgentResult) -> tuple[str, ...]:
+        """Stop what the unfinished calls of a conversation have left on other machines: nobody goes on with them.
+
+        Returns:
+            What may go on all the same, as warnings for a receipt.
+        """
+        return await stop_left_behind(self._tools, left)
 
 
 def _with_prompt(kept: AgentResult, prompt: str) -> AgentResult:

@@ -5,8 +5,8 @@ Schema and validation come from the signature and the docstring, by pydantic. Kn
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Unpack, get_args, get_type_hints, overload
 
@@ -116,7 +116,13 @@ class ToolOptions(PolicySettings, total=False):
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool that a model can call. Make one with `@tool` or `tool(work, name=…)`."""
+    """A tool that a model can call. Make one with `@tool` or `tool(work, name=…)`.
+
+    Attributes:
+        inside: Of an agent as a tool: its own tools.
+        stop_left: Of a tool whose work is elsewhere: stops what a call with this idempotency key has left running
+            there. It is asked where nobody will go on with the call.
+    """
 
     name: str
     description: str
@@ -129,6 +135,8 @@ class Tool:
     arguments: type[BaseModel]
     single: str | None = None  # the value is this field of the arguments
     whole: Any = None  # the value is made of all arguments
+    inside: "Mapping[str, Tool]" = field(default_factory=dict)
+    stop_left: Callable[[str], Awaitable[None]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function as it is, for tests and other code."""

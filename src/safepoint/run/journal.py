@@ -20,10 +20,12 @@ class Journal:
 
     Attributes:
         results: The JSON text that each recorded part of the work returned, by `part_name(scope, key)`.
+        forwarded: How many events of a sub-agent on another machine are in it, by the idempotency key of the call.
     """
 
     def __init__(self, results: Mapping[str, str] | None = None) -> None:
         self.results: dict[str, str] = dict(results or {})
+        self.forwarded: dict[str, int] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     def lock(self, name: str) -> asyncio.Lock:

@@ -17,6 +17,7 @@ DIED_TOO_OFTEN = AbortReason(
     "lease_lost",
     f"the process in which it ran has ended, also after it was resumed {MAX_RESUMES} times: it is not resumed again",
 )
+LOST = AbortReason("lease_lost", "its worker has lost it; it may still run there")
 
 
 def never_started(reason: AbortReason, now: float) -> Outcome[AgentResult]:
@@ -26,14 +27,25 @@ def never_started(reason: AbortReason, now: float) -> Outcome[AgentResult]:
     return ended(reason, receipt, AgentResult(""), started_at=now, finished_at=now)
 
 
-def sealed(past: Past, turn: PastTurn, now: float) -> Outcome[AgentResult]:
-    """A turn that a crash left open. What was streamed of it is kept; what its tools did is not known."""
-    reason = turn.stop or (DIED if turn.next_resumes <= MAX_RESUMES else DIED_TOO_OFTEN)
+def sealed(
+    past: Past, turn: PastTurn, now: float, *, may_still_run: bool = False, warnings: tuple[str, ...] = ()
+) -> Outcome[AgentResult]:
+    """A turn that a crash left open. What was streamed of it is kept; what its tools did is not known.
+
+    Args:
+        past: Everything that has happened in the session.
+        turn: The turn.
+        now: What time it is.
+        may_still_run: Nobody has seen that the process in which it ran has ended.
+        warnings: What it has left on other machines and could not be stopped there.
+    """
+    died = DIED if turn.next_resumes <= MAX_RESUMES else DIED_TOO_OFTEN
+    reason = turn.stop or (LOST if may_still_run else died)
     if not turn.started:
         receipt = Receipt(reason, None, now, (Entry("turn", "child", "not_started"),))
         return Aborted(reason, receipt, AgentResult(""), started_at=now, finished_at=now)
     calls = [Entry(f"turn/{call.name}", "child", "unknown", note=MAY_HAVE) for call in turn.unfinished.unknown_calls()]
-    receipt = Receipt(reason, None, now, (Entry("turn", "child", "unknown"), *calls))
+    receipt = Receipt(reason, None, now, (Entry("turn", "child", "unknown"), *calls), warnings=warnings)
     return Aborted(reason, receipt, past.rebuilt(turn), started_at=turn.started_at, finished_at=now)
 
 

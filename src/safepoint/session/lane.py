@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from ..abort import AbortReason, current_clock
+from ..abort import AbortError, AbortReason, current_clock
 from ..agent.agent import Agent
 from ..agent.agentrun import Questions
 from ..agent.talk import AgentResult
@@ -71,7 +71,7 @@ class Lane:
         self._leaving: AbortReason | None = None  # the host goes, for this reason: turns are left to the next owner
         self.closed = False
 
-    async def open(self, resume: bool, paused: bool = False) -> None:
+    async def open(self, resume: bool, paused: bool = False, may_still_run: bool = False) -> None:
         """Take the session, with all that has happened in it. Raises: SessionInUse; StoreError."""
         await self.log.open()
         try:
@@ -81,20 +81,25 @@ class Lane:
             raise
         self.journal.results.update(self.past.parts)
         self.messages = self.past.messages
+        self.journal.forwarded.update(self.past.forwarded)
+        # Before its end is written: after that nobody would look for what it has left on other machines.
+        left = self.past.given_up(resume)
+        warnings = () if left is None else await self.agent.stop_left_behind(left)
         self.home.spawn(self._keep_writing(), f"session {self.id}")
         self.add(SessionOpened(**self.stamp(), agent=self.agent.name))
-        self._recover(resume)
+        self._recover(resume, may_still_run, warnings)
         if paused:
             self.loop.pause()
         self.loop.start()
         self._minding = self.home.spawn(self._mind_the_loop(), f"session {self.id}")
 
-    def _recover(self, resume: bool) -> None:
+    def _recover(self, resume: bool, may_still_run: bool, warnings: tuple[str, ...]) -> None:
         """Turns that a crash left open: what had not begun waits again, what had begun or was stopped is sealed."""
         waiting = []
         for past in self.past.open_turns:
             if past.started or past.stop is not None or past.messages is None:
-                outcome = sealed(self.past, past, self.clock.time())
+                told: Any = {"may_still_run": may_still_run, "warnings": warnings if past.started else ()}
+                outcome = sealed(self.past, past, self.clock.time(), **told)
                 ended = TurnEnded(**self.stamp(past.id), turn_id=past.id, outcome=outcome)
                 self.add(ended, ends=(past.id, lambda error: None))
             else:
@@ -241,15 +246,33 @@ class Lane:
         if isinstance(outcome, Completed) and self.journal.before_effect is not None:
             # A stop may be on record that this process has not heard of, as when it was frozen meanwhile. It was
             # acknowledged before this end, so that it counts.
-            await self.journal.before_effect()
+            try:
+                await turn.signal.run(self.journal.before_effect())
+            except AbortError:
+                if not turn.signal.aborted:
+                    raise
             if turn.signal.reason is not None:
                 outcome = stopped_after_all(outcome, turn.signal.reason)
+        if turn.continues is not None and not isinstance(outcome, Completed):
+            await self._stop_left_behind(turn, outcome.partial)
         self._decide(turn, outcome)
         await turn.until_ended()
+
+    async def _stop_left_behind(self, turn: SessionTurn, left: AgentResult | None) -> None:
+        """A turn that goes on with another one may be stopped before it comes to the calls that it was to go on with.
+
+        One that is given back keeps them: the next owner goes on.
+        """
+        reason = turn.signal.reason
+        if left is not None and reason is not None and reason.kind != "lease_lost" and self._leaving is None:
+            await self.agent.stop_left_behind(left)
 
     def _left_the_queue(self, turn: SessionTurn) -> None:
         """A turn that waits was stopped: it leaves the queue at once, and its messages are not part of anything."""
         if self.loop.remove(turn):
+            if turn.continues is not None:
+                left = self.agent.stop_left_behind(self.past.resumed(turn.continues)[0])
+                self.home.spawn(left, f"what turn {turn.continues} has left")
             self._decide(turn, self._never(turn))
 
     def _never(self, turn: SessionTurn) -> Outcome[AgentResult]:

@@ -28,6 +28,7 @@ from ..run.events import (
 from ..run.journal import part_name
 from ..run.messages import Message
 from ..run.outcome import Aborted, Completed, Outcome
+from .forwarded import ForwardedEvents
 from .turn import TurnStatus
 from .unfinished import UnfinishedWork
 
@@ -129,6 +130,7 @@ class Past:
     def __init__(self) -> None:
         self.turns: dict[str, PastTurn] = {}
         self.parts: dict[str, str] = {}  # what parts of tool calls have returned, for `ctx.once`
+        self._forwarded = ForwardedEvents()
         self._ended: list[PastTurn] = []  # those that had begun, without the forgotten ones
         self._told: tuple[Message, ...] | None = None
 
@@ -140,6 +142,26 @@ class Past:
             ended = (turn for turn in self.turns.values() if turn.id not in continued)
             self._told = tuple(message for turn in ended for message in turn.said)
         return self._told
+
+    @property
+    def forwarded(self) -> dict[str, int]:
+        """How many events of sub-agents on other machines there are, by the idempotency key of the call."""
+        return self._forwarded.counts
+
+    def given_up(self, resume: bool) -> AgentResult | None:
+        """What a turn that was cut off has left, if it was stopped since, or is not to be resumed: nobody goes on.
+
+        Args:
+            resume: Whoever asks goes on with what was cut off, unless it was stopped.
+        """
+        for turn in self.open_turns:
+            if turn.started:
+                goes_on = resume and turn.stop is None and turn.next_resumes <= MAX_RESUMES
+                return None if goes_on else self.rebuilt(turn)
+            if turn.continues is not None and turn.stop is not None:
+                return self.resumed(turn.continues)[0]
+        lost = self.interrupted
+        return None if resume or lost is None else self.resumed(lost)[0]
 
     def resumed(self, turn_id: str) -> tuple[AgentResult, int]:
         """What the last turn, which was stopped, goes on from, and how many messages there were before it."""
@@ -207,6 +229,7 @@ class Past:
                 self.parts[part_name(scope, key)] = value
             case _:
                 running = self.turns.get(event.run_id)
+                self._forwarded.apply(event, running is not None)
                 if running is not None and running.outcome is None:
                     running.unfinished.apply(event)
 

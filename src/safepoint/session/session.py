@@ -56,19 +56,21 @@ class Session:
         store: Store | None = None,
         resume: bool = False,
         paused: bool = False,
+        may_still_run: bool = False,
         on_disconnect: Literal["continue"] | float = "continue",
     ) -> "Opening[Session]":
         """`async with Session.open("s1", agent=agent) as session:`, or `session = await Session.open(…)`.
 
         resume         continue the turn that a crash has interrupted, or that another owner has given back
         paused         begin no turn until `resume()`
+        may_still_run  whoever had the session before may be at work on it, as a worker that has lost its lease
         on_disconnect  "continue", or the seconds after the last reader has gone before the turn is stopped
         """
         grace = None if on_disconnect == "continue" else float(on_disconnect)
 
         async def opens() -> Session:
             session = cls(session_id, agent, MemoryStore() if store is None else store, grace)
-            await session._lane.open(resume, paused)
+            await session._lane.open(resume, paused, may_still_run)
             try:
                 await session.saved()
             except BaseException:

@@ -1,18 +1,22 @@
 """Owns the process in which one order is worked on: a thread hears the supervisor, the main thread does the work.
 
-The thread answers stops while the event loop is blocked. When the supervisor is gone nothing is written any more.
+The thread answers stops while the event loop is blocked. When the supervisor is gone, or was silent for a lease,
+nothing is written any more, and everything that was started here ends.
 """
 
 import asyncio
 import base64
 import json
 import logging
+import math
 import os
 import pickle
+import selectors
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -31,7 +35,7 @@ from .workshop import SWITCH_SECONDS, Workshop
 __all__ = ["main"]
 
 log = logging.getLogger("safepoint")
-# When the supervisor has died: how long what runs may take to end by itself.
+# When the supervisor has died, or is silent: how long what runs may take to end by itself.
 ORPHAN_SECONDS = 3.0
 
 
@@ -40,7 +44,8 @@ class Child:
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
-        self._lines = line.makefile("rb")
+        self._said = b""  # and not heard yet
+        self._lease_until = math.inf  # of the monotonic clock, which processes of one machine share
         self._lock = threading.Lock()
         self._runner: Runner | None = None
         self._over = threading.Event()
@@ -55,20 +60,48 @@ class Child:
 
     def setup(self) -> tuple[Broker, list[str], str]:
         """What the supervisor says first."""
-        first: dict[str, str] = json.loads(self._lines.readline())
+        first: dict[str, str] = json.loads(self._next_line() or b"")
         given: tuple[Broker, list[str], str] = pickle.loads(base64.b64decode(first["setup"]))
         return given
 
+    def _next_line(self) -> bytes | None:
+        """What the supervisor says next; None: it has gone.
+
+        What it has said already is heard before the clock is looked at: whoever was frozen has something to read.
+
+        Raises:
+            TimeoutError: It was silent until the lease was over.
+        """
+        while b"\n" not in self._said:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._line, selectors.EVENT_READ)
+                left = self._lease_until - time.monotonic()
+                heard = selector.select(None if left == math.inf else max(left, 0.0))
+                # A wait that was cut short by a freeze ends without a look at what there is.
+                if not heard and not selector.select(0.0):
+                    raise TimeoutError
+            try:
+                received = self._line.recv(2**16)
+            except OSError:  # it was killed with something of ours unread
+                received = b""
+            if not received:
+                return None
+            self._said += received
+        line, _, self._said = self._said.partition(b"\n")
+        return line
+
     def listen(self, workshop: Workshop) -> None:
-        """Hear the supervisor until it is gone. A thread of its own."""
+        """Hear the supervisor until it is gone, or the lease is over without a word. A thread of its own."""
+        why = "its supervisor has died"
         try:
-            for line in self._lines:
+            while (line := self._next_line()) is not None:
                 self._hear(workshop, json.loads(line))
-        except OSError:
-            pass  # it was killed with something of ours unread
+        except TimeoutError:  # another worker may have the order
+            why = "its supervisor was silent until the lease was over"
+            log.warning("%s: what runs here ends", why)
         runner = self._runner
         if runner is not None:
-            workshop.post(runner.cut, "its supervisor has died")
+            workshop.post(runner.cut, why)
             self._over.wait(ORPHAN_SECONDS)
         _end_everything()
 
@@ -83,6 +116,8 @@ class Child:
                 read: Call = from_json(Call, json.dumps(call).encode())
                 answer, busy = workshop.ask(self._runner, read), workshop.busy
                 answer.add_done_callback(lambda done: self._answer(number, done, busy))
+            case {"lease_until": until} if self._runner is not None:
+                self._lease_until = until
             case {"leave": within} if self._runner is not None:
                 workshop.post(self._runner.leave, within)
             case _:
@@ -93,6 +128,7 @@ class Child:
 
     def _begin(self, workshop: Workshop, assignment: Assignment) -> None:
         self._over.clear()
+        self._lease_until = math.inf  # until its supervisor says how long it is
 
         def tell(waits: bool) -> None:
             if self._runner is runner:  # a call that an earlier order has left behind says nothing of this one
@@ -104,6 +140,7 @@ class Child:
         self._over.set()
         if self._runner is runner:
             self._runner = None
+            self._lease_until = math.inf
         error = done.exception()
         if error is not None:
             log.error("the work failed", exc_info=error)

@@ -10,7 +10,19 @@ import time
 from collections.abc import Callable
 
 from .broker import BrokerError, Link, Order, Queue
-from .orders import NOTE, Assignment, Call, Ending, Reply, StopCall, attempt_of, from_json, to_json, with_tried
+from .orders import (
+    NOTE,
+    Assignment,
+    Call,
+    Ending,
+    OwnerEnded,
+    Reply,
+    StopCall,
+    attempt_of,
+    from_json,
+    to_json,
+    with_tried,
+)
 from .seats import Seat
 from .stats import Stats
 from .stopping import recorded_stops
@@ -64,6 +76,7 @@ class Hold:
     async def run(self) -> Ending:
         """Hold it until the work has ended, and settle it."""
         self.seat.begin(self._assignment, self._heard, self._waiting)
+        self.seat.renewed(self._renewed + self._link.lease)
         forget = self._link.on_return(self._returned)
         end = await self._link.serve(("ctl", self._session), self._answer)
         try:
@@ -102,9 +115,8 @@ class Hold:
         reply = await self.seat.ask(call)
         if isinstance(call, StopCall):
             self._must_end(call, reply)
-            reply = reply or Reply(
-                status="unknown", busy=1.0, turn_id=call.turn_id, message="the process that runs it does not answer"
-            )
+            told = "the process that runs it does not answer"
+            reply = reply or Reply(status="unknown", busy=1.0, turn_id=call.turn_id, message=told, heard=False)
         return to_json(reply or Reply(False, "the process that runs it does not answer", error="broken"))
 
     def _must_end(self, call: StopCall, reply: Reply | None) -> None:
@@ -146,6 +158,7 @@ class Hold:
                 log.debug("session %s: the lease cannot be renewed: %s", self._session, error)
         if renewed and not self._lost:
             self._renewed = asked
+            self.seat.renewed(asked + self._link.lease)
         elif self._lost and not self._gave_up:
             self._gave_up = True
             log.warning("session %s: its lease is lost: the work on it ends", self._session)
@@ -201,6 +214,9 @@ class Hold:
                     await self._done()
                 case "failed" | "died":
                     # What was ended by force is sealed at once; what crashes is not tried again in a hurry.
+                    if ending == "died":  # whoever goes on can say so, instead of that it may still run
+                        ended = OwnerEnded(self._assignment.owner)
+                        await self._link.append("inbox", (self._session,), to_json(ended))
                     pause = 0.0 if self._killed else min(0.1 * 2**self._order.attempt, 5.0)
                     await self._order.give_back(pause)
                 case "unstarted":

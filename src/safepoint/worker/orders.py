@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from ..abort import AbortReason
 from ..errors import UsageError, describe
 from ..run.stop import AckStatus, Scope, StopAt
+from ..session.answers import ChangeAck
 from ..session.lane import SessionBusy, SessionEnded, WhenBusy
 from .broker import BrokerError, Order, Queue
 
@@ -26,6 +27,7 @@ __all__ = [
     "Ending",
     "Forget",
     "Hurry",
+    "OwnerEnded",
     "Place",
     "Remove",
     "Reply",
@@ -36,6 +38,7 @@ __all__ = [
     "WorkerInfo",
     "attempt_of",
     "from_json",
+    "is_note",
     "queue_of",
     "to_json",
     "with_tried",
@@ -68,6 +71,17 @@ class Place:
 
 # In an inbox: there is work in this session, whatever else the inbox says. Whoever owns it next takes it out.
 NOTE = b"{}"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerEnded:
+    """In an inbox, for whoever owns the session next: the process of this owner has ended. Its supervisor has seen it.
+
+    owner  as it is written in the log
+    """
+
+    owner: str
+    kind: Literal["owner_ended"] = "owner_ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +194,7 @@ class Reply:
     """What the owner says. `error`: the kind of error it is, in which case `message` tells. `busy`: see there.
 
     `recorded`: what was asked for is on record. An older worker does not say so.
+    `heard`: False where a supervisor answers for a process that does not: what was asked may never reach it.
     """
 
     ok: bool = True
@@ -189,6 +204,12 @@ class Reply:
     error: Literal["", "usage", "busy", "opening", "ended", "broken"] = ""
     busy: float = 0.0  # for so many seconds its event loop has not moved
     recorded: bool = False
+    heard: bool = True
+
+    @classmethod
+    def to_change(cls, ack: ChangeAck) -> "Reply":
+        """What is said of a turn that was to be edited or removed."""
+        return cls(ack.accepted, ack.message, recorded=ack.level == "recorded")
 
     def raise_error(self) -> "Reply":
         """Raises: what the session raised there."""
@@ -241,6 +262,11 @@ class Assignment:
     idle_for: float = 1.0
     offered: bool = True
 
+    @property
+    def owner(self) -> str:
+        """Who writes the log of the session, as long as this order is held."""
+        return f"{self.worker}/{self.attempt}"
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
@@ -263,6 +289,15 @@ class WorkerInfo:
     dead: int = 0
     failed_starts: int = 0
     lease: float = 0.0  # 0.0: of a version that does not say
+
+
+def is_note(data: bytes) -> bool:
+    """Whether what an inbox has is for the next owner of the session, and no message."""
+    try:
+        from_json(OwnerEnded, data)
+    except Unreadable:
+        return data == NOTE
+    return True
 
 
 def queue_of(place: Place) -> Queue:

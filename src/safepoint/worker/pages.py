@@ -9,7 +9,7 @@ import json
 from ..session.store import Record
 from .broker import Entry, Link
 
-__all__ = ["LogPages", "Unpacking", "last_seq"]
+__all__ = ["LogPages", "Unpacking", "last_owner", "last_seq"]
 
 PAGE_MESSAGES = 200
 
@@ -42,6 +42,11 @@ def last_seq(data: bytes) -> int:
     """The number of the last record that is whole in a message. Of half a record nobody has heard."""
     seq, _, _, _, more = json.loads(data)["records"][-1]
     return int(seq) - bool(more)
+
+
+def last_owner(data: bytes) -> str:
+    """Who has written a message."""
+    return str(json.loads(data)["by"])
 
 
 class LogPages:

@@ -199,7 +199,7 @@ class RemoteHost(Directory):
                 told = "its worker says that it has ended, which is not written yet"
                 return "accepted", ("recorded" if recorded else "accepted"), told
             told = "the broker does not say how the turn stands"
-            return "accepted", ("recorded" if reply is None else "delivered"), told
+            return "accepted", _level(reply, recorded), told
         if turn is not None and turn.lost:
             return "accepted", "recorded", "no worker has gone on with it yet: it will not be resumed"
         if turn is not None and turn.outcome is not None:
@@ -208,7 +208,7 @@ class RemoteHost(Directory):
             return "unknown", "recorded", f"no turn {turn_id} so far: if it comes, it will not begin"
         status: AckStatus = "accepted" if turn is None or turn.stop is None else "already_stopping"
         if reply is not None:
-            return status, "delivered", reply.message or "the worker was told"
+            return status, _level(reply, recorded), reply.message or "the worker was told"
         begun = turn is not None and turn.started
         return status, "recorded", ("no worker answers for it: it ends as soon as one does" if begun else NOT_BEGUN)
 
@@ -344,6 +344,13 @@ def _changed(reply: Reply) -> ChangeAck:
     if not reply.ok or reply.recorded:
         return ChangeAck(reply.ok, "recorded" if reply.recorded else "accepted", reply.message)
     return ChangeAck(True, "accepted", reply.message or NOT_RECORDED)
+
+
+def _level(reply: Reply | None, recorded: bool) -> AckLevel:
+    """How far a stop has come. Only the process that runs the turn can say that it has it."""
+    if reply is not None and reply.heard:
+        return "delivered"
+    return "recorded" if recorded else "accepted"
 
 
 def _never(turn_id: str, reason: AbortReason) -> TurnView:

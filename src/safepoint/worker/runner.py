@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..run.events import StopRequested, TurnEnded, TurnStarted
 from ..run.stop import StopAt
 from ..run.wire import to_json as event_to_json
-from ..session.answers import ChangeAck, change_ack
+from ..session.answers import change_ack
 from ..session.lane import SessionBusy, SessionEnded
 from ..session.log import read
 from ..session.past import Past
@@ -28,7 +28,6 @@ from .broker import BrokerError, Entry, Link
 from .lending import Waits
 from .missing import MissingAgent
 from .orders import (
-    NOTE,
     Answer,
     Assignment,
     Call,
@@ -45,9 +44,12 @@ from .orders import (
     StopCall,
     Unreadable,
     from_json,
+    is_note,
 )
+from .pulse import Pulse
+from .stop_reader import StopReader
 from .stopping import recorded_stops
-from .store import BrokerStore
+from .store import BrokerStore, former_owner_has_ended
 from .waiting import set_within
 
 __all__ = ["GIVEN_BACK", "Runner"]
@@ -73,19 +75,21 @@ class Runner:
         assignment: Assignment,
         heard: Callable[[str | None], object],
         waits: Callable[[bool], object] = lambda waits: None,
+        pulse: Pulse | None = None,
     ) -> None:
         self._link = link
         self._agents = agents
         self._assignment = assignment
         self._heard = heard
         self._waits = Waits(waits)
-        self._store = BrokerStore(link, f"{assignment.worker}/{assignment.attempt}")
+        self._store = BrokerStore(link, assignment.owner)
         self._wake = asyncio.Event()
         self._early: dict[str, StopCall] = {}  # stops of turns that are not here (yet)
         self._answered: dict[str, Reply] = {}  # stops, by their id
         self._answering = threading.Lock()
         self._read = 0  # up to here the inbox is done
-        self._heeded = 0  # and up to here the record of stops
+        self._pulse = pulse or Pulse()
+        self._stops = StopReader(link, assignment.session, self.stop, self._pulse)
         self._leaving: float | None = None
         self._closing: str | None = None
         self._idle_for = assignment.idle_for
@@ -100,14 +104,15 @@ class Runner:
         """Until there is nothing left to do, or it has to go."""
         about, failure = self._assignment, None
         self._waits.observe()  # before the session is opened: its tasks are started from here
-        unlisten = await self._link.listen(("poke", about.session), lambda data: self._wake.set())
-        forget = self._link.on_return(self._wake.set)
+        unlisten = await self._link.listen(("poke", about.session), lambda data: self._look_around())
+        forget = [self._link.on_return(self._look_around), self._pulse.on_late(self._stops.want)]
         try:
             failure = await self._worked()
         except (StoreError, BrokerError, UsageError) as error:
             failure = error
         finally:
-            forget()
+            for end in forget:
+                end()
             await unlisten()
         if self.fenced:
             return "fenced"
@@ -118,11 +123,17 @@ class Runner:
             return "failed"
         return "idle"
 
+    def _look_around(self) -> None:
+        """Somebody says that there is something new, or may have said so while nobody heard it."""
+        self._stops.want()
+        self._wake.set()
+
     async def _worked(self) -> Exception | None:
         """The whole work. Returns what went wrong: everything that ran has ended then."""
         failure: Exception | None = None
         session = await self._open()
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._stops.keep_reading())
             try:
                 await self._work(session, group)
             except (StoreError, BrokerError, SessionEnded) as error:
@@ -132,20 +143,26 @@ class Runner:
                 await session.close(self._closing or "nothing left to do")
             except StoreError as error:
                 failure = failure or error
+            finally:
+                self._stops.close()
         return failure
 
     async def _open(self) -> Session:
         about, store, agent = self._assignment, self._store, self._agent()
+        may_run = not await former_owner_has_ended(self._link, about)
         for _ in range(OPENINGS):
             try:
                 resume = await self._write_stops() and about.resume
-                session = await Session.open(about.session, agent=agent, store=store, resume=resume, paused=True)
+                session = await Session.open(
+                    about.session, agent=agent, store=store, resume=resume, paused=True, may_still_run=may_run
+                )
                 break
             except SessionInUse:  # the one before us has written once more: from our first record on it cannot
                 self._store = store = BrokerStore(self._link, store.by)
         else:
             raise SessionInUse(f"session {about.session!r} is written by somebody else all the time")
         self.session = session
+        session.check_before_effects(self._stops.look)
         for turn_id, call in list(self._early.items()):
             self._strike(session, turn_id, call)
         return session
@@ -171,7 +188,7 @@ class Runner:
         stopped = {call.turn_id: call for _, call in recorded}
         for turn_id, call in stopped.items():  # of some the message may still be in the inbox
             self._early.setdefault(turn_id, call)  # in place: another thread may note a stop in this moment
-        self._heeded = recorded[-1][0] if recorded else 0
+        self._stops.position = recorded[-1][0] if recorded else 0
         if not stopped:
             return True
         end = await self._store.acquire(session)
@@ -205,12 +222,6 @@ class Runner:
             await session.saved()
             self._store.shut("it was left to another worker")
 
-    async def _heed_stops(self) -> None:
-        """The record is read here too: the bell is heard by another process, which may be asleep."""
-        for position, call in await recorded_stops(self._link, self._assignment.session, self._heeded):
-            self.stop(call)
-            self._heeded = position
-
     async def _until_its_end(self, turn: SessionTurn) -> None:
         await turn.wait()
         self._wake.set()
@@ -234,7 +245,11 @@ class Runner:
         """What the inbox has: it becomes part of the log, then it leaves the inbox."""
         key = (session.id,)
         entries = await self._link.read("inbox", key, self._read)
-        await self._heed_stops()  # what was stopped before it was read is known before it is taken
+        # What was stopped before it was read is known before it is taken. The bell is heard by another process, which
+        # may be asleep, so that the record is read here too.
+        await self._stops.look()
+        if self._leaving is not None:
+            return []  # it stays in the inbox, for the next owner
         turns = [turn for entry in entries if (turn := await self._admitted(session, entry)) is not None]
         if entries:
             await session.saved()
@@ -244,7 +259,7 @@ class Runner:
 
     async def _admitted(self, session: Session, entry: Entry) -> SessionTurn | None:
         try:
-            if entry.data == NOTE:
+            if is_note(entry.data):
                 return None
             sent: Send = from_json(Send, entry.data)
             if _is_known(session, sent.turn_id):
@@ -318,9 +333,9 @@ class Runner:
             case Answer(question_id, text):
                 return Reply(session.answer(question_id, text))
             case Edit(turn_id, text):
-                return _changed(await change_ack(session, session.edit(turn_id, text)))
+                return Reply.to_change(await change_ack(session, session.edit(turn_id, text)))
             case Remove(turn_id):
-                return _changed(await change_ack(session, session.remove(turn_id)))
+                return Reply.to_change(await change_ack(session, session.remove(turn_id)))
             case Forget(turn_id):
                 session.forget(turn_id)
             case Continue(turn_id):
@@ -344,16 +359,22 @@ class Runner:
         """It is not ours any more: write nothing, and end everything at once."""
         self._leaving = 0.0
         self._store.shut(why)
+        if self.session is not None:
+            self._stop_running(self.session, 0.0)  # now: the work on the order may be waiting for the broker
+        self._stops.close()
         self._wake.set()
 
     async def _make_way(self, session: Session, within: float) -> None:
+        for turn in self._stop_running(session, within):
+            await turn.wait()
+
+    def _stop_running(self, session: Session, within: float) -> list[SessionTurn]:
         session.pause()
         running = [turn for turn in session.turns.values() if not turn.waits]
         for turn in running:
             at = StopAt.SAFE_POINT if within > 0 else StopAt.NOW
             turn.stop(at, scope="tree", within=within or None, reason=GIVEN_BACK)
-        for turn in running:
-            await turn.wait()
+        return running
 
 
 def _is_known(session: Session, turn_id: str) -> bool:
@@ -368,10 +389,6 @@ def _refuse(session: Session, data: bytes, error: Exception) -> None:
             session.refuse(head.turn_id, head.text, error)
     except (Unreadable, UsageError):
         pass  # not even the id of its turn can be read: nobody can ask for that turn
-
-
-def _changed(ack: ChangeAck) -> Reply:
-    return Reply(ack.accepted, ack.message, recorded=ack.level == "recorded")
 
 
 def _stop_event(session: str, turn_id: str, call: StopCall) -> StopRequested:

@@ -58,6 +58,10 @@ class Seat(Protocol):
         """
         ...
 
+    def renewed(self, until: float) -> None:
+        """The order is held until this moment of the monotonic clock. Who hears nothing more by then has lost it."""
+        ...
+
     async def run(self) -> Ending:
         """Until the work has ended, in one way or another."""
         ...
@@ -95,6 +99,9 @@ class TaskSeat:
                 home.call_soon_threadsafe(call, told)
 
         self._runner = self._workshop.begin(assignment, partial(tell, heard), partial(tell, waits))
+
+    def renewed(self, until: float) -> None:
+        """Here whoever works lives and dies with its supervisor."""
 
     @property
     def _begun(self) -> Runner:
@@ -185,6 +192,10 @@ class ProcessSeat:
         self._heard, self._waits = heard, waits
         self._over = asyncio.get_running_loop().create_future()
         self._say({"begin": asdict(assignment)})
+
+    def renewed(self, until: float) -> None:
+        """The child ends itself if it has heard nothing by then."""
+        self._say({"lease_until": until})
 
     def _say(self, said: dict[str, Any]) -> None:
         if self._writer is None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from ..session.store import Record, SessionInfo, SessionInUse, StoreError
 from .broker import BrokerError, Entry, Fenced, Link
-from .pages import LogPages, last_seq
+from .orders import Assignment, OwnerEnded, to_json
+from .pages import LogPages, last_owner, last_seq
 
 __all__ = ["BrokerStore", "News", "packed"]
 
@@ -130,3 +131,12 @@ class BrokerStore:
     async def close(self) -> None:
         """Write nothing any more."""
         self.shut("the store is closed")
+
+
+async def former_owner_has_ended(link: Link, assignment: Assignment) -> bool:
+    """Whether somebody has seen the end of the process that has written the log of this session last."""
+    if assignment.attempt == 1:
+        return False  # if there was one before, its order is gone, and with it who could have told
+    newest = await link.last("log", (assignment.session,))
+    notes = [one.data for one in await link.read("inbox", (assignment.session,))]
+    return newest is not None and to_json(OwnerEnded(last_owner(newest.data))) in notes

@@ -4,7 +4,8 @@ The turn's id comes from the call: a parent that runs again finds its child inst
 """
 
 import hashlib
-from contextlib import aclosing, nullcontext
+import math
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import replace
 
 from ..abort import AbortController, AbortReason
@@ -13,7 +14,7 @@ from ..abort.reason import AbortError, error_from
 from ..agent.talk import AgentResult
 from ..agent.tool import Tool, ToolContext, tool
 from ..errors import SafepointError, describe
-from ..run.events import Event, SessionClosed, TurnEnded, TurnQueued
+from ..run.events import Event, SessionClosed, TurnEnded, TurnQueued, TurnStarted
 from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.stop import StopAck
 from ..run.time_limit import limit_of
@@ -38,6 +39,11 @@ def remote_tool(host: Host, agent: str, *, name: str | None = None, description:
     # A sub-agent of a local host runs in this process, and needs no place of a worker.
     elsewhere = waiting_for_a_sub_agent if isinstance(host, RemoteHost) else nullcontext
 
+    async def stop_left(key: str) -> None:
+        session, turn = _ids(agent, key)
+        with suppress(NotFound):  # it had not begun
+            await host.stop(session, turn, reason=AbortReason("parent", "nobody goes on with the call it works for"))
+
     async def call(prompt: str, ctx: ToolContext) -> str:
         child = _Child(host, agent, ctx)
         with elsewhere():
@@ -50,7 +56,14 @@ def remote_tool(host: Host, agent: str, *, name: str | None = None, description:
     told = description or f"Have the agent {agent} do something, on another machine."
     # It has to stop the child first, and what the child has so far is worth waiting for: from outside it is only shown
     # the signal. What is left behind is left behind over there.
-    return replace(tool(call, name=name or agent, description=told, on_abort="cooperate"), kind="child")
+    made = tool(call, name=name or agent, description=told, on_abort="cooperate")
+    return replace(made, kind="child", stop_left=stop_left)
+
+
+def _ids(agent: str, key: str) -> tuple[str, str]:
+    """The session and the turn of a call with this idempotency key."""
+    digest = hashlib.sha256(key.encode()).hexdigest()[:24]
+    return f"{agent}-{digest}", digest
 
 
 class _Child:
@@ -60,10 +73,10 @@ class _Child:
         self._host = host
         self._agent = agent
         self._ctx = ctx
-        digest = hashlib.sha256(ctx.idempotency_key.encode()).hexdigest()[:24]
-        self._session = f"{agent}-{digest}"
-        self._turn = digest
-        self._after = 0  # what was told of it before is not told again
+        self._session, self._turn = _ids(agent, ctx.idempotency_key)
+        self._after = 0  # up to here its log was read
+        self._skip: float = 0  # so many of its events were forwarded before
+        self._begun = False  # as far as its log was read
 
     async def outcome(self, prompt: str) -> Outcome[AgentResult]:
         """Have it done, or find that it is being done or was done already."""
@@ -73,41 +86,75 @@ class _Child:
         else:
             await host.create(session, self._agent)
         try:
-            view = await host.turn(session, self._turn)
+            await host.turn(session, self._turn)
         except NotFound:
             limit = limit_of(self._ctx.signal)
             seconds = None if limit is None else max(limit.remaining, 0.0)
             view = await host.send(session, prompt, turn_id=self._turn, deadline=seconds)
-        if view.outcome is not None and not isinstance(view.outcome, Completed) and self._ctx.kept is not None:
-            self._after = (await host.session(session)).last_seq
-            self._turn = (await host.continue_turn(session, view.id)).id
-        elif view.outcome is not None:
-            return view.outcome
-        return await self._followed()
+            return view.outcome or await self._followed()
+        ended = await self._caught_up()
+        if isinstance(ended, Aborted | TimedOut | Failed) and self._goes_on(ended):
+            self._turn, ended = (await host.continue_turn(session, self._turn)).id, None
+        if ended is None or _lost(ended):
+            return await self._followed(ended)
+        return ended
 
-    async def _followed(self) -> Outcome[AgentResult]:
+    def _goes_on(self, ended: Outcome[AgentResult]) -> bool:
+        """Whether a child that has ended is to go on: it was stopped because its parent was, which goes on."""
+        return self._ctx.kept is not None or (isinstance(ended, Aborted) and ended.reason.kind == "parent")
+
+    async def _caught_up(self) -> Outcome[AgentResult] | None:
+        """Read what has happened so far, and forward what was not. Returns how it ended, if it has."""
+        last = (await self._host.session(self._session)).last_seq
+        told = self._ctx.journal.forwarded.get(self._ctx.idempotency_key)
+        # Where nobody has counted: what was stopped had been followed until then.
+        self._skip = told if told is not None else (math.inf if self._ctx.kept is not None else 0)
+        ended: Outcome[AgentResult] | None = None
+        if last:
+            async with aclosing(self._host.events(self._session)) as events:
+                async for recorded in events:
+                    ended = self._heard(recorded.event, ended)
+                    self._after = recorded.seq
+                    if recorded.seq >= last:
+                        break
+        self._skip = 0
+        return ended
+
+    async def _followed(self, ended: Outcome[AgentResult] | None = None) -> Outcome[AgentResult]:
         """Its end. A turn that lost its worker is followed to the one that goes on with it, if there is one."""
-        lost: Outcome[AgentResult] | None = None
         async with aclosing(self._host.events(self._session, self._after)) as events:
             async for recorded in events:
-                event = recorded.event
-                match event:
-                    case TurnEnded(turn_id=turn_id, outcome=outcome) if turn_id == self._turn:
-                        if not isinstance(outcome, Aborted) or outcome.reason.kind != "lease_lost":
-                            return outcome
-                        lost = outcome
-                    case TurnQueued(turn_id=turn_id, continues=continues) if continues == self._turn:
-                        self._turn, lost = turn_id, None
-                    case SessionClosed() if lost is not None:  # whoever had it last did not go on with it
-                        return lost
-                    case _:
-                        self._forward(event)
+                if isinstance(recorded.event, SessionClosed) and ended is not None:
+                    return ended  # whoever had it last did not go on with it
+                ended = self._heard(recorded.event, ended)
+                if ended is not None and not _lost(ended):
+                    return ended
         raise NotFound(f"the host of {self._agent} was closed before the turn had ended")
 
+    def _heard(self, event: Event, ended: Outcome[AgentResult] | None) -> Outcome[AgentResult] | None:
+        """One more event of its session. Returns how its turn, or the newest one that goes on with it, has ended."""
+        match event:
+            case TurnStarted(turn_id=turn_id) if turn_id == self._turn:
+                self._begun = True
+            case TurnEnded(turn_id=turn_id, outcome=outcome) if turn_id == self._turn:
+                return outcome
+            case TurnQueued(turn_id=turn_id, continues=continues) if continues == self._turn:
+                self._turn = turn_id
+                return None
+            case _:
+                self._forward(event)
+        return ended
+
     def _forward(self, event: Event) -> None:
-        if not isinstance(event, OWN) and self._ctx.listened:
-            path, calls = (*self._ctx.path, *event.path[1:]), (*self._ctx.calls, *event.calls)
-            self._ctx.emit(replace(event, path=path, calls=calls))
+        if isinstance(event, OWN) or not self._ctx.listened:
+            return
+        if self._skip > 0:
+            self._skip -= 1
+            return
+        key, counts = self._ctx.idempotency_key, self._ctx.journal.forwarded
+        counts[key] = counts.get(key, 0) + 1
+        path, calls = (*self._ctx.path, *event.path[1:]), (*self._ctx.calls, *event.calls)
+        self._ctx.emit(replace(event, path=path, calls=calls))
 
     async def stopped(self, error: AbortError) -> AbortError:
         """The parent was stopped: so is the child, and its end is waited for."""
@@ -163,6 +210,11 @@ class _Child:
                 raise RuntimeError(f"{self._agent} was stopped: {reason.kind}: {reason.message}")
             case Failed(error, _, _):
                 raise error
+
+
+def _lost(outcome: Outcome[AgentResult]) -> bool:
+    """Whether the turn has lost its worker: another one may go on with it."""
+    return isinstance(outcome, Aborted) and outcome.reason.kind == "lease_lost"
 
 
 def _result_of(outcome: Outcome[AgentResult]) -> AgentResult | None:

@@ -5,17 +5,16 @@ Whether its event loop still moves can be seen from outside: what blocks it does
 
 import asyncio
 import concurrent.futures
-import time
 from collections.abc import Callable, Mapping
 
 from ..agent.agent import Agent
 from .broker import Broker, Link
 from .orders import Assignment, Call, Ending, Reply, StopCall
+from .pulse import Pulse
 from .runner import Runner
 
 __all__ = ["SWITCH_SECONDS", "Workshop"]
 
-BEAT_SECONDS = 0.1
 # For the process: a stop is acknowledged by another thread, which must not wait 5 ms for the one that works.
 SWITCH_SECONDS = 0.0005
 
@@ -29,24 +28,17 @@ class Workshop:
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
-        self._beat = time.monotonic()
-        self._closed = False
+        self._pulse = Pulse()
 
     async def open(self) -> None:
         """Connect. Raises: BrokerError."""
         self._link = await self._broker.connect(f"{self._name} (work)")
-        self._beats()
-
-    def _beats(self) -> None:
-        self._beat = time.monotonic()
-        if not self._closed:
-            self._loop.call_later(BEAT_SECONDS, self._beats)
+        self._pulse.start()
 
     @property
     def busy(self) -> float:
         """For so many seconds the event loop has not moved; 0.0 while it does."""
-        late = time.monotonic() - self._beat - BEAT_SECONDS
-        return late if late > 2 * BEAT_SECONDS else 0.0
+        return self._pulse.standstill
 
     def begin(
         self,
@@ -56,7 +48,7 @@ class Workshop:
     ) -> Runner:
         """A runner, which can be stopped from now on."""
         assert self._link is not None  # for the type checker: it was opened
-        return Runner(self._link, self._agents, assignment, heard, waits)
+        return Runner(self._link, self._agents, assignment, heard, waits, self._pulse)
 
     def run(self, runner: Runner) -> "concurrent.futures.Future[Ending]":
         """Let it work. Any thread."""
@@ -79,6 +71,6 @@ class Workshop:
 
     async def close(self) -> None:
         """Let go of the link."""
-        self._closed = True
+        self._pulse.stop()
         if self._link is not None:
             await self._link.close()
