@@ -18,4 +18,8 @@ def test_a_retry_waits_as_long_as_the_provider_asked():
 
 def test_a_model_error_survives_pickling():
     error = pickle.loads(pickle.dumps(ModelError("slow down", status=429, retryable=True, retry_after=7.0)))
-    assert (str(error), error.retryable, error.retry_after) == ("slow down (status 429)", True, 7.0)
+    assert (str(error), error.retryable, error.retry_after) == (
+        "slow down (status 429); it asks to wait 7 s",
+        True,
+        7.0,
+    )
