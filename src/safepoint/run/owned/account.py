@@ -201,7 +201,7 @@ class Owned:
         for thread in self._snapshot():
             thread.work.cut_program()
         self._signalled.update(process for _, process in ending)
-        lines = {process: self._line(process, program.name) for program, process in ending}
+        lines = {process: self._line(process, program.called) for program, process in ending}
         submit(functools.partial(self._end_all, lines, ended))
 
     def _end_all(self, lines: dict[ProcessId, Line], ended: "Future[None]") -> None:
@@ -248,7 +248,7 @@ class Owned:
             process = program.living()
             if process is not None and not program.ending:
                 note = program.keep or "the leaf that started it kept it"
-                self._line(process, program.name).end("still_running", note=note)
+                self._line(process, program.called).end("still_running", note=note)
         functions = self._snapshot()
         for function in functions:
             self._function_line(function).end("still_running", where=function.work.call.where())

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from ...abort.guard import end_main_task
 from ..interrupt import AbortInterrupt, InterruptibleCall
 from . import connections
+from .programs import FORKS
 
 __all__ = ["SAMPLER", "Sampler", "ThreadWork"]
 
@@ -56,7 +57,10 @@ class ThreadWork:
     def run(self) -> Any:
         """Call the function, in this thread. Raises: what it raised; AbortInterrupt, if it was cut off and returned."""
         self.native = threading.get_native_id()
-        value = self.call.run()
+        try:
+            value = self.call.run()
+        finally:
+            FORKS.find_here()  # what this thread starts from now on is somebody else's
         if self._cut:
             # Where the exception could not be raised in time, the function has gone on with half of what it wanted. At
             # least nobody takes what it made of that for whole.
