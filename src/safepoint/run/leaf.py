@@ -89,6 +89,7 @@ async def inline(run: LeafRun, work: Callable[..., Any], value: object) -> Any:
     try:
         with run.protection():
             result = await work(run.ctx, value)
+        run.check_whole()
     except BaseException as error:
         raise await ended_by(run, error)  # noqa: B904  # it is its own cause, or has it
     finally:
@@ -108,7 +109,9 @@ async def in_task(run: LeafRun, work: Callable[..., Any], value: object) -> Any:
         current_account.set(run)  # in the context of this task alone
         try:
             with run.protection():
-                return await work(run.ctx, value)
+                result = await work(run.ctx, value)
+            run.check_whole()
+            return result
         except SystemExit as error:  # out of a task of its own it would end the event loop
             raise exit_of(work, error) from error
 

@@ -34,8 +34,12 @@ class Leaf:
         self.threads.append(thread)
 
     keeps = ""
+    task = None
 
-    def expect_program(self, keep: str) -> None:
+    def call_here(self) -> None:
+        return None
+
+    def expect_program(self, keep: str, starter: object) -> None:
         self.programs.append("forked")
 
     def refuse_if_stopped(self, what: str) -> None:

@@ -19,6 +19,7 @@ from ..interrupt import AbortInterrupt, InterruptibleCall
 from ..policy import Policy
 from ..receipt import Fate, LeafKind, Ledger, Line
 from .programs import FORKS, TERM_SECONDS, Program, program_from_pid, with_descendants
+from .starter import Starter
 from .threads import ThreadWork
 
 __all__ = ["Leaf", "Owned"]
@@ -37,6 +38,16 @@ class Leaf(Protocol):
 
     @property
     def ledger(self) -> Ledger: ...
+
+    @property
+    def being_interrupted(self) -> bool:
+        """True: by its policy it is to end now."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """True: it is over, and keeps what it has."""
+        ...
 
     @property
     def reached(self) -> bool:
@@ -98,6 +109,7 @@ class Owned:
                 known for known in self._programs if known.popen is None or known.popen.returncode is None
             ]
             self._programs.append(program)
+        program.starter.when_it_has_ended(self._starter_ended)
         self._list()
 
     @property
@@ -107,9 +119,9 @@ class Owned:
             return "its policy is to leave programs running"
         return "started after the interruption had reached the function" if self._leaf.reached else ""
 
-    def expect_program(self, keep: str) -> None:
+    def expect_program(self, keep: str, starter: Starter) -> None:
         """The leaf is about to fork, by hand."""
-        FORKS.begin(self, keep or self.keeps)
+        FORKS.begin(self, keep or self.keeps, starter)
         self._list()
 
     def survivors(self, pids: Iterable[int]) -> None:
@@ -164,6 +176,11 @@ class Owned:
             thread.work.end()
         self.end_programs()
 
+    def _starter_ended(self, _: object) -> None:
+        """A task has ended that had started a program: with the leaf, if that is being interrupted."""
+        if self._leaf.being_interrupted and not self._leaf.ended and not self._leaf.shielded:
+            self.end_programs()
+
     def _interrupt(self) -> None:
         for thread in self._snapshot():
             thread.work.interrupt()
@@ -176,20 +193,25 @@ class Owned:
         """Whether a function on this account runs in this thread."""
         return any(thread.work.runs_in(ident) for thread in self._snapshot())
 
+    def call_here(self) -> "InterruptibleCall[Any] | None":
+        """The function on this account that runs in this thread."""
+        here = threading.get_ident()
+        return next((thread.work.call for thread in self._snapshot() if thread.work.runs_in(here)), None)
+
     def interrupt_here(self) -> bool:
         """In a thread that runs on this account: raise the interruption here, if it is owed. False: no such thread."""
-        for thread in self._snapshot():
-            if thread.work.runs_in(threading.get_ident()):
-                thread.work.call.interrupt()
-                thread.work.call.raise_if_owed()
-                return True
-        return False
+        call = self.call_here()
+        if call is None:
+            return False
+        call.interrupt()
+        call.raise_if_owed()
+        return True
 
     def end_programs(self) -> None:
         """End the programs of the leaf and all that descends from them."""
         FORKS.find_for(self)
         with self._lock:
-            ending = [(program, process) for program in self._programs if (process := _to_end(program)) is not None]
+            ending = [(program, process) for program in self._programs if (process := program.to_end()) is not None]
             for program, _ in ending:
                 program.ending = True
             if not ending:
@@ -247,8 +269,7 @@ class Owned:
         for program in programs:
             process = program.living()
             if process is not None and not program.ending:
-                note = program.keep or "the leaf that started it kept it"
-                self._line(process, program.called).end("still_running", note=note)
+                self._line(process, program.called).end("still_running", note=program.note)
         functions = self._snapshot()
         for function in functions:
             self._function_line(function).end("still_running", where=function.work.call.where())
@@ -298,10 +319,6 @@ async def _wait_for(endings: "list[asyncio.Future[None]]", seconds: float) -> No
                 await asyncio.wait(endings)
     except AbortError:
         pass
-
-
-def _to_end(program: Program) -> ProcessId | None:
-    return None if program.ending or program.keep else program.living()
 
 
 def _name_of(fn: Callable[..., object]) -> str:

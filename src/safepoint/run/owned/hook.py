@@ -8,6 +8,7 @@ Not seen: programs of uvloop, processes that multiprocessing starts by spawn or 
 of C libraries, and, on Python 3.11, plain `threading.Thread`s.
 """
 
+import asyncio
 import os
 import sys
 import threading
@@ -18,8 +19,10 @@ from types import FrameType
 from typing import Any, Protocol
 
 from ...abort.accounting import current_account
+from ..interrupt import InterruptibleCall
 from .account import Owned
 from .programs import FORKS, Program, see
+from .starter import starter_of
 
 __all__ = ["detached", "install"]
 
@@ -36,11 +39,17 @@ _SUPERVISORS = ("safepoint.abort.processes", "safepoint.run.isolate", "safepoint
 _SERVING = ("concurrent.futures", "safepoint", "anyio", "asyncio")
 
 
-class Starter(Protocol):
+class Leaf(Protocol):
     """The leaf, as the hook sees it."""
+
+    task: "asyncio.Task[Any] | None"
 
     def own(self) -> Owned:
         """Its account, made if there is none."""
+        ...
+
+    def call_here(self) -> "InterruptibleCall[Any] | None":
+        """The function of the leaf that runs in this thread."""
         ...
 
     def refuse_if_stopped(self, what: str) -> None:
@@ -87,7 +96,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         _starts_program(leaf, event, sys._getframe(1))
 
 
-def _starts_program(leaf: Starter | None, event: str, frame: FrameType) -> None:
+def _starts_program(leaf: Leaf | None, event: str, frame: FrameType) -> None:
     popen = frame.f_locals.get("self") if event == "subprocess.Popen" else None
     if popen is not None:
         see(popen)
@@ -96,14 +105,15 @@ def _starts_program(leaf: Starter | None, event: str, frame: FrameType) -> None:
         return
     leaf.refuse_if_stopped("programs")
     keep = _POOL_NOTE if module.startswith(_POOLS) else ""
+    starter = starter_of(frame, leaf.task, leaf.call_here(), awaits=module.startswith("asyncio"))
     if popen is not None:
         owned = leaf.own()
-        owned.add_program(Program(_program_name(popen, frame), popen=popen, keep=keep or owned.keeps))
+        owned.add_program(Program(_program_name(popen, frame), popen=popen, keep=keep or owned.keeps, starter=starter))
     elif event in _FORKS:
-        leaf.own().expect_program(keep)
+        leaf.own().expect_program(keep, starter)
 
 
-def _started_thread(leaf: Starter, function: Any) -> None:
+def _started_thread(leaf: Leaf, function: Any) -> None:
     thread = getattr(function, "__self__", None)
     if not isinstance(thread, threading.Thread):
         return

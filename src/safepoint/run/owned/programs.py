@@ -22,11 +22,13 @@ from ...abort.processtree import (
     name_of,
     parent_of,
 )
+from .starter import Starter
 
 __all__ = ["FORKS", "TERM_SECONDS", "Forks", "Program", "program_from_pid", "seen", "with_descendants"]
 
 # Between TERM and KILL.
 TERM_SECONDS = 2.0
+NOBODY = Starter()
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +40,7 @@ class Program:
         popen: The `Popen` object, if it was started through one; its pid is known once the start has succeeded.
         process: The process, if it is known without a `Popen`.
         keep: Why a stop does not end it; empty if it does.
+        starter: Who started it.
         ending: True once it is being ended: then its line in the receipt is written by whoever does that.
     """
 
@@ -45,6 +48,7 @@ class Program:
     popen: "subprocess.Popen[bytes] | None" = None
     process: ProcessId | None = None
     keep: str = ""
+    starter: Starter = NOBODY
     ending: bool = field(default=False)
 
     @property
@@ -62,6 +66,19 @@ class Program:
         """True: it has ended, and the code that started it knows."""
         return self.popen is not None and self.popen.returncode is not None
 
+    @property
+    def note(self) -> str:
+        """Why it goes on."""
+        needed = "what started it goes on" if self.starter.needs_it() else "the leaf that started it kept it"
+        return self.keep or needed
+
+    def to_end(self) -> ProcessId | None:
+        """Its process, if a stop ends it now."""
+        if self.ending or self.keep:
+            return None
+        process = self.living()
+        return None if process is None or self.starter.needs_it() else process
+
     def living(self) -> ProcessId | None:
         """Its process while it runs; None before its start, and once it has ended."""
         if self.popen is None:
@@ -78,10 +95,10 @@ class Program:
         return self.process if is_alive(self.process) else None
 
 
-def program_from_pid(pid: int, *, keep: str = "") -> Program | None:
+def program_from_pid(pid: int, *, keep: str = "", starter: Starter = NOBODY) -> Program | None:
     """The program that runs under this pid now, if there is one."""
     process = identify(pid)
-    return None if process is None else Program("", process=process, keep=keep)
+    return None if process is None else Program("", process=process, keep=keep, starter=starter)
 
 
 def with_descendants(processes: Iterable[ProcessId]) -> list[ProcessId]:
@@ -112,12 +129,12 @@ class Forks:
     def __init__(self) -> None:
         self._begun: dict[int, _Fork] = {}  # by native thread id
 
-    def begin(self, account: Forker, keep: str) -> None:
+    def begin(self, account: Forker, keep: str, starter: Starter = NOBODY) -> None:
         """This thread is about to fork, on this account."""
         thread = threading.get_native_id()
         before = children_of_thread(thread)
         if before is not None:
-            self._begun[thread] = _Fork(account, frozenset(before), keep, _ticks())
+            self._begun[thread] = _Fork(account, frozenset(before), keep, starter, _ticks())
             loop = asyncio._get_running_loop()
             if loop is not None:  # its thread serves everybody
                 loop.call_soon(self.find_here)
@@ -140,7 +157,7 @@ class Forks:
     def _find(self, thread: int, fork: "_Fork") -> bool:
         known = fork.before | seen()
         for pid in children_of_thread(thread) or ():  # in the order of their births
-            program = None if pid in known else program_from_pid(pid, keep=fork.keep)
+            program = None if pid in known else program_from_pid(pid, keep=fork.keep, starter=fork.starter)
             if program is not None and program.process is not None and fork.may_have_made(program.process):
                 _seen_pids.add(pid)
                 fork.account.add_program(program)
@@ -157,6 +174,7 @@ class _Fork:
     account: Forker
     before: frozenset[int]
     keep: str
+    starter: Starter
     began: int  # in clock ticks since boot
 
     def may_have_made(self, process: ProcessId) -> bool:

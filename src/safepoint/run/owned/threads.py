@@ -86,13 +86,13 @@ class ThreadWork:
         call = self.call
         if call.ended:
             return False
-        if call.interrupted:  # it knows; what it does from now on is its clean-up
-            return False
         if call.thread_id is None or self.native is None:  # it has not begun
             return True
-        if call.cleaning_up():  # nothing is ended under a clean-up, nor raised in it
-            return True
         self._owner.end_programs()
+        if call.interrupted:  # it knows; what it does from now on is its clean-up
+            return False
+        if call.cleaning_up():  # it is not freed from anything under a clean-up, and nothing is raised in it
+            return True
         free = self._blocked(call.thread_id, frames)
         if free is not None:
             self.cut()
