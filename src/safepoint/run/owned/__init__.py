@@ -8,12 +8,12 @@
 | `starter.py` | who started a program, and whether it may be ended under that task or function now |
 | `threads.py` | functions that run in a thread: when they are interrupted, and how often one looks |
 | `connections.py` | the socket or database connection in which a thread is blocked |
-| `executor.py` | `asyncio.to_thread` and `run_in_executor` on the account of the leaf that called them |
+| `executor.py` | functions that a leaf hands to other threads: `to_thread`, `run_in_executor`, pools, threads |
 | `leftovers.py` | tasks, threads and programs that are left when a run ends |
 
 The page that explains it to users is docs/owned-resources.md.
 """
 
-from .hook import detached
+from ...abort.accounting import detached
 
 __all__ = ["detached"]

@@ -5,26 +5,25 @@ that is. It is installed with the first leaf, not at import, and can never be re
 program, connection or thread it costs one look into a set.
 
 Not seen: programs of uvloop, processes that multiprocessing starts by spawn or forkserver, C code that forks, threads
-of C libraries, and, on Python 3.11, plain `threading.Thread`s.
+of C libraries.
 """
 
 import asyncio
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-from ...abort.accounting import current_account
+from ...abort.accounting import account_here
 from ..interrupt import InterruptibleCall
 from .account import Owned
+from .executor import install_helpers, is_helper
 from .programs import FORKS, Program, see
 from .starter import starter_of
 
-__all__ = ["detached", "install"]
+__all__ = ["install"]
 
 _FORKS = frozenset({"os.system", "os.posix_spawn", "os.fork", "os.forkpty"})
 _THREADS = frozenset({"_thread.start_new_thread", "_thread.start_joinable_thread"})
@@ -35,8 +34,6 @@ _POOLS = ("multiprocessing", "concurrent.futures.process", "loky", "joblib")
 _POOL_NOTE = "a process of a pool, which a stop never ends"
 # Our own supervisors end what they start, and report what survives.
 _SUPERVISORS = ("safepoint.abort.processes", "safepoint.run.isolate", "safepoint.worker.seats")
-# Threads that serve many callers one after the other: what they do is written down elsewhere.
-_SERVING = ("concurrent.futures", "safepoint", "anyio", "asyncio")
 
 
 class Leaf(Protocol):
@@ -52,26 +49,16 @@ class Leaf(Protocol):
         """The function of the leaf that runs in this thread."""
         ...
 
+    def helper(self, fn: Callable[..., Any], *, thread: threading.Thread) -> Callable[..., Any]:
+        """It starts a thread: what to run there instead of its function."""
+        ...
+
     def refuse_if_stopped(self, what: str) -> None:
         """Raises: AbortInterrupt, where the leaf is being interrupted and that has not reached the body yet."""
         ...
 
 
-_detached: ContextVar[bool] = ContextVar("safepoint_detached", default=False)
 _installed: list[None] = []  # one entry, once it is there
-
-
-@contextmanager
-def detached() -> Iterator[None]:
-    """What is started inside belongs to the application, not to the leaf: a browser, a pool, a shared client.
-
-    A stop does not end it, and the receipt does not list it.
-    """
-    token = _detached.set(True)
-    try:
-        yield
-    finally:
-        _detached.reset(token)
 
 
 def install() -> None:
@@ -79,13 +66,14 @@ def install() -> None:
     if not _installed:
         _installed.append(None)
         sys.addaudithook(_hook)
+        install_helpers()
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
     if event not in _WATCHED:
         return
     FORKS.find_here()
-    leaf: Any = None if _detached.get() else current_account.get()
+    leaf: Any = account_here()
     if event == "socket.connect":
         if leaf is not None:
             leaf.refuse_if_stopped("connections")
@@ -109,18 +97,14 @@ def _starts_program(leaf: Leaf | None, event: str, frame: FrameType) -> None:
     if popen is not None:
         owned = leaf.own()
         owned.add_program(Program(_program_name(popen, frame), popen=popen, keep=keep or owned.keeps, starter=starter))
-    elif event in _FORKS:
+    elif frame.f_globals.get("__name__") != "subprocess":  # its `Popen` was told of before
         leaf.own().expect_program(keep, starter)
 
 
 def _started_thread(leaf: Leaf, function: Any) -> None:
     thread = getattr(function, "__self__", None)
-    if not isinstance(thread, threading.Thread):
-        return
-    target: Any = getattr(thread, "_target", None)
-    modules = (type(thread).__module__, str(getattr(target, "__module__", "")))
-    if not any(module.startswith(_SERVING) for module in modules):
-        leaf.own().add_thread(thread)
+    if isinstance(thread, threading.Thread) and is_helper(thread):
+        thread.run = leaf.helper(thread.run, thread=thread)  # type: ignore[method-assign]
 
 
 def _starting_module(frame: FrameType | None) -> str:

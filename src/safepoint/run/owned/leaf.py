@@ -58,6 +58,10 @@ class OwningLeaf:
         """It puts a function in a thread: what to run there instead."""
         return fn if self._ended else self.own().thread(fn)
 
+    def helper(self, fn: Callable[..., T], *, thread: threading.Thread | None = None) -> Callable[..., T]:
+        """It has a function run in a thread that it does not await: what to run there instead."""
+        return fn if self._ended else self.own().helper(fn, thread)
+
     def survivors(self, pids: Iterable[int]) -> None:
         """These processes came out of a program that it ran, and still run."""
         for_account = list(pids)
@@ -114,8 +118,11 @@ class OwningLeaf:
         if self.work is not None and self.work.call.thread_id == threading.get_ident():
             self.work.call.interrupt()
             self.work.call.raise_if_owed()
-        elif self.owned is not None and self.owned.interrupt_here():
-            pass
+        elif self.owned is not None and (call := self.owned.call_here()) is not None:
+            # What a helper connects to may serve others.
+            if what == "programs" or not self.owned.is_helper(call):
+                call.interrupt()
+                call.raise_if_owed()
         elif not self.reached and not self.shielded and self._runs_now():
             raise AbortInterrupt
 
