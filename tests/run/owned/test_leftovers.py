@@ -184,3 +184,29 @@ def test_a_wait_for_something_else_has_no_thread_behind_it():
     assert running_behind(None) is None
     assert running_behind([1]) is None
     assert running_behind([(print, None), (len, None)]) is None
+
+
+@pytest.mark.parametrize("moved", [-3600.0, 3600.0], ids=["back", "forward"])
+def test_a_process_that_began_before_the_run_is_not_named_when_the_date_moves(moved):
+    told = printed(
+        f"""
+        import asyncio, os, signal, time
+        from multiprocessing.util import spawnv_passfds
+        from safepoint.abort import use_clock
+        from safepoint.run import Context, settle
+        from safepoint.testing import FakeClock
+
+        async def work(ctx, value):
+            time.time = lambda now=time.time: now() + {moved}
+            raise ValueError("to get a receipt")
+
+        pid = spawnv_passfds(b"/bin/sleep", [b"sleep", b"60"], ())  # there is no audit event for this
+        time.sleep(0.1)
+        with use_clock(FakeClock()):
+            first = asyncio.run(settle(Context(), work, None))
+        second = asyncio.run(settle(Context(), work, None))
+        print(len(first.receipt.entries), len(second.receipt.entries))
+        os.kill(pid, signal.SIGKILL)
+        """
+    )
+    assert told == "0 0"

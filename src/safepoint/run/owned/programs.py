@@ -24,7 +24,16 @@ from ...abort.processtree import (
 )
 from .starter import Starter
 
-__all__ = ["FORKS", "TERM_SECONDS", "Forks", "Program", "program_from_pid", "seen", "with_descendants"]
+__all__ = [
+    "FORKS",
+    "TERM_SECONDS",
+    "Forks",
+    "Program",
+    "program_from_pid",
+    "seen",
+    "ticks_since_boot",
+    "with_descendants",
+]
 
 # Between TERM and KILL.
 TERM_SECONDS = 2.0
@@ -134,7 +143,7 @@ class Forks:
         thread = threading.get_native_id()
         before = children_of_thread(thread)
         if before is not None:
-            self._begun[thread] = _Fork(account, frozenset(before), keep, starter, _ticks())
+            self._begun[thread] = _Fork(account, frozenset(before), keep, starter, ticks_since_boot())
             loop = asyncio._get_running_loop()
             if loop is not None:  # its thread serves everybody
                 loop.call_soon(self.find_here)
@@ -182,7 +191,8 @@ class _Fork:
         return -1 <= process.started - self.began <= _BIRTH_TICKS
 
 
-def _ticks() -> int:
+def ticks_since_boot() -> int:
+    """The time as the system writes it down of the start of each process; 0 where it does not."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return 0
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))

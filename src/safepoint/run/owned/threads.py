@@ -176,7 +176,7 @@ class Sampler:
             return [work for work in self._works if work.due <= soon]
 
     def _look_at(self, works: list[ThreadWork]) -> None:
-        frames = sys._current_frames() if works else {}
+        frames = connections.Reading(sys._current_frames() if works else {})
         for work in works:
             try:
                 goes_on = work.look(frames)
