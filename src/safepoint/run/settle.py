@@ -91,7 +91,9 @@ def _decide(ctx: Context, result: T | None, error: BaseException | None, started
         receipt = ctx.ledger.receipt(ctx.signal)
         partial = getattr(error, "partial", None)
         return Failed(error, receipt, partial, started_at=started, finished_at=finished)
-    return Completed(result, started_at=started, finished_at=finished)  # type: ignore[arg-type]  # no error: a value
+    goes_on = ctx.ledger.goes_on(ctx.signal, ctx.operation)
+    value: T = result  # type: ignore[assignment]  # no error: a value
+    return Completed(value, receipt=goes_on, started_at=started, finished_at=finished)
 
 
 async def clean_up(ctx: Context) -> BaseException | None:
