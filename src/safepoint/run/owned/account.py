@@ -60,7 +60,7 @@ class Leaf(Account, Protocol):
         """True: the body is inside of a `shield()`."""
         ...
 
-    def cut(self) -> None:
+    def cut(self, *, by_helper: bool) -> None:
         """Something under the body is about to be ended: it must not go on as if what it gets were whole."""
         ...
 
@@ -244,14 +244,16 @@ class Owned:
             ended: Future[None] = Future()
             self._endings.append(ended)
         # Armed before the first signal: what was cut off must not look whole to the function that waits for it.
-        self._leaf.cut()
         starters = {program.starter.call for program, _ in ending}
-        for thread in self._snapshot():
+        threads = self._snapshot()
+        helpers = [thread for thread in threads if thread.helps and thread.work.call in starters]
+        for thread in helpers:
+            thread.work.cut()
+            thread.cut = True
+        self._leaf.cut(by_helper=bool(helpers))
+        for thread in threads:
             if not thread.helps:
-                thread.work.cut_program()
-            elif thread.work.call in starters:
-                thread.work.cut()
-                thread.cut = True
+                thread.work.cut_program(by_helper=bool(helpers))
         self._signalled.update(process for _, process in ending)
         lines = {process: self._line(process, program.called) for program, process in ending}
         submit(functools.partial(self._end_all, lines, ended))

@@ -163,7 +163,7 @@ def _connections(name: str, value: object) -> Iterator[tuple[str, Any]]:
     except Exception:  # it has none
         return
     if type(attributes) is dict:
-        for attribute, inner in list(attributes.items()):
+        for attribute, inner in attributes.copy().items():  # its owner may be filling it
             if _is_connection(type(inner)) and (attribute in ATTRIBUTES or not issubclass(type(inner), socket.socket)):
                 yield f"{name}.{attribute}", inner
 

@@ -148,11 +148,11 @@ class OwningLeaf:
         if self.owned is not None:
             self.owned.end_programs()
 
-    def cut(self) -> None:
+    def cut(self, *, by_helper: bool) -> None:
         """Something under the body is about to be ended: it must not go on as if what it gets were whole."""
         self._cut = True
         if self.work is not None:
-            self.work.cut_program()
+            self.work.cut_program(by_helper)
 
     def check_whole(self) -> None:
         """The awaited body has returned. Raises: AbortInterrupt, if something was ended under it: its value is void."""

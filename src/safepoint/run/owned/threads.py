@@ -101,9 +101,15 @@ class ThreadWork:
             call.interrupt()
         return True
 
-    def cut_program(self) -> None:
-        """A program of its leaf is about to be ended. A function that waits for another thread does not wait for it."""
+    def cut_program(self, by_helper: bool = False) -> None:
+        """A program of its leaf is about to be ended. A function that waits for another thread does not wait for it.
+
+        Args:
+            by_helper: A helper of the leaf has started the program. Then it may be the helper that is waited for.
+        """
         if self.native is not None and connections.waits_for_a_lock(self.native):
+            self._cut = self._cut or by_helper
+            self.call.interrupt()
             self.interrupt()
         else:
             self.cut()
