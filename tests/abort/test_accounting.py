@@ -2,7 +2,14 @@
 
 import contextvars
 
-from safepoint.abort.accounting import accounted, current_account, report_survivors, reset_account
+from safepoint.abort.accounting import (
+    account_here,
+    accounted,
+    current_account,
+    detached,
+    report_survivors,
+    reset_account,
+)
 
 
 class Account:
@@ -11,6 +18,9 @@ class Account:
 
     def thread(self, fn):
         return lambda *args: ("on account", fn(*args))
+
+    def helper(self, fn, *, thread=None):
+        return fn
 
     def survivors(self, pids):
         self.pids += pids
@@ -30,6 +40,15 @@ def test_the_operation_around_is_told():
     assert account.pids == [4, 5]
     reset_account(token)
     assert accounted(int) is int
+
+
+def test_what_belongs_to_the_application_is_on_no_account():
+    token = current_account.set(Account())
+    with detached():
+        assert account_here() is None
+        assert accounted(int) is int
+    assert account_here() is not None
+    reset_account(token)
 
 
 def test_an_end_in_another_context_is_no_error():

@@ -141,6 +141,25 @@ async def test_a_second_message_that_interrupts_after_a_second_leaves_what_does_
         await deaf.end()
 
 
+async def test_a_message_that_interrupts_a_second_after_a_stop_is_the_second_press(clock: FakeClock) -> None:
+    deaf = Deaf()
+    agent = talker([Call("deaf")], "a", "b", tools=[deaf.tool])
+    async with Session.open("s", agent=agent) as session:
+        first = session.send("one")
+        await deaf.inside.wait()
+        session.stop(first.id)
+        await clock.elapse(0.5)
+        early = session.send("two", when_busy="interrupt")
+        await clock.elapse(0.6)
+        assert first.result is None, "the first message came within a second of the stop"
+        session.send("three", when_busy="interrupt")
+        outcome = (await over(first)).outcome
+        assert isinstance(outcome, Aborted)
+        assert len(outcome.receipt.still_running) == 1
+        assert (await over(early)).status == "completed"
+        await deaf.end()
+
+
 async def test_a_turn_that_waits_is_stopped_as_before(clock: FakeClock) -> None:
     deaf = Deaf()
     async with Session.open("s", agent=talker([Call("deaf")], tools=[deaf.tool])) as session:

@@ -232,6 +232,11 @@ class Guard(Scope):
         return self._state != ARMED
 
     @property
+    def sent(self) -> bool:
+        """True: the body was interrupted, whatever it made of that."""
+        return getattr(self, "_sent", 0) > 0
+
+    @property
     def shielded(self) -> bool:
         """True: the body is inside of a shield, which holds the interruption off."""
         inner = self._inner if self._state != NEW else None

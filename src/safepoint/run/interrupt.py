@@ -8,15 +8,15 @@ docs/interrupting-threads.md explains it. Knows nothing of signals.
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from safepoint.errors import UsageError
 
 from .instruction_events import _RUN, stop_watching, thread_state, watch
-from .own_code import OwnCode
-from .safe_place import in_clean_up, safe_to_interrupt
+from .own_code import OwnCode, Place
+from .safe_place import holds_something, in_clean_up, safe_to_interrupt, stack
 
 __all__ = ["AbortInterrupt", "InterruptibleCall"]
 
@@ -89,7 +89,7 @@ class InterruptibleCall(Generic[T]):
         """Raise AbortInterrupt here if the function is to be interrupted and has not been. For the function's thread.
 
         It is for those who know that the function must not go on, such as a hook that refuses a new program. Clean-up
-        code of the function is left alone.
+        code of the function is left alone, and so is what holds something.
         """
         if not self.asked or self.interrupted or self.ended or self._judging:
             return
@@ -97,25 +97,39 @@ class InterruptibleCall(Generic[T]):
             return
         self._judging = True  # reading a source is seen by hooks too
         try:
-            cleans_up = in_clean_up(sys._getframe(1), self.owns, _CODE, cut=self.cut)
+            frames = stack(sys._getframe(1), _CODE)
+            must_end = in_clean_up(frames, self.owns, cut=self.cut) or holds_something(frames, self.owns)
         finally:
             self._judging = False
-        if not cleans_up:
+        if not must_end:
             self._raise()
 
     def cleaning_up(self, frame: FrameType | None = None) -> bool:
-        """Whether the function is in clean-up code now that not even a cut leaves. For other threads.
+        """Whether the function is in code now that not even a cut leaves: it cleans up, or is `holding()`.
 
-        Who ends a connection or a program that the function waits for asks this first: in clean-up code what was cut
-        would look whole to the function.
+        For other threads. Who ends a connection or a program that the function waits for asks this first: there what
+        was cut would look whole to the function.
 
         Args:
             frame: The thread's innermost frame, where the caller has read it a moment ago.
         """
-        if self.thread_id is None or self.ended:
-            return False
-        frame = frame or sys._current_frames().get(self.thread_id)
-        return frame is not None and in_clean_up(frame, self.owns, _CODE, cut=True) and not self.ended
+        frames = self._frames(frame)
+        found = in_clean_up(frames, self.owns, cut=True) or holds_something(frames, self.owns)
+        return found and not self.ended
+
+    def holding(self) -> bool:
+        """Whether the function holds something now for which no block has begun yet. For other threads."""
+        return holds_something(self._frames(), self.owns) and not self.ended
+
+    def cleaned_up_at(self, places: Sequence[Place]) -> bool:
+        """Whether the function was in clean-up code when these were its frames, or held something."""
+        return in_clean_up(places, self.owns, cut=True) or holds_something(places, self.owns)
+
+    def _frames(self, frame: FrameType | None = None) -> Sequence[Place]:
+        if self.ended:
+            return ()
+        frame = frame or sys._current_frames().get(self.thread_id or 0)
+        return () if frame is None else stack(frame, _CODE)
 
     def before(self, frame: FrameType) -> None:
         """Called in the function's thread before an instruction of its own code. Raises: AbortInterrupt."""
@@ -149,7 +163,7 @@ class InterruptibleCall(Generic[T]):
         place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         return place if frame is inner else f"{place} (in {inner.f_code.co_filename}:{inner.f_lineno})"
 
-    def owns(self, frame: FrameType) -> bool:
+    def owns(self, frame: Place) -> bool:
         """Whether the frame's code is the function's own, and not that of a library."""
         if self._own is None:
             self._own = OwnCode(self._fn, self._packages)

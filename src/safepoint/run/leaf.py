@@ -91,6 +91,7 @@ async def inline(run: LeafRun, work: Callable[..., Any], value: object) -> Any:
     try:
         with run.protection():
             result = await work(run.ctx, value)
+        run.check_whole()
     except BaseException as error:
         # What comes out of an agent or a flow that runs as a part was not raised by a leaf: it is for the program.
         if isinstance(error, SystemExit) and run.kind != "child":
@@ -113,7 +114,9 @@ async def in_task(run: LeafRun, work: Callable[..., Any], value: object) -> Any:
         current_account.set(run)  # in the context of this task alone
         try:
             with run.protection():
-                return await work(run.ctx, value)
+                result = await work(run.ctx, value)
+            run.check_whole()
+            return result
         except SystemExit as error:  # out of a task of its own it would end the event loop
             raise exit_of(work, error) from error
 

@@ -13,11 +13,15 @@ T = TypeVar("T")
 Status: TypeAlias = Literal["completed", "aborted", "timed_out", "failed"]
 
 
+NOTHING = Receipt(None, None, 0.0)  # of a completed run nothing goes on
+
+
 @dataclass(frozen=True, slots=True)
 class Completed(Generic[T]):
-    """The work has its value."""
+    """The work has its value. `receipt` lists only what goes on: programs, threads and tasks that its leaves kept."""
 
     value: T
+    receipt: Receipt = field(default=NOTHING, kw_only=True, compare=False, repr=False)
     started_at: float = field(default=0.0, kw_only=True)
     finished_at: float = field(default=0.0, kw_only=True)
     status: ClassVar[Literal["completed"]] = "completed"

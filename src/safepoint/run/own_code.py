@@ -12,10 +12,21 @@ import site
 import sys
 import sysconfig
 from collections.abc import Callable
-from types import FrameType, FunctionType, MethodType
-from typing import Any
+from types import CodeType, FunctionType, MethodType
+from typing import Any, Protocol
 
-__all__ = ["OwnCode", "function_beneath"]
+__all__ = ["OwnCode", "Place", "function_beneath"]
+
+
+class Place(Protocol):
+    """A place in code that runs: a frame, or what was written down of one."""
+
+    @property
+    def f_code(self) -> CodeType: ...
+    @property
+    def f_lasti(self) -> int: ...
+    @property
+    def f_globals(self) -> dict[str, Any]: ...
 
 
 class OwnCode:
@@ -37,7 +48,7 @@ class OwnCode:
             elif package not in sys.stdlib_module_names:
                 self._packages = (package, *packages)
 
-    def has(self, frame: FrameType) -> bool:
+    def has(self, frame: Place) -> bool:
         """Whether the frame's code is the tool's own."""
         file = frame.f_code.co_filename
         if _is_installed(file):

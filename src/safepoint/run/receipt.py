@@ -318,6 +318,14 @@ class Ledger:
     def receipt(self, signal: AbortSignal, *, escalated: bool = False) -> Receipt:
         """What is known now."""
         self.bring_up_to_date()
+        return self._receipt(signal, self._lines(), escalated)
+
+    def goes_on(self, signal: AbortSignal, operation: str) -> Receipt:
+        """What has not ended inside of this operation, which has."""
+        self.bring_up_to_date()
+        return self._receipt(signal, [line for line in list(self._live) if line.name.startswith(f"{operation}/")])
+
+    def _receipt(self, signal: AbortSignal, lines: "list[Line]", escalated: bool = False) -> Receipt:
         now, date = self._clock.monotonic(), self._clock.time()
         at = signal.aborted_at
         omitted = sum(count for fate, count in self._omitted.items() if fate != "unknown")
@@ -325,7 +333,7 @@ class Ledger:
             signal.reason,
             None if at is None else date - (now - at),
             date,
-            tuple(self._entry(line, at) for line in self._lines()),
+            tuple(self._entry(line, at) for line in lines),
             self.usage,
             self.resume,
             (*self.warnings, *self._unlisted()),

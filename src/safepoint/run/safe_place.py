@@ -11,18 +11,20 @@ import dis
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import islice, pairwise
 from types import CodeType, FrameType
 from typing import NamedTuple
 
 from .loaded_source import LoadedSource
+from .own_code import Place
 from .statements import Position, Statements, calls_in, read_statements, reads_what_its_body_gets
 
-__all__ = ["Places", "in_clean_up", "places", "safe_to_interrupt"]
+__all__ = ["Places", "holds_something", "in_clean_up", "places", "safe_to_interrupt", "stack"]
 
 # Functions that take or give back, whatever stands in them; and where Python ignores exceptions.
 UNTOUCHABLE = {"__enter__", "__exit__", "__aenter__", "__aexit__", "__del__"}
+ENTERING = {"__enter__", "__aenter__"}
 # How far the arguments of a function are followed to the call that they came from.
 HANDED_DOWN = 8
 RESUME = dis.opmap["RESUME"]
@@ -57,7 +59,7 @@ class _CallSite(NamedTuple):
 
 def safe_to_interrupt(
     frame: FrameType,
-    is_own: Callable[[FrameType], bool] = lambda frame: True,
+    is_own: Callable[[Place], bool] = lambda frame: True,
     *,
     outermost: CodeType | None = None,
     cut: bool = False,
@@ -74,34 +76,51 @@ def safe_to_interrupt(
     start, here = _is_at_start(frame), places(frame)
     if not start and frame.f_lasti not in (here.cut if cut else here.safe):
         return False
-    callers = list(_callers(frame, outermost))
-    if any(caller.f_code.co_name in UNTOUCHABLE for caller in (frame, *callers)):
+    frames = stack(frame, outermost)
+    if any(_is_untouchable(each, is_own, cut) for each in frames):
         return False
-    own = [caller for caller in callers if is_own(caller)]
+    own = [caller for caller in frames[1:] if is_own(caller)]
     for caller in own:
         site = _site(caller)
-        if site.must_end or (not cut and (site.cleans_up or site.holds)):
+        if site.must_end or site.holds or (not cut and site.cleans_up):
             return False
     return cut or not start or not _is_handed_something(own)
 
 
-def in_clean_up(
-    frame: FrameType,
-    is_own: Callable[[FrameType], bool],
-    outermost: CodeType | None = None,
-    *,
-    cut: bool = False,
-) -> bool:
-    """Whether the frame, or one that it was called from, is cleaning up. With `cut`: so that no cut may leave it."""
-    for each in (frame, *_callers(frame, outermost)):
-        if each.f_code.co_name in UNTOUCHABLE:
+def in_clean_up(frames: Iterable[Place], is_own: Callable[[Place], bool], *, cut: bool = False) -> bool:
+    """Whether one of the frames is cleaning up. With `cut`: so that no cut may leave it.
+
+    Args:
+        frames: The frames of a thread, or what was written down of them.
+        is_own: Tells the frames of the tool's own code from those of libraries.
+        cut: What the thread is blocked in is to be ended from outside.
+    """
+    for each in frames:
+        if _is_untouchable(each, is_own, cut):
             return True
-        if is_own(each):
-            position, statements = _position(each), _read(each)
-            stmt = None if statements is None or position is None else statements.at(position)
-            if statements is not None and stmt is not None and statements.in_clean_up(stmt, cut=cut):
-                return True
+        statements, stmt = _statement(each) if is_own(each) else (None, None)
+        if statements is not None and stmt is not None and statements.in_clean_up(stmt, cut=cut):
+            return True
     return False
+
+
+def holds_something(frames: Iterable[Place], is_own: Callable[[Place], bool]) -> bool:
+    """Whether one of the frames holds something for which no block has begun yet: `lock.acquire()` without `try`."""
+    for each in frames:
+        statements, stmt = _statement(each) if is_own(each) else (None, None)
+        if statements is not None and stmt is not None and statements.between_hold_and_block(stmt, inside=True):
+            return True
+    return False
+
+
+def stack(frame: FrameType, outermost: CodeType | None) -> list[FrameType]:
+    """The frame and those that it was called from, innermost first, up to the code that called the tool."""
+    found = [frame]
+    back = frame.f_back
+    while back is not None and back.f_code is not outermost:
+        found.append(back)
+        back = back.f_back
+    return found
 
 
 def places(frame: FrameType) -> Places:
@@ -121,11 +140,19 @@ def places(frame: FrameType) -> Places:
     return found
 
 
-def _callers(frame: FrameType, outermost: CodeType | None) -> Iterator[FrameType]:
-    back = frame.f_back
-    while back is not None and back.f_code is not outermost:
-        yield back
-        back = back.f_back
+def _is_untouchable(frame: Place, is_own: Callable[[Place], bool], cut: bool) -> bool:
+    """Whether nothing may be raised in it, nor in what it calls.
+
+    A library's `__enter__` has given nothing to the tool yet. What it waits for may be ended: it gets an error, as from
+    a server that hangs up, and takes back what it has done so far. (`contextlib`'s runs the tool's own generator.)
+    """
+    name = frame.f_code.co_name
+    return name in UNTOUCHABLE and not (cut and name in ENTERING and not is_own(frame))
+
+
+def _statement(frame: Place) -> tuple[Statements | None, ast.stmt | None]:
+    statements, position = _read(frame), _position(frame)
+    return statements, None if statements is None or position is None else statements.at(position)
 
 
 def _is_at_start(frame: FrameType) -> bool:
@@ -133,7 +160,7 @@ def _is_at_start(frame: FrameType) -> bool:
     return at >= 0 and code[at] == RESUME and code[at + 1] & 3 == 0
 
 
-def _read(frame: FrameType) -> Statements | None:
+def _read(frame: Place) -> Statements | None:
     """The statements of the file. None if there is no source, or not the one from which the code was made."""
     fits = _fits.get((frame.f_code, frame.f_code.co_filename))
     if fits is None:
@@ -143,7 +170,7 @@ def _read(frame: FrameType) -> Statements | None:
     return found[0] if fits and found is not None else None
 
 
-def _read_first(frame: FrameType) -> bool:
+def _read_first(frame: Place) -> bool:
     code, file = frame.f_code, frame.f_code.co_filename
     if (code, file) in _fits:  # another thread has just read it
         return _fits[code, file]
@@ -171,9 +198,7 @@ def _site(frame: FrameType) -> _CallSite:
 
 
 def _look_at_call(frame: FrameType) -> _CallSite:
-    statements = _read(frame)
-    position = _position(frame)
-    stmt = None if statements is None or position is None else statements.at(position)
+    (statements, stmt), position = _statement(frame), _position(frame)
     if statements is None or position is None or stmt is None:
         return _CallSite(cleans_up=True, must_end=True, holds=True, hands_down=True)
     hands_down = statements.uses_what_was_got(stmt)
@@ -181,24 +206,24 @@ def _look_at_call(frame: FrameType) -> _CallSite:
     for node in ast.walk(stmt):
         if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == end:
             hands_down = calls_in([*node.args, *node.keywords]) or hands_down
-    by_itself = _enters_or_leaves(frame, stmt)
-    cleans_up = statements.in_clean_up(stmt) or by_itself
-    must_end = statements.in_clean_up(stmt, cut=True) or by_itself
+    enters, leaves = _enters_or_leaves(frame, stmt)
+    cleans_up = statements.in_clean_up(stmt) or enters or leaves
+    must_end = statements.in_clean_up(stmt, cut=True) or leaves
     return _CallSite(cleans_up, must_end, statements.between_hold_and_block(stmt, inside=True), hands_down)
 
 
-def _enters_or_leaves(frame: FrameType, stmt: ast.stmt) -> bool:
-    """Whether the call is what a `with` does by itself: entering, or leaving, which is a call with three times None."""
+def _enters_or_leaves(frame: FrameType, stmt: ast.stmt) -> tuple[bool, bool]:
+    """Whether the call is what a `with` does by itself: entering; leaving, which is a call with three times None."""
     if not isinstance(stmt, ast.With | ast.AsyncWith):
-        return False
+        return False, False
     code, at = frame.f_code.co_code, frame.f_lasti
     name = dis.opname[code[at]]
     while at > 0 and dis.opname[code[at]] in ("CALL", "PRECALL", "CACHE"):
         at -= 2
-    return "WITH" in name or dis.opname[code[at]] == "LOAD_CONST"
+    return name.startswith("BEFORE_"), name == "WITH_EXCEPT_START" or dis.opname[code[at]] == "LOAD_CONST"
 
 
-def _position(frame: FrameType) -> Position | None:
+def _position(frame: Place) -> Position | None:
     spans = islice(frame.f_code.co_positions(), max(frame.f_lasti, 0) // 2, None)
     line, end_line, column, end_column = next(spans, (None, None, None, None))
     if line is None or end_line is None or column is None or end_column is None:
@@ -229,7 +254,8 @@ def _find(code: CodeType, statements: Statements) -> Places:
         span = spans[step.offset]
         if span is None or (stmt := statements.at(span)) is None or statements.in_clean_up(stmt, cut=True):
             continue
-        if _can_be_cut(stmt) and (step.offset <= last_call[stmt] or not statements.takes_hold(stmt)):
+        may_be_cut = _can_be_cut(stmt) and not statements.between_hold_and_block(stmt, inside=True)
+        if may_be_cut and (step.offset <= last_call[stmt] or not statements.takes_hold(stmt)):
             cut.add(step.offset)
         if statements.in_clean_up(stmt):
             continue

@@ -17,6 +17,7 @@ from .events import CleanupFailed, RunEnded, RunStarted
 from .outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from .owned.executor import install_executor
 from .owned.leftovers import name_leftovers
+from .owned.programs import ticks_since_boot
 
 __all__ = ["run_cleanup", "settle"]
 
@@ -44,7 +45,7 @@ async def settle(ctx: Context, work: Work[I, T], value: I, *, then: Any = None) 
     Under a signal that is aborted already, the work does not begin.
     `then`: what is still to be done with the outcome, such as saving it, before anyone is told.
     """
-    started = ctx.clock.time()
+    started, begun = ctx.clock.time(), ticks_since_boot()
     before = asked_from_outside()
     install_executor(asyncio.get_running_loop())
     result: T | None = None
@@ -61,7 +62,7 @@ async def settle(ctx: Context, work: Work[I, T], value: I, *, then: Any = None) 
         ctx.stop.commit()  # the work stopped at a safe point: from here on that is an abort
     passing = await clean_up(ctx) or passing
     if error is not None or ctx.signal.aborted:
-        await name_leftovers(ctx.ledger, started)
+        await name_leftovers(ctx.ledger, begun)
     if passing is not None:
         ctx.emit(RunEnded(**ctx.stamp(), status="aborted"))
         raise passing
@@ -90,7 +91,9 @@ def _decide(ctx: Context, result: T | None, error: BaseException | None, started
         receipt = ctx.ledger.receipt(ctx.signal)
         partial = getattr(error, "partial", None)
         return Failed(error, receipt, partial, started_at=started, finished_at=finished)
-    return Completed(result, started_at=started, finished_at=finished)  # type: ignore[arg-type]  # no error: a value
+    goes_on = ctx.ledger.goes_on(ctx.signal, ctx.operation)
+    value: T = result  # type: ignore[assignment]  # no error: a value
+    return Completed(value, receipt=goes_on, started_at=started, finished_at=finished)
 
 
 async def clean_up(ctx: Context) -> BaseException | None:

@@ -20,7 +20,7 @@ from ..errors import RemoteError, WireError, name_of, shorten, text_of
 from .events import Event, TurnEnded
 from .fields import Fields, parse
 from .messages import Message
-from .outcome import Aborted, Completed, Failed, Outcome, TimedOut
+from .outcome import NOTHING, Aborted, Completed, Failed, Outcome, TimedOut
 from .receipt import Receipt
 
 __all__ = [
@@ -126,6 +126,8 @@ def outcome_to_json(outcome: Outcome[T], value_type: Any = Any) -> str:
     match outcome:
         case Completed(value):
             data["value"] = dump(value)
+            if outcome.receipt.entries:  # something goes on
+                data["receipt"] = outcome.receipt.to_dict()
         case Aborted(reason, receipt, partial) | TimedOut(reason, receipt, partial):
             data |= {"reason": reason.to_dict(), "receipt": receipt.to_dict(), "partial": dump(partial)}
         case Failed(error, receipt, partial):
@@ -154,7 +156,8 @@ def _outcome(data: dict[str, Any], value_type: Any) -> Outcome[Any]:
     times = {"started_at": fields.number("started_at"), "finished_at": fields.number("finished_at")}
     match data.get("status"):
         case "completed":
-            return Completed(load("value"), **times)
+            goes_on = NOTHING if data.get("receipt") is None else receipt()
+            return Completed(load("value"), receipt=goes_on, **times)
         case "aborted" | "timed_out" as status:
             ended = Aborted if status == "aborted" else TimedOut
             return ended(AbortReason.from_dict(fields.object("reason")), receipt(), load("partial"), **times)

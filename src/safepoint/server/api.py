@@ -164,7 +164,7 @@ class Api:
         view = await self._host.turn(_id(request, "session"), _id(request, "turn"))
         if view.outcome is None:
             raise Refused(409, f"turn {view.id!r} is {view.status}: it has no receipt yet")
-        if isinstance(view.outcome, Completed):
+        if isinstance(view.outcome, Completed) and not view.outcome.receipt.entries:
             raise Refused(409, f"turn {view.id!r} has completed: nothing was stopped")
         if "text/plain" in request.headers.get("accept", ""):
             return PlainTextResponse(str(view.outcome.receipt))

@@ -71,8 +71,10 @@ def unwritable(turn: SessionTurn, error: Exception, clock: Clock) -> Outcome[Age
 
 
 def receipt_of(outcome: Outcome[AgentResult]) -> Receipt:
-    """What a stop of this turn did. Of one that was done before there is nothing to say."""
-    return Receipt(None, None, outcome.finished_at) if isinstance(outcome, Completed) else outcome.receipt
+    """What a stop of this turn did. Of one that was done before: what goes on."""
+    if isinstance(outcome, Completed) and not outcome.receipt.entries:
+        return Receipt(None, None, outcome.finished_at)
+    return outcome.receipt
 
 
 def only_new(outcome: Outcome[AgentResult], base: int) -> Outcome[AgentResult]:

@@ -200,9 +200,11 @@ class Lane:
     def _press(self, running: SessionTurn) -> None:
         """Somebody wants the running turn to make way now. Whoever has to want it twice does not wait any longer."""
         now = self.clock.monotonic()
+        # A stop that it has had before is the first press, whoever sent it.
+        presses = [at for at in (running.interrupted_at, running.signal.aborted_at) if at is not None]
         if running.interrupted_at is None:
             running.interrupted_at = now
-        elif now - running.interrupted_at >= PRESS_SECONDS and running.ctx is not None:
+        if presses and now - min(presses) >= PRESS_SECONDS and running.ctx is not None:
             running.ctx.stop.ask(StopRequest(abandon=0.0))
 
     def _enqueue(self, turn: SessionTurn, preempt: StopAt | None) -> None:

@@ -8,7 +8,8 @@ import time
 from typing import Any
 
 from safepoint import run_process
-from safepoint.run import Context, Policy, leaf, settle
+from safepoint.run import Completed, Context, Policy, leaf, settle
+from safepoint.run.wire import outcome_from_json, outcome_to_json
 from tests.abort.programs import alive
 from tests.run.bench import Bench
 from tests.run.owned.lab import children, stop, until
@@ -106,6 +107,60 @@ async def test_programs_that_were_ended_by_a_stop_are_stopped_and_not_finished()
     assert entry.fate == "stopped"
     assert entry.seconds is not None
     assert not alive(entry.pid or 0)
+
+
+async def test_a_run_that_has_completed_names_what_its_leaves_kept():
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(ctx: Context, value: object) -> str:
+        started.append(subprocess.Popen(["sleep", "300"]))
+        subprocess.run(["true"], check=False)
+        return "started"
+
+    async def work(ctx: Context, value: None) -> object:
+        return await leaf(ctx, start)
+
+    outcome = await settle(Context(), work, None)
+    assert outcome.status == "completed"
+    assert outcome == Completed("started", started_at=outcome.started_at, finished_at=outcome.finished_at)
+    [entry] = outcome.receipt.entries
+    assert (entry.kind, entry.fate, entry.pid) == ("program", "still_running", started[0].pid)
+    read = outcome_from_json(outcome_to_json(outcome))
+    assert read.receipt.entries == (entry,)
+    assert read.receipt.end_survivors() == ()
+    assert not alive(started[0].pid)
+    started[0].wait()
+
+
+async def test_a_run_of_which_nothing_goes_on_says_nothing_more_on_the_wire():
+    async def work(ctx: Context, value: None) -> object:
+        return await leaf(ctx, lambda ctx, value: 3)
+
+    outcome = await settle(Context(), work, None)
+    assert outcome.receipt.entries == ()
+    assert "receipt" not in outcome_to_json(outcome)
+
+
+async def test_a_run_inside_of_a_run_names_what_is_its_own():
+    running, end = asyncio.Event(), asyncio.Event()
+
+    async def neighbour(ctx: Context, value: object) -> None:
+        running.set()
+        await end.wait()
+
+    async def inner(ctx: Context, value: None) -> int:
+        return 4
+
+    async def work(ctx: Context, value: None) -> object:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(leaf(ctx, neighbour))
+            await running.wait()
+            outcome = await settle(ctx.child("inner"), inner, None)
+            end.set()
+        return outcome.receipt.entries
+
+    outcome = await settle(Context(), work, None)
+    assert outcome.unwrap() == ()
 
 
 async def test_a_leaf_that_starts_nothing_has_no_account():

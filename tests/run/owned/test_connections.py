@@ -12,6 +12,7 @@ import time
 import urllib.request
 import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -405,3 +406,25 @@ async def test_a_tool_that_waits_for_nothing_is_only_interrupted():
     stopped = await stop(tool, gate._event.is_set)
     await until(lambda: True)
     assert stopped.fate("tool") == "stopped"
+
+
+def test_who_holds_which_connection_is_found_once_for_all_threads_of_a_look(monkeypatch):
+    pairs, looked = [Pair(), Pair()], list[object]()
+    threads = [blocked_reader(pair) for pair in pairs]
+    found = connections._holders
+
+    def holders(frames: Any) -> Any:
+        looked.append(frames)
+        return found(frames)
+
+    monkeypatch.setattr(connections, "_holders", holders)
+    reading = connections.Reading(sys._current_frames())
+    frees = [connections.blocked_in(thread.ident or 0, thread.native_id or 0, reading) for thread in threads]
+    assert None not in frees
+    assert len(looked) == 1
+    for free, thread in zip(frees, threads, strict=True):
+        assert free is not None
+        free()
+        thread.join(30)
+    for pair in pairs:
+        pair.close()

@@ -4,7 +4,6 @@ import asyncio
 import os
 import socket
 import subprocess
-import sys
 import threading
 
 import pytest
@@ -30,12 +29,18 @@ class Leaf:
     def add_program(self, program: object) -> None:
         self.programs.append(program.name)  # type: ignore[attr-defined]
 
-    def add_thread(self, thread: threading.Thread) -> None:
-        self.threads.append(thread)
+    def helper(self, fn: object, *, thread: threading.Thread | None = None) -> object:
+        if thread is not None:
+            self.threads.append(thread)
+        return fn
 
     keeps = ""
+    task = None
 
-    def expect_program(self, keep: str) -> None:
+    def call_here(self) -> None:
+        return None
+
+    def expect_program(self, keep: str, starter: object) -> None:
         self.programs.append("forked")
 
     def refuse_if_stopped(self, what: str) -> None:
@@ -171,7 +176,6 @@ def test_a_refusal_comes_out_where_the_program_would_start_and_leaves_no_descrip
     assert account.programs == []
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 has no audit event for the start of a thread")
 def test_a_thread_is_on_the_account_of_the_leaf_that_starts_it_but_threads_of_pools_are_not():
     from concurrent.futures import ThreadPoolExecutor
 

@@ -1,19 +1,23 @@
 """A leaf's side of its account: what is refused and waited for, and what the model is told of a call that goes on."""
 
 import asyncio
+import subprocess
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
 from safepoint import Aborted, Agent, tool
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run import Context, Policy
+from safepoint.run import Context, Policy, leaf
+from safepoint.run.leaf import LeafTimeout
 from safepoint.run.leafrun import LeafRun
 from safepoint.run.messages import ToolResult
 from safepoint.testing import FakeClock
 from tests.run.bench import Bench
-from tests.run.owned.lab import Gate, stop, until
+from tests.run.owned.lab import Gate, children, stop, until
+from tests.run.owned.test_programs import seconds
 
 
 @pytest.mark.parametrize(
@@ -118,8 +122,6 @@ async def test_a_call_that_ended_with_all_it_started_is_told_as_interrupted():
 
 
 async def test_a_leaf_whose_caller_is_told_to_go_while_it_waits_for_its_programs_is_written_down():
-    import subprocess
-
     begun = asyncio.Event()
     bench = Bench()
 
@@ -127,8 +129,6 @@ async def test_a_leaf_whose_caller_is_told_to_go_while_it_waits_for_its_programs
         processes.append(subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 300 & wait; wait"]))
         begun.set()
         await asyncio.get_running_loop().create_future()
-
-    from safepoint.run import leaf
 
     processes: list[subprocess.Popen[bytes]] = []
     task = asyncio.ensure_future(leaf(bench.ctx, starts))
@@ -152,3 +152,51 @@ async def test_a_stop_in_the_moment_of_the_end_leaves_nothing_unknown():
         stopped = await stop(tool, gate._event.is_set)
         if stopped.outcome.status == "aborted":
             assert all(entry.fate != "unknown" for entry in stopped.receipt.entries)
+
+
+async def blocks_the_loop(ctx: Context, length: str) -> str:
+    code = subprocess.run(["sleep", length], check=False).returncode
+    return f"converted with {code}"
+
+
+async def swallows_the_interruption(ctx: Context, length: str) -> str:
+    process = await asyncio.create_subprocess_exec("sleep", length)
+    with suppress(asyncio.CancelledError):
+        await process.wait()
+    return "converted"
+
+
+@pytest.mark.backends("asyncio")
+@pytest.mark.parametrize("abandon", [None, 20.0], ids=["inline", "in a task"])
+@pytest.mark.parametrize("work", [blocks_the_loop, swallows_the_interruption])
+async def test_what_an_async_leaf_makes_of_a_program_that_its_limit_has_ended_is_dropped(work, abandon):
+    bench = Bench()
+    with pytest.raises(LeafTimeout):
+        await leaf(bench.ctx, work, seconds(), policy=Policy(timeout=0.3, abandon_after=abandon))
+    assert bench.entries()[-1].fate == "stopped"
+
+
+@pytest.mark.backends("asyncio")
+async def test_what_an_async_leaf_makes_of_a_program_that_a_stop_has_ended_is_dropped():
+    length, values = seconds(), list[str]()
+
+    async def tool(ctx: Context, value: object) -> None:
+        values.append(await leaf(ctx, swallows_the_interruption, length, name="inner"))
+
+    stopped = await stop(tool, lambda: children(length))
+    assert values == []
+    assert stopped.fate("inner") == "stopped"
+
+
+@pytest.mark.backends("asyncio")
+async def test_an_async_leaf_that_has_swallowed_an_interruption_of_something_else_keeps_its_value():
+    begun = asyncio.Event()
+
+    async def tool(ctx: Context, value: object) -> str:
+        begun.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.get_running_loop().create_future()
+        return "partial"
+
+    stopped = await stop(tool, begun.is_set)
+    assert stopped.fate("tool") == "finished"

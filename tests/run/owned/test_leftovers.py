@@ -1,7 +1,6 @@
 """What goes on when a run is over: tasks, threads and processes, each with a line in the receipt."""
 
 import asyncio
-import sys
 import threading
 
 import anyio.to_thread
@@ -127,7 +126,7 @@ async def test_a_thread_that_anyio_leaves_behind_is_named():
     assert __file__ in entry.where
 
 
-async def test_a_plain_thread_that_a_tool_started_is_named_where_python_tells():
+async def test_a_plain_thread_that_a_tool_started_is_named():
     gate, let_go = Gate(), threading.Event()
 
     def function() -> None:
@@ -140,8 +139,10 @@ async def test_a_plain_thread_that_a_tool_started_is_named_where_python_tells():
 
     stopped = await stop(tool, gate._event.is_set)
     let_go.set()
-    if sys.version_info >= (3, 12):  # 3.11 has no audit event for it
-        assert stopped.fate("helper") == "still_running"
+    [entry] = stopped.entries("helper")
+    assert (entry.fate, entry.kind) == ("still_running", "thread")
+    assert entry.where is not None
+    assert __file__ in entry.where
 
 
 def test_a_program_that_nobody_saw_start_is_unknown():
@@ -183,3 +184,29 @@ def test_a_wait_for_something_else_has_no_thread_behind_it():
     assert running_behind(None) is None
     assert running_behind([1]) is None
     assert running_behind([(print, None), (len, None)]) is None
+
+
+@pytest.mark.parametrize("moved", [-3600.0, 3600.0], ids=["back", "forward"])
+def test_a_process_that_began_before_the_run_is_not_named_when_the_date_moves(moved):
+    told = printed(
+        f"""
+        import asyncio, os, signal, time
+        from multiprocessing.util import spawnv_passfds
+        from safepoint.abort import use_clock
+        from safepoint.run import Context, settle
+        from safepoint.testing import FakeClock
+
+        async def work(ctx, value):
+            time.time = lambda now=time.time: now() + {moved}
+            raise ValueError("to get a receipt")
+
+        pid = spawnv_passfds(b"/bin/sleep", [b"sleep", b"60"], ())  # there is no audit event for this
+        time.sleep(0.1)
+        with use_clock(FakeClock()):
+            first = asyncio.run(settle(Context(), work, None))
+        second = asyncio.run(settle(Context(), work, None))
+        print(len(first.receipt.entries), len(second.receipt.entries))
+        os.kill(pid, signal.SIGKILL)
+        """
+    )
+    assert told == "0 0"

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing.util import spawnv_passfds
 
@@ -23,6 +24,10 @@ from tests.run.owned.lab import children, stop, until
 def seconds() -> str:
     """A length of sleep that no other program on the machine has: by it the program is found."""
     return f"{random.uniform(300, 400):.9f}"
+
+
+def collect(pid: int) -> None:
+    os.waitpid(pid, 0)
 
 
 async def test_a_program_in_subprocess_run_ends_with_the_stop_and_the_next_line_does_not_run():
@@ -343,6 +348,55 @@ def test_what_a_thread_starts_after_a_fork_is_somebody_elses():
     assert book.programs == []
     later.kill()
     later.wait()
+
+
+@pytest.mark.parametrize("collected", [False, True], ids=["own child runs", "own child is collected"])
+async def test_a_neighbours_process_that_nobody_sees_start_is_not_taken_for_a_forked_one(collected):
+    begun, length = asyncio.Event(), seconds()
+    own: list[int] = []
+
+    async def tool(ctx: Context, value: object) -> None:
+        own.append(os.posix_spawnp("true" if collected else "sleep", ["sleep", length], os.environ))
+        if collected:
+            collect(own[0])
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    running = asyncio.ensure_future(stop(tool, lambda: neighbours))
+    neighbours: list[int] = []
+    await begun.wait()
+    neighbours.append(spawnv_passfds(b"/bin/sleep", [b"sleep", b"300"], ()))  # there is no audit event for this
+    try:
+        stopped = await running
+        assert alive(neighbours[0])
+        ended = [entry.pid for entry in stopped.receipt.entries if entry.fate == "stopped" and entry.pid is not None]
+        assert ended == ([] if collected else own)
+    finally:
+        os.kill(neighbours[0], signal.SIGKILL)
+        collect(neighbours[0])
+        if not collected:
+            collect(own[0])
+
+
+def test_one_fork_has_made_one_child_which_is_the_first_born():
+    book = Book()
+    FORKS.begin(book, "")
+    born = [spawnv_passfds(b"/bin/sleep", [b"sleep", b"60"], ()) for _ in range(2)]
+    FORKS.find_for(book)
+    assert [program.process.pid for program in book.programs if program.process] == born[:1]
+    assert not FORKS.has(book)
+    for pid in born:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+async def test_a_fork_is_over_when_the_function_in_the_thread_has_returned():
+    def tool(ctx: Context, value: object) -> int:
+        os.system("true")
+        return threading.get_native_id()
+
+    native = await leaf(Context(), tool)
+    assert native not in FORKS._begun
 
 
 async def test_an_item_is_not_lost_because_a_program_in_the_background_ends():

@@ -10,15 +10,17 @@ import functools
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from ...abort import AbortError, shield
+from ...abort.accounting import Account, current_account, reset_account
 from ...abort.processtree import KILL_SECONDS, ProcessId, end_processes, is_alive
 from ...abort.threads import submit
 from ..interrupt import AbortInterrupt, InterruptibleCall
 from ..policy import Policy
 from ..receipt import Fate, LeafKind, Ledger, Line
 from .programs import FORKS, TERM_SECONDS, Program, program_from_pid, with_descendants
+from .starter import Starter
 from .threads import ThreadWork
 
 __all__ = ["Leaf", "Owned"]
@@ -29,7 +31,7 @@ PATIENCE_SECONDS = 0.5
 OUTLIVED = "it outlived the program it came from"
 
 
-class Leaf(Protocol):
+class Leaf(Account, Protocol):
     """What an account asks of its leaf."""
 
     operation: str
@@ -37,6 +39,16 @@ class Leaf(Protocol):
 
     @property
     def ledger(self) -> Ledger: ...
+
+    @property
+    def being_interrupted(self) -> bool:
+        """True: by its policy it is to end now."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """True: it is over, and keeps what it has."""
+        ...
 
     @property
     def reached(self) -> bool:
@@ -48,7 +60,7 @@ class Leaf(Protocol):
         """True: the body is inside of a `shield()`."""
         ...
 
-    def cut(self) -> None:
+    def cut(self, *, by_helper: bool) -> None:
         """Something under the body is about to be ended: it must not go on as if what it gets were whole."""
         ...
 
@@ -60,9 +72,11 @@ class Leaf(Protocol):
 class _Thread:
     """A function that runs in a thread on an account."""
 
-    def __init__(self, work: ThreadWork, name: str) -> None:
+    def __init__(self, work: ThreadWork, name: str, *, helps: bool = False) -> None:
         self.work = work
         self.name = name
+        self.helps = helps  # the leaf does not wait for it, and it may serve others
+        self.cut = False  # a program that it had started was ended
         self.line: Line | None = None
         self.ended: Future[None] = Future()
 
@@ -76,10 +90,9 @@ class Owned:
         self._lock = threading.RLock()  # a finalizer that the collector runs in here may start a program
         self._programs: list[Program] = []
         self._functions: list[_Thread] = []
-        self._threads: list[threading.Thread] = []
         self._endings: list[Future[None]] = []
-        self._signalled: set[ProcessId | threading.Thread] = set()  # what we have ended
-        self._lines: dict[ProcessId | threading.Thread, Line] = {}
+        self._signalled: set[ProcessId] = set()  # what we have ended
+        self._lines: dict[ProcessId, Line] = {}
         self._listed = False  # in the ledger, as one to be asked before each receipt
         leaf.when_interrupted(0.0, self._end)
         leaf.when_interrupted(leaf.policy.interrupt_after, self._interrupt)
@@ -98,6 +111,7 @@ class Owned:
                 known for known in self._programs if known.popen is None or known.popen.returncode is None
             ]
             self._programs.append(program)
+        program.starter.when_it_has_ended(self._starter_ended)
         self._list()
 
     @property
@@ -107,9 +121,9 @@ class Owned:
             return "its policy is to leave programs running"
         return "started after the interruption had reached the function" if self._leaf.reached else ""
 
-    def expect_program(self, keep: str) -> None:
+    def expect_program(self, keep: str, starter: Starter) -> None:
         """The leaf is about to fork, by hand."""
-        FORKS.begin(self, keep or self.keeps)
+        FORKS.begin(self, keep or self.keeps, starter)
         self._list()
 
     def survivors(self, pids: Iterable[int]) -> None:
@@ -118,13 +132,6 @@ class Owned:
             if (program := program_from_pid(pid, keep=OUTLIVED)) is not None:
                 self.add_program(program)
 
-    def add_thread(self, thread: threading.Thread) -> None:
-        """The leaf has started this thread, by hand."""
-        with self._lock:
-            self._threads = [known for known in self._threads if known.is_alive()]
-            self._threads.append(thread)
-        self._list()
-
     def thread(self, fn: Callable[..., T]) -> Callable[..., T]:
         """The function, to be run in another thread on this account: one knows when it has really ended.
 
@@ -132,26 +139,59 @@ class Owned:
         """
 
         def accounted(*args: Any, **kwargs: Any) -> T:
-            call = InterruptibleCall(functools.partial(fn, *args, **kwargs), interruptible=self._policy.interruptible)
-            thread = _Thread(ThreadWork(call, self), _name_of(fn))
-            with self._lock:
-                self._functions.append(thread)
-            self._list()
-            fate: Fate = "finished"
-            try:
-                value: T = thread.work.run()
-                return value
-            except AbortInterrupt:
-                fate = "stopped"
-                raise
-            finally:
-                with self._lock:
-                    self._functions.remove(thread)
-                if thread.line is not None:
-                    thread.line.end(fate)
-                thread.ended.set_result(None)
+            value: T = self._run(_Thread(self._work(fn, args, kwargs), _name_of(fn)))
+            return value
 
         return accounted
+
+    def helper(self, fn: Callable[..., T], own: threading.Thread | None = None) -> Callable[..., T]:
+        """The function, to be run in a thread for which the leaf does not wait, on this account.
+
+        It is not interrupted, nor freed from what it is blocked in. What it starts is the leaf's: it ends with the
+        leaf, and what the function makes of that is dropped.
+
+        Args:
+            fn: The function.
+            own: The thread, if it is started for this function alone: nobody learns there how the function ended.
+        """
+
+        def accounted(*args: Any, **kwargs: Any) -> T:
+            thread = _Thread(self._work(fn, args, kwargs), _name_of(fn) if own is None else own.name, helps=True)
+            token = current_account.set(self._leaf)
+            try:
+                value: T = self._run(thread)
+                return value
+            except AbortInterrupt:
+                if own is None:
+                    raise
+                return cast(T, None)
+            finally:
+                reset_account(token)
+                self._starter_ended(None)
+
+        return accounted
+
+    def _work(self, fn: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ThreadWork:
+        call = InterruptibleCall(functools.partial(fn, *args, **kwargs), interruptible=self._policy.interruptible)
+        return ThreadWork(call, self)
+
+    def _run(self, thread: "_Thread") -> Any:
+        """The thread's part."""
+        with self._lock:
+            self._functions.append(thread)
+        self._list()
+        fate: Fate = "finished"
+        try:
+            return thread.work.run()
+        except AbortInterrupt:
+            fate = "stopped"
+            raise
+        finally:
+            with self._lock:
+                self._functions.remove(thread)
+            if thread.line is not None:
+                thread.line.end(fate)
+            thread.ended.set_result(None)
 
     # Ending it
 
@@ -160,13 +200,20 @@ class Owned:
         if self._leaf.shielded:
             return  # its body cleans up in peace; when that is over, it ends, and this is done then
         for thread in self._snapshot():
-            self._function_line(thread)
-            thread.work.end()
+            if not thread.helps:
+                self._function_line(thread)
+                thread.work.end()
         self.end_programs()
+
+    def _starter_ended(self, _: object) -> None:
+        """A task has ended that had started a program: with the leaf, if that is being interrupted."""
+        if self._leaf.being_interrupted and not self._leaf.ended and not self._leaf.shielded:
+            self.end_programs()
 
     def _interrupt(self) -> None:
         for thread in self._snapshot():
-            thread.work.interrupt()
+            if not thread.helps:
+                thread.work.interrupt()
 
     def _snapshot(self) -> "list[_Thread]":
         with self._lock:
@@ -176,14 +223,14 @@ class Owned:
         """Whether a function on this account runs in this thread."""
         return any(thread.work.runs_in(ident) for thread in self._snapshot())
 
-    def interrupt_here(self) -> bool:
-        """In a thread that runs on this account: raise the interruption here, if it is owed. False: no such thread."""
-        for thread in self._snapshot():
-            if thread.work.runs_in(threading.get_ident()):
-                thread.work.call.interrupt()
-                thread.work.call.raise_if_owed()
-                return True
-        return False
+    def call_here(self) -> "InterruptibleCall[Any] | None":
+        """The function on this account that runs in this thread."""
+        here = threading.get_ident()
+        return next((thread.work.call for thread in self._snapshot() if thread.work.runs_in(here)), None)
+
+    def is_helper(self, call: "InterruptibleCall[Any]") -> bool:
+        """Whether this function runs in a thread for which the leaf does not wait."""
+        return any(thread.work.call is call and thread.helps for thread in self._snapshot())
 
     @property
     def has_programs(self) -> bool:
@@ -194,7 +241,7 @@ class Owned:
         """End the programs of the leaf and all that descends from them."""
         FORKS.find_for(self)
         with self._lock:
-            ending = [(program, process) for program in self._programs if (process := _to_end(program)) is not None]
+            ending = [(program, process) for program in self._programs if (process := program.to_end()) is not None]
             for program, _ in ending:
                 program.ending = True
             if not ending:
@@ -202,11 +249,18 @@ class Owned:
             ended: Future[None] = Future()
             self._endings.append(ended)
         # Armed before the first signal: what was cut off must not look whole to the function that waits for it.
-        self._leaf.cut()
-        for thread in self._snapshot():
-            thread.work.cut_program()
+        starters = {program.starter.call for program, _ in ending}
+        threads = self._snapshot()
+        helpers = [thread for thread in threads if thread.helps and thread.work.call in starters]
+        for thread in helpers:
+            thread.work.cut()
+            thread.cut = True
+        self._leaf.cut(by_helper=bool(helpers))
+        for thread in threads:
+            if not thread.helps:
+                thread.work.cut_program(by_helper=bool(helpers))
         self._signalled.update(process for _, process in ending)
-        lines = {process: self._line(process, program.name) for program, process in ending}
+        lines = {process: self._line(process, program.called) for program, process in ending}
         submit(functools.partial(self._end_all, lines, ended))
 
     def _end_all(self, lines: dict[ProcessId, Line], ended: "Future[None]") -> None:
@@ -230,7 +284,8 @@ class Owned:
         self._end()
         with self._lock:
             programs = [asyncio.wrap_future(ending) for ending in self._endings]
-            functions = [asyncio.wrap_future(thread.ended) for thread in self._functions]
+            ending = [thread for thread in self._functions if thread.cut or not thread.helps]
+            functions = [asyncio.wrap_future(thread.ended) for thread in ending]
         await _wait_for(functions, self._policy.interrupt_after + PATIENCE_SECONDS)
         await _wait_for(programs, TERM_SECONDS + KILL_SECONDS + PATIENCE_SECONDS)
 
@@ -247,22 +302,19 @@ class Owned:
         with self._lock:
             ended = self._leaf.reached and not self._endings  # then a program without a process never got one
             self._programs = [known for known in self._programs if not (known.over or (ended and not known.living()))]
-            self._threads = [known for known in self._threads if known.is_alive()]
-            programs, threads = list(self._programs), list(self._threads)
+            programs = list(self._programs)
         for program in programs:
             process = program.living()
             if process is not None and not program.ending:
-                note = program.keep or "the leaf that started it kept it"
-                self._line(process, program.name).end("still_running", note=note)
+                self._line(process, program.called).end("still_running", note=program.note)
         functions = self._snapshot()
         for function in functions:
-            self._function_line(function).end("still_running", where=function.work.call.where())
-        for thread in threads:
-            self._thread_line(thread).end("still_running", note="a thread that the leaf started")
-        for owner, line in list(self._lines.items()):
-            if not (owner.is_alive() if isinstance(owner, threading.Thread) else is_alive(owner)):
-                line.end("stopped" if owner in self._signalled else "finished")
-        self._listed = bool(programs or functions or threads) or FORKS.has(self)
+            note = "a thread that the leaf started" if function.helps else ""
+            self._function_line(function).end("still_running", where=function.work.call.where(), note=note)
+        for process, line in list(self._lines.items()):
+            if not is_alive(process):
+                line.end("stopped" if process in self._signalled else "finished")
+        self._listed = bool(programs or functions) or FORKS.has(self)
         return self._listed
 
     def _list(self) -> None:
@@ -288,12 +340,6 @@ class Owned:
             line.pid, line.pid_started = process.pid, process.started
         return line
 
-    def _thread_line(self, thread: threading.Thread) -> Line:
-        line = self._lines.get(thread)
-        if line is None:
-            line = self._lines[thread] = self._begin(thread.name, "thread")
-        return line
-
 
 async def _wait_for(endings: "list[asyncio.Future[None]]", seconds: float) -> None:
     """Wait for all of them, at most so long. What goes on then is named in the receipt."""
@@ -303,10 +349,6 @@ async def _wait_for(endings: "list[asyncio.Future[None]]", seconds: float) -> No
                 await asyncio.wait(endings)
     except AbortError:
         pass
-
-
-def _to_end(program: Program) -> ProcessId | None:
-    return None if program.ending or program.keep else program.living()
 
 
 def _name_of(fn: Callable[..., object]) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 
 from ...abort.processgroup import PROC
 
-__all__ = ["blocked_in", "waits_for_a_lock"]
+__all__ = ["Reading", "blocked_in", "waits_for_a_lock"]
 
 # How many frames, from the innermost one outward, may hold the connection that the thread waits for.
 INNERMOST = 8
@@ -63,10 +63,28 @@ def blocked_in(thread: int, native: int, frames: Mapping[int, FrameType]) -> Cal
     connection = _waited_for(frame, _system_call(native))
     if connection is None or _carries_many(frame):
         return None
-    for other, innermost in frames.items():
-        if other != thread and any(held is connection for _, held in _held(innermost, INNERMOST)):
-            return None
-    return _freeing(connection)
+    holders = frames.holders() if isinstance(frames, Reading) else _holders(frames)
+    return None if holders.get(id(connection), set()) - {thread} else _freeing(connection)
+
+
+class Reading(dict[int, FrameType]):
+    """The innermost frames of all threads at one moment. Who holds which connection is found once, when first asked."""
+
+    def holders(self) -> dict[int, set[int]]:
+        """The threads whose frames hold a connection, by its identity."""
+        if self._holders is None:
+            self._holders = _holders(self)
+        return self._holders
+
+    _holders: dict[int, set[int]] | None = None
+
+
+def _holders(frames: Mapping[int, FrameType]) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for thread, innermost in frames.items():
+        for _, connection in _held(innermost, INNERMOST):
+            found.setdefault(id(connection), set()).add(thread)
+    return found
 
 
 def waits_for_a_lock(native: int) -> bool:
@@ -145,7 +163,7 @@ def _connections(name: str, value: object) -> Iterator[tuple[str, Any]]:
     except Exception:  # it has none
         return
     if type(attributes) is dict:
-        for attribute, inner in list(attributes.items()):
+        for attribute, inner in attributes.copy().items():  # its owner may be filling it
             if _is_connection(type(inner)) and (attribute in ATTRIBUTES or not issubclass(type(inner), socket.socket)):
                 yield f"{name}.{attribute}", inner
 

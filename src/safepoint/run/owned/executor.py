@@ -1,47 +1,89 @@
-"""Owns the thread pool behind `asyncio.to_thread` and `run_in_executor(None, …)`: each call on the account of its leaf.
+"""Owns functions that a leaf hands to other threads through the standard library: each is put on the leaf's account.
 
-asyncio ends the *wait* for such a call at once; the thread goes on, and nobody would know. This pool is the usual one;
-only where a leaf is the caller, the function gets a line in the receipt and is interrupted like a synchronous leaf.
+- `loop.run_in_executor`, and so `asyncio.to_thread`, with any `ThreadPoolExecutor`. asyncio ends the *wait* for such a
+  call at once; the thread goes on, and nobody would know. Here the function is interrupted like a synchronous leaf.
+- `ThreadPoolExecutor.submit` and, where Python has no audit event for it, `Thread.start`. The function is a helper: it
+  is not interrupted, for it may serve others by now; but what it starts is the leaf's.
+
+Whoever is no leaf pays for one look at a context variable.
 """
 
 import asyncio
+import functools
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, TypeVar
 
-from ...abort.accounting import accounted
+from ...abort.accounting import account_here, current_account
 
-__all__ = ["AccountingExecutor", "install_executor"]
+__all__ = ["install_executor", "install_helpers", "is_helper"]
 
 T = TypeVar("T")
-# What asyncio calls the threads of the pool that it makes by itself.
-ASYNCIO_PREFIX = "asyncio"
-
-
-class AccountingExecutor(ThreadPoolExecutor):
-    """A `ThreadPoolExecutor` that puts what it runs on the account of the leaf that submits it."""
-
-    def __init__(self, before: ThreadPoolExecutor | None = None) -> None:
-        super().__init__(thread_name_prefix=ASYNCIO_PREFIX)
-        self._before = before  # the pool in whose place this one stands, which may still be at work
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
-        return super().submit(accounted(fn), *args, **kwargs)
-
-    def shutdown(self, *args: Any, **options: Any) -> None:
-        super().shutdown(*args, **options)
-        if self._before is not None:
-            self._before.shutdown(*args, **options)
+# Threads that serve many callers one after the other: what they do is written down elsewhere.
+_SERVING = ("concurrent.futures", "safepoint", "anyio", "asyncio")
 
 
 def install_executor(loop: asyncio.AbstractEventLoop) -> None:
-    """Make it the loop's default, unless the program has chosen one of its own.
+    """Have what is given to `loop.run_in_executor` put on the account of the leaf that gives it."""
+    present = loop.run_in_executor
+    if isinstance(present, _RunInExecutor):
+        return
+    try:
+        loop.run_in_executor = _RunInExecutor(present)  # type: ignore[method-assign, assignment]
+    except AttributeError:
+        pass  # a loop that takes no attributes: what is left behind there is found by what its caller waited for
 
-    Whether it has, uvloop does not say; there, and with a pool of the program's own, a call that is left behind is
-    found by what its caller waited for (`leftovers.py`), and is named but not interrupted.
-    """
-    present: Any = getattr(loop, "_default_executor", loop)
-    if present is None:
-        loop.set_default_executor(AccountingExecutor())
-    elif type(present) is ThreadPoolExecutor and present._thread_name_prefix == ASYNCIO_PREFIX:
-        loop.set_default_executor(AccountingExecutor(present))
+
+class _RunInExecutor:
+    """`loop.run_in_executor` of one loop."""
+
+    def __init__(self, before: Callable[..., Any]) -> None:
+        self._before = before
+
+    def __call__(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        account = account_here()
+        if account is None or not (executor is None or isinstance(executor, ThreadPoolExecutor)):
+            return self._before(executor, func, *args)
+        call = functools.partial(copy_context().run, account.thread(func))
+        token = current_account.set(None)  # it is on the account already: `submit` need not see to it
+        try:
+            return self._before(executor, call, *args)
+        finally:
+            current_account.reset(token)
+
+
+def install_helpers() -> None:
+    """Have functions that leaves give to pools put on their account. To be called once per process."""
+    ThreadPoolExecutor.submit = _submitting(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
+    if sys.version_info < (3, 12):
+        threading.Thread.start = _starting(threading.Thread.start)  # type: ignore[method-assign, assignment]
+
+
+def _submitting(submit: Callable[..., "Future[T]"]) -> Callable[..., "Future[T]"]:
+    @functools.wraps(submit)
+    def accounted_submit(self: ThreadPoolExecutor, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
+        account = account_here()
+        return submit(self, fn if account is None else account.helper(fn), *args, **kwargs)
+
+    return accounted_submit
+
+
+def _starting(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    @functools.wraps(start)
+    def accounted_start(self: threading.Thread) -> None:
+        account = account_here()
+        if account is not None and is_helper(self):
+            self.run = account.helper(self.run, thread=self)  # type: ignore[method-assign]
+        start(self)
+
+    return accounted_start
+
+
+def is_helper(thread: threading.Thread) -> bool:
+    """Whether a thread that a leaf starts works for this leaf, and not for whoever comes next."""
+    target: Any = getattr(thread, "_target", None)
+    modules = (type(thread).__module__, str(getattr(target, "__module__", "")))
+    return not any(module.startswith(_SERVING) for module in modules)

@@ -5,23 +5,25 @@ that is. It is installed with the first leaf, not at import, and can never be re
 program, connection or thread it costs one look into a set.
 
 Not seen: programs of uvloop, processes that multiprocessing starts by spawn or forkserver, C code that forks, threads
-of C libraries, and, on Python 3.11, plain `threading.Thread`s.
+of C libraries.
 """
 
+import asyncio
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-from ...abort.accounting import current_account
+from ...abort.accounting import account_here
+from ..interrupt import InterruptibleCall
 from .account import Owned
+from .executor import install_helpers, is_helper
 from .programs import FORKS, Program, see
+from .starter import starter_of
 
-__all__ = ["detached", "install"]
+__all__ = ["install"]
 
 _FORKS = frozenset({"os.system", "os.posix_spawn", "os.fork", "os.forkpty"})
 _THREADS = frozenset({"_thread.start_new_thread", "_thread.start_joinable_thread"})
@@ -32,15 +34,23 @@ _POOLS = ("multiprocessing", "concurrent.futures.process", "loky", "joblib")
 _POOL_NOTE = "a process of a pool, which a stop never ends"
 # Our own supervisors end what they start, and report what survives.
 _SUPERVISORS = ("safepoint.abort.processes", "safepoint.run.isolate", "safepoint.worker.seats")
-# Threads that serve many callers one after the other: what they do is written down elsewhere.
-_SERVING = ("concurrent.futures", "safepoint", "anyio", "asyncio")
 
 
-class Starter(Protocol):
+class Leaf(Protocol):
     """The leaf, as the hook sees it."""
+
+    task: "asyncio.Task[Any] | None"
 
     def own(self) -> Owned:
         """Its account, made if there is none."""
+        ...
+
+    def call_here(self) -> "InterruptibleCall[Any] | None":
+        """The function of the leaf that runs in this thread."""
+        ...
+
+    def helper(self, fn: Callable[..., Any], *, thread: threading.Thread) -> Callable[..., Any]:
+        """It starts a thread: what to run there instead of its function."""
         ...
 
     def refuse_if_stopped(self, what: str) -> None:
@@ -48,21 +58,7 @@ class Starter(Protocol):
         ...
 
 
-_detached: ContextVar[bool] = ContextVar("safepoint_detached", default=False)
 _installed: list[None] = []  # one entry, once it is there
-
-
-@contextmanager
-def detached() -> Iterator[None]:
-    """What is started inside belongs to the application, not to the leaf: a browser, a pool, a shared client.
-
-    A stop does not end it, and the receipt does not list it.
-    """
-    token = _detached.set(True)
-    try:
-        yield
-    finally:
-        _detached.reset(token)
 
 
 def install() -> None:
@@ -70,6 +66,7 @@ def install() -> None:
     if not _installed:
         _installed.append(None)
         sys.addaudithook(_hook)
+        install_helpers()
 
 
 def _hook(
@@ -83,7 +80,7 @@ def _hook(
     if event not in watched or finalizing():
         return
     FORKS.find_here()
-    leaf: Any = None if _detached.get() else current_account.get()
+    leaf: Any = account_here()
     if event == "socket.connect":
         if leaf is not None:
             leaf.refuse_if_stopped("connections")
@@ -94,7 +91,7 @@ def _hook(
         _starts_program(leaf, event, sys._getframe(1))
 
 
-def _starts_program(leaf: Starter | None, event: str, frame: FrameType) -> None:
+def _starts_program(leaf: Leaf | None, event: str, frame: FrameType) -> None:
     popen = frame.f_locals.get("self") if event == "subprocess.Popen" else None
     if popen is not None:
         see(popen)
@@ -103,21 +100,18 @@ def _starts_program(leaf: Starter | None, event: str, frame: FrameType) -> None:
         return
     leaf.refuse_if_stopped("programs")
     keep = _POOL_NOTE if module.startswith(_POOLS) else ""
+    starter = starter_of(frame, leaf.task, leaf.call_here(), awaits=module.startswith("asyncio"))
     if popen is not None:
         owned = leaf.own()
-        owned.add_program(Program(_program_name(popen, frame), popen=popen, keep=keep or owned.keeps))
-    elif event in _FORKS:
-        leaf.own().expect_program(keep)
+        owned.add_program(Program(_program_name(popen, frame), popen=popen, keep=keep or owned.keeps, starter=starter))
+    elif frame.f_globals.get("__name__") != "subprocess":  # its `Popen` was told of before
+        leaf.own().expect_program(keep, starter)
 
 
-def _started_thread(leaf: Starter, function: Any) -> None:
+def _started_thread(leaf: Leaf, function: Any) -> None:
     thread = getattr(function, "__self__", None)
-    if not isinstance(thread, threading.Thread):
-        return
-    target: Any = getattr(thread, "_target", None)
-    modules = (type(thread).__module__, str(getattr(target, "__module__", "")))
-    if not any(module.startswith(_SERVING) for module in modules):
-        leaf.own().add_thread(thread)
+    if isinstance(thread, threading.Thread) and is_helper(thread):
+        thread.run = leaf.helper(thread.run, thread=thread)  # type: ignore[method-assign]
 
 
 def _starting_module(frame: FrameType | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from ...abort import AbortSignal, Guard
 from ..context import Context
-from ..interrupt import AbortInterrupt
+from ..interrupt import AbortInterrupt, InterruptibleCall
 from ..policy import LIMIT_GRACE_SECONDS, Policy
 from ..receipt import Ledger
 from ..watch import Watch
@@ -38,6 +38,7 @@ class OwningLeaf:
         self.work: ThreadWork | None = None  # the body, if it runs in a thread
         self.owned: Owned | None = None  # what it has started, if anything
         self._ended = False
+        self._cut = False  # something that the body had started was ended under it
         self._guard: Guard | None = None  # around the body, if it is awaited
         self._limit: AbortSignal | None = None  # its own time limit
         self._behind: Future[Any] | None = None  # the call in a thread for which it waited when it was interrupted
@@ -57,6 +58,10 @@ class OwningLeaf:
         """It puts a function in a thread: what to run there instead."""
         return fn if self._ended else self.own().thread(fn)
 
+    def helper(self, fn: Callable[..., T], *, thread: threading.Thread | None = None) -> Callable[..., T]:
+        """It has a function run in a thread that it does not await: what to run there instead."""
+        return fn if self._ended else self.own().helper(fn, thread)
+
     def survivors(self, pids: Iterable[int]) -> None:
         """These processes came out of a program that it ran, and still run."""
         for_account = list(pids)
@@ -67,6 +72,17 @@ class OwningLeaf:
         """Whether what runs in this thread has a line of its own already."""
         here = self.work is not None and self.work.call.thread_id == thread
         return here or (self.owned is not None and self.owned.runs_in(thread))
+
+    def call_here(self) -> "InterruptibleCall[Any] | None":
+        """The function of this leaf that runs in this thread: its body, or one that it has put there."""
+        if self.work is not None and self.work.runs_in(threading.get_ident()):
+            return self.work.call
+        return None if self.owned is None else self.owned.call_here()
+
+    @property
+    def ended(self) -> bool:
+        """True: it is over, and keeps what it has."""
+        return self._ended
 
     @property
     def being_interrupted(self) -> bool:
@@ -102,8 +118,11 @@ class OwningLeaf:
         if self.work is not None and self.work.call.thread_id == threading.get_ident():
             self.work.call.interrupt()
             self.work.call.raise_if_owed()
-        elif self.owned is not None and self.owned.interrupt_here():
-            pass
+        elif self.owned is not None and (call := self.owned.call_here()) is not None:
+            # What a helper connects to may serve others.
+            if what == "programs" or not self.owned.is_helper(call):
+                call.interrupt()
+                call.raise_if_owed()
         elif not self.reached and not self.shielded and self._runs_now():
             raise AbortInterrupt
 
@@ -134,10 +153,18 @@ class OwningLeaf:
         if self.owned is not None:
             self.owned.end_programs()
 
-    def cut(self) -> None:
+    def cut(self, *, by_helper: bool) -> None:
         """Something under the body is about to be ended: it must not go on as if what it gets were whole."""
+        self._cut = True
         if self.work is not None:
-            self.work.cut_program()
+            self.work.cut_program(by_helper)
+
+    def check_whole(self) -> None:
+        """The awaited body has returned. Raises: AbortInterrupt, if something was ended under it: its value is void."""
+        if self.owned is not None and self._guard is not None and self._guard.sent and self.being_interrupted:
+            self.owned.end_programs()  # it has swallowed the interruption, perhaps of a wait for one of these
+        if self._cut:
+            raise AbortInterrupt
 
     async def end_owned(self) -> None:
         """After it was interrupted: wait until what it started has ended with it, or is known to go on."""

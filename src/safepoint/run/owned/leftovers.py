@@ -9,7 +9,6 @@ import gc
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextvars import Context as Variables
@@ -32,12 +31,12 @@ CONTEXT_NAME = "context"
 UNSEEN = "started while the run was on, by code that cannot be seen (uvloop, multiprocessing, C); by whom is not known"
 
 
-async def name_leftovers(ledger: Ledger, started_at: float) -> None:
+async def name_leftovers(ledger: Ledger, begun: int) -> None:
     """Write a line for all that goes on although the run of this ledger ends now.
 
     Args:
         ledger: The run's.
-        started_at: When the run began, as a date in seconds.
+        begun: When the run began, in clock ticks since boot: dates move, and tests have clocks of their own.
     """
     ledger.bring_up_to_date()
     tasks = _tasks(ledger)
@@ -52,7 +51,7 @@ async def name_leftovers(ledger: Ledger, started_at: float) -> None:
     for leaf, thread in _threads(ledger):
         line = ledger.begin(f"{leaf.operation}/{_thread_name(thread)}", "thread", owned=True)
         line.end("still_running", where=thread_place(thread), note="a thread behind it")
-    for pid in _unseen_children(started_at):
+    for pid in _unseen_children(begun):
         process = identify(pid)
         if process is not None:
             line = ledger.begin(name_of(pid), "program", owned=True)
@@ -152,13 +151,11 @@ def _thread_name(thread: int) -> str:
     return next((each.name for each in threading.enumerate() if each.ident == thread), "thread")
 
 
-def _unseen_children(started_at: float) -> list[int]:
+def _unseen_children(begun: int) -> list[int]:
     """Children of this process that began during the run, and whose start nobody saw."""
     try:
-        ticks, threads = os.sysconf("SC_CLK_TCK"), os.listdir(f"{PROC}/self/task")
-    except (OSError, ValueError):  # not this system
+        threads = os.listdir(f"{PROC}/self/task")
+    except OSError:  # not this system
         return []
-    # The system counts in whole ticks: one that began in the tick in which the run began is taken in.
-    since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - (time.time() - started_at)) * ticks) - 1
     children = {pid for thread in threads for pid in children_of_thread(int(thread)) or ()} - seen()
-    return [pid for pid in children if (process := identify(pid)) is not None and process.started > since]
+    return [pid for pid in children if (process := identify(pid)) is not None and process.started >= begun]

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from ...abort.guard import end_main_task
 from ..interrupt import AbortInterrupt, InterruptibleCall
 from . import connections
+from .programs import FORKS
 
 __all__ = ["SAMPLER", "Sampler", "ThreadWork"]
 
@@ -60,12 +61,14 @@ class ThreadWork:
         self.pause = FIRST_SECONDS
         self._seen_at: tuple[int, int] | None = None  # its innermost frame and instruction, at the last whole look
         self._looks_since = 0
-        self._cleaned_up = False  # at the last whole look
 
     def run(self) -> Any:
         """Call the function, in this thread. Raises: what it raised; AbortInterrupt, if it was cut off and returned."""
         self.native = threading.get_native_id()
-        value = self.call.run()
+        try:
+            value = self.call.run()
+        finally:
+            FORKS.find_here()  # what this thread starts from now on is somebody else's
         if self._cut:
             # Where the exception could not be raised in time, the function has gone on with half of what it wanted. At
             # least nobody takes what it made of that for whole.
@@ -91,20 +94,24 @@ class ThreadWork:
         call = self.call
         if call.ended:
             return False
-        if call.interrupted:  # it knows; what it does from now on is its clean-up
-            return False
         if call.thread_id is None or self.native is None:  # it has not begun
             return True
-        frame = frames.get(call.thread_id)
-        if frame is None:
-            return True
-        if not self._has_not_moved(frame):
-            self._cleaned_up = call.cleaning_up(frame)
-            if not self._cleaned_up:  # nothing is ended under a clean-up, nor raised in it
-                self._end_or_interrupt(call.thread_id, frames)
-        # The frames are those of the whole round: before anything is ended one asks again.
-        if self._owner.has_programs and not self._cleaned_up and not call.cleaning_up():
+        if self._owner.has_programs:
             self._owner.end_programs()
+        if call.interrupted:  # it knows; what it does from now on is its clean-up
+            return False
+        frame = frames.get(call.thread_id)
+        if frame is None or self._has_not_moved(frame):
+            return True
+        if call.cleaning_up(frame):  # it is not freed from anything under a clean-up, and nothing is raised in it
+            return True
+        free = self._blocked(call.thread_id, frames)
+        if free is None:
+            if not self._patient:
+                call.interrupt(frame=frame)
+        elif not call.cleaning_up():  # the frames are those of the whole round: before anything is ended it asks again
+            self.cut()
+            free()
         return True
 
     def _has_not_moved(self, frame: FrameType) -> bool:
@@ -116,18 +123,15 @@ class ThreadWork:
         self._seen_at, self._looks_since = at, 0
         return False
 
-    def _end_or_interrupt(self, thread: int, frames: Mapping[int, FrameType]) -> None:
-        free = self._blocked(thread, frames)
-        if free is None:
-            if not self._patient:
-                self.call.interrupt(frame=frames.get(thread))
-        elif not self.call.cleaning_up():
-            self.cut()
-            free()
+    def cut_program(self, by_helper: bool = False) -> None:
+        """A program of its leaf is about to be ended. A function that waits for another thread does not wait for it.
 
-    def cut_program(self) -> None:
-        """A program of its leaf is about to be ended. A function that waits for another thread does not wait for it."""
+        Args:
+            by_helper: A helper of the leaf has started the program. Then it may be the helper that is waited for.
+        """
         if self.native is not None and connections.waits_for_a_lock(self.native):
+            self._cut = self._cut or by_helper
+            self.call.interrupt()
             self.interrupt()
         else:
             self.cut()
@@ -200,7 +204,7 @@ class Sampler:
             return [work for work in self._works if work.due <= now + work.pause * TOGETHER]
 
     def _look_at(self, works: list[ThreadWork]) -> None:
-        frames = sys._current_frames() if works else {}
+        frames = connections.Reading(sys._current_frames() if works else {})
         now = time.monotonic()  # one for all: those that were looked at together stay together
         for work in works:
             try:
