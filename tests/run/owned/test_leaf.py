@@ -19,6 +19,11 @@ from tests.run.bench import Bench
 from tests.run.owned.lab import Gate, children, stop, until
 from tests.run.owned.test_programs import seconds
 
+pytestmark = [
+    pytest.mark.usefixtures("programs_of_closed_loops"),
+    pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning", "ignore:subprocess:ResourceWarning"),
+]
+
 
 @pytest.mark.parametrize(
     ("policy", "at_once", "after_grace"),

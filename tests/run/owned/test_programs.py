@@ -20,6 +20,11 @@ from tests.abort.programs import alive
 from tests.run.bench import Bench
 from tests.run.owned.lab import children, stop, until
 
+pytestmark = [
+    pytest.mark.usefixtures("programs_of_closed_loops"),
+    pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning", "ignore:subprocess:ResourceWarning"),
+]
+
 
 def seconds() -> str:
     """A length of sleep that no other program on the machine has: by it the program is found."""

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,6 +17,11 @@ from safepoint.run import Context, Policy, leaf, settle
 from safepoint.run.owned.starter import Starter
 from tests.run.owned.lab import Gate, children, silent_server, stop, until
 from tests.run.owned.test_programs import seconds
+
+pytestmark = [
+    pytest.mark.usefixtures("programs_of_closed_loops"),
+    pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning", "ignore:subprocess:ResourceWarning"),
+]
 
 
 async def convert_and_upload(length: str, uploads: list[str]) -> None:
@@ -126,6 +132,36 @@ async def test_a_task_that_blocks_the_loop_with_a_program_does_not_hold_up_the_s
         outcome = await settle(Context(signal=controller.signal), work, None)
     stopper.join()
     assert outcome.status == "aborted"
+
+
+async def test_a_program_whose_pid_is_not_known_yet_when_the_stop_comes_ends_too(monkeypatch):
+    length, exists = seconds(), threading.Event()
+    controller = AbortController()
+    fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
+
+    def slow(*args: object) -> int:
+        pid: int = fork_exec(*args)
+        exists.set()
+        controller.signal.wait(10)
+        time.sleep(0.05)  # real time: the programs are ended in another thread meanwhile
+        return pid
+
+    monkeypatch.setattr(subprocess, "_fork_exec", slow)
+
+    async def blocks(ctx: Context, value: object) -> None:
+        subprocess.run(["sleep", length], check=False, start_new_session=True)
+
+    async def work(ctx: Context, value: None) -> None:
+        await leaf(ctx, blocks)
+
+    stopper = threading.Thread(target=lambda: exists.wait(10) and controller.abort("stop"))
+    stopper.start()
+    async with asyncio.timeout(10):
+        outcome = await settle(Context(signal=controller.signal), work, None)
+    stopper.join()
+    assert outcome.status == "aborted"
+    assert [entry.fate for entry in outcome.receipt.entries if entry.kind == "program"] == ["stopped"]
+    assert children(length) == []
 
 
 @pytest.mark.parametrize("how", ["finally", "ExitStack"])

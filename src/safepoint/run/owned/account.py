@@ -8,6 +8,7 @@ cases what is left is in the receipt, by name.
 import asyncio
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar, cast
@@ -28,6 +29,9 @@ __all__ = ["Leaf", "Owned"]
 T = TypeVar("T")
 # How long an interrupted leaf waits for what it started, beyond the time that ending it should take.
 PATIENCE_SECONDS = 0.5
+# A program exists before Python knows its pid: for how long that is looked for, and how often.
+START_SECONDS = 2.0
+START_LOOK_SECONDS = 0.005
 OUTLIVED = "it outlived the program it came from"
 
 
@@ -93,6 +97,7 @@ class Owned:
         self._endings: list[Future[None]] = []
         self._signalled: set[ProcessId] = set()  # what we have ended
         self._lines: dict[ProcessId, Line] = {}
+        self._waits_for_start = False  # somebody looks for the pid of a program that is starting
         self._listed = False  # in the ledger, as one to be asked before each receipt
         leaf.when_interrupted(0.0, self._end)
         leaf.when_interrupted(leaf.policy.interrupt_after, self._interrupt)
@@ -244,6 +249,9 @@ class Owned:
             ending = [(program, process) for program in self._programs if (process := program.to_end()) is not None]
             for program, _ in ending:
                 program.ending = True
+            if any(program.starting for program in self._programs) and not self._waits_for_start:
+                self._waits_for_start = True
+                submit(self._end_when_started)
             if not ending:
                 return
             ended: Future[None] = Future()
@@ -262,6 +270,14 @@ class Owned:
         self._signalled.update(process for _, process in ending)
         lines = {process: self._line(process, program.called) for program, process in ending}
         submit(functools.partial(self._end_all, lines, ended))
+
+    def _end_when_started(self) -> None:
+        """A program was about to start when the others were ended: its process exists before Python knows its pid."""
+        until = time.monotonic() + START_SECONDS
+        while any(program.starting for program in list(self._programs)) and time.monotonic() < until:
+            time.sleep(START_LOOK_SECONDS)
+        self._waits_for_start = False
+        self._starter_ended(None)
 
     def _end_all(self, lines: dict[ProcessId, Line], ended: "Future[None]") -> None:
         try:

@@ -76,6 +76,11 @@ class Program:
         return self.popen is not None and self.popen.returncode is not None
 
     @property
+    def starting(self) -> bool:
+        """True: its start is under way, and its process is not known yet."""
+        return self.popen is not None and not self.popen.pid and not self.collected
+
+    @property
     def note(self) -> str:
         """Why it goes on."""
         needed = "what started it goes on" if self.starter.needs_it() else "the leaf that started it kept it"
