@@ -15,7 +15,7 @@ from tests.conftest import counts
 from tests.session.lab import stored
 from tests.session.test_crash import lines
 
-STORIES = counts(8, 80)
+STORIES = counts(5, 40)
 LIVES = 12  # at most, until the story has to end
 
 
