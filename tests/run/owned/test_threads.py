@@ -165,13 +165,14 @@ async def test_hundreds_of_deaf_threads_cost_little():
         await asyncio.sleep(1)  # real time: long enough to measure
         return (time.process_time() - before) / (time.monotonic() - start)
 
+    idle = await measure()  # what other tests have left in this process
     running = asyncio.ensure_future(
         stop(all_of_them, lambda: len(gates) == number and all(gate._event.is_set() for gate in gates))
     )
     while not (len(gates) == number and all(gate._event.is_set() for gate in gates)):
         await asyncio.sleep(0.01)  # real time: threads have to start
     await asyncio.sleep(2)  # real time: the sampling has slowed down by then
-    shares = [await measure() for _ in range(4)]
+    shares = [await measure() for _ in range(5)]
     let_go.set()
     await running
-    assert min(shares) < 0.05
+    assert min(shares) - idle < 0.05
