@@ -92,7 +92,7 @@ async def visits(library: Library, path: Path) -> None:
     print("A patient visitor:")
     tell(await flow.execute(Shelf(["maps", "stars", "owls", "herbs"]), services=library))
     print("A catalogue that never answers, and a deadline:")
-    tell(await flow.execute(Shelf(["stars", "attic"]), services=library, deadline=5 * library.scale))
+    tell(await flow.execute(Shelf(["stars", "attic"]), services=library, timeout=5 * library.scale))
     print("A visitor who leaves:")
     library.asked.clear()  # the owls are busy again
     visitor = AbortController()

@@ -94,7 +94,7 @@ async def test_02_an_abort_by_the_caller_while_a_scout_waits_gives_aborted_and_c
 
         flow = one_node(scout)
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(flow.execute(Shelf(), signal=controller.signal, deadline=5.0))
+            task = group.create_task(flow.execute(Shelf(), signal=controller.signal, timeout=5.0))
             await library.asked.wait()
             clock.call_at(clock.monotonic() + 0.8, lambda: controller.abort("visitor closed page"))
             clock.advance(0.8)
@@ -119,12 +119,12 @@ async def test_03_a_passed_deadline_gives_timed_out_distinct_from_an_abort(clock
         return task.result()
 
     controller = AbortController()
-    late = await run(lambda: clock.advance(5.0), signal=controller.signal, deadline=5.0)
+    late = await run(lambda: clock.advance(5.0), signal=controller.signal, timeout=5.0)
     assert isinstance(late.outcome, TimedOut)
     assert late.outcome.reason.kind == "deadline"
     assert late.outcome.finished_at == clock.time()
     assert late.outcome.finished_at - late.outcome.started_at == 5.0
-    stopped = await run(lambda: controller.abort("enough"), signal=controller.signal, deadline=5.0)
+    stopped = await run(lambda: controller.abort("enough"), signal=controller.signal, timeout=5.0)
     assert isinstance(stopped.outcome, Aborted)
     assert stopped.outcome.reason.message == "enough"
 

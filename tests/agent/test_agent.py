@@ -98,7 +98,7 @@ async def test_a_prompt_may_be_a_message_or_several():
         (lambda agent: agent.run(UserMessage(text=" ")), "the prompt is empty"),
         (lambda agent: agent.run([ToolResult(call_id="a", name="x", content="y")]), "the prompt is empty"),
         (lambda agent: agent.run([UserMessage(text="a"), AssistantMessage(text="b")]), "the last message is an answer"),
-        (lambda agent: agent.run("go", deadline=-1), "deadline"),
+        (lambda agent: agent.run("go", timeout=-1), "timeout"),
         (lambda agent: Agent(agent.model, max_steps=0), "max_steps must be 1 or more"),
         (lambda agent: Agent(agent.model, tools=[search, search]), "two tools named 'search'"),
         (lambda agent: Agent(agent.model, tools=[3]), "must be a function or Work"),

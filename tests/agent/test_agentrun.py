@@ -100,7 +100,7 @@ async def test_two_runs_of_one_agent_side_by_side_know_nothing_of_each_other():
 
 
 async def test_a_deadline_ends_the_run_with_what_there_is(clock: FakeClock):
-    run = Agent(ScriptedModel(["half", Delay(60), " and half"])).run("go", deadline=5)
+    run = Agent(ScriptedModel(["half", Delay(60), " and half"])).run("go", timeout=5)
     async with run:
         await clock.elapse(5)
         outcome = await run

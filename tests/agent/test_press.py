@@ -235,7 +235,7 @@ async def test_at_a_safe_point_it_begins_to_count_when_the_stop_becomes_an_abort
 
 async def test_a_run_whose_time_is_up_can_be_pressed_too(clock: FakeClock):
     library = Library()
-    run = agent_of(library.tool()).run("go", deadline=5)
+    run = agent_of(library.tool()).run("go", timeout=5)
     async with run:
         await library.begun()
         await clock.elapse(5.2)  # a limit waits half a second; the press does not

@@ -355,7 +355,7 @@ async def test_a_quota_that_is_used_up_is_not_asked_again():
 async def test_a_provider_that_stalls_ends_by_the_limit_of_the_request_or_of_the_run(clock: FakeClock):
     for limits, deadline, kind in ((Policy(timeout=30), None, Failed), (Policy(), 30, TimedOut)):
         async with serving(["Well", Stall()]) as (provider, model):
-            run = Agent(model, model_policy=limits).run("go", deadline=deadline)
+            run = Agent(model, model_policy=limits).run("go", timeout=deadline)
             await read(run, lambda event: clock.advance(30) if isinstance(event, TextStreamed) else None)
             outcome = await run
             assert isinstance(outcome, kind)

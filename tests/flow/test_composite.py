@@ -461,7 +461,7 @@ async def test_a_hanging_branch_is_left_behind_at_the_ceiling(clock: FakeClock):
     flow: Flow[Trail, Any] = Flow("flow", start="both")
     flow.parallel("both", {"odd": stubborn, "even": lab.node("even")})
     flow.route("both", END)
-    async with flow.start(Trail(), deadline=5.0, abandon_after=1.0) as run:
+    async with flow.start(Trail(), timeout=5.0, abandon_after=1.0) as run:
         await lab.reached.wait()
         await clock.elapse(6.0)
         result = await run

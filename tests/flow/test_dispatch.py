@@ -242,7 +242,7 @@ async def test_clean_ups_run_on_every_path(how: str, clock: FakeClock):
         lab.broken.add("b")
     if how in ("aborted", "timed_out", "stopped"):
         lab.stuck.add("b")
-    async with flow.start(Trail(), deadline=5.0) as run:
+    async with flow.start(Trail(), timeout=5.0) as run:
         if lab.stuck:
             await lab.reached.wait()
             if how == "timed_out":
@@ -409,7 +409,7 @@ def status(result: FlowResult[Any]) -> str:
 async def test_a_deadline_ends_a_node_and_gives_timed_out(clock: FakeClock):
     lab = Lab()
     lab.stuck.add("b")
-    async with lab.line("flow", "a", "b").start(Trail(), deadline=5.0) as run:
+    async with lab.line("flow", "a", "b").start(Trail(), timeout=5.0) as run:
         await lab.reached.wait()
         clock.advance(5.0)
         result = await run

@@ -160,16 +160,16 @@ async def test_a_wrong_call_is_refused_before_anything_runs():
         await flow.execute(Trail(), checkpoints=MemoryCheckpoints())
     with pytest.raises(UsageError, match="checkpoints= and checkpoint_id= belong together"):
         await flow.execute(Trail(), checkpoint_id="x")
-    for name in ("abandon_after", "deadline"):
+    for name in ("abandon_after", "timeout"):
         with pytest.raises(UsageError, match=name):
             await flow.execute(Trail(), **{name: -1})  # type: ignore[arg-type]
 
 
 async def test_an_option_that_does_not_exist_is_refused_by_name():
-    wrong: dict[str, Any] = {"deadlin": 5.0}
-    with pytest.raises(UsageError, match=r"there is no option 'deadlin': the options are .*deadline"):
+    wrong: dict[str, Any] = {"timeot": 5.0}
+    with pytest.raises(UsageError, match=r"there is no option 'timeot': the options are .*timeout"):
         await one(nothing).execute(Trail(), **wrong)
-    with pytest.raises(UsageError, match="there is no option 'deadlin'"):
+    with pytest.raises(UsageError, match="there is no option 'timeot'"):
         one(nothing).start(Trail(), **wrong)
 
 
@@ -209,7 +209,7 @@ async def test_services_are_shared_not_copied():
 
 
 async def test_the_origin_of_a_deadline_is_the_callers_line():
-    result = await one(nothing).execute(Trail(), deadline=0.0)
+    result = await one(nothing).execute(Trail(), timeout=0.0)
     assert result.outcome.status == "timed_out"
     origin = result.outcome.reason.origin
     assert origin is not None
@@ -243,7 +243,7 @@ async def test_a_flow_without_an_end_runs_until_it_is_stopped(clock: FakeClock):
     flow: Flow[Trail, None] = Flow("flow", start="it")
     flow.node("it", node)
     flow.route("it", "it")
-    async with flow.start(Trail(), deadline=10.5) as run:
+    async with flow.start(Trail(), timeout=10.5) as run:
         await clock.elapse(20)
         result = await run
     assert result.outcome.status == "timed_out"

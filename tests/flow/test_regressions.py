@@ -277,7 +277,7 @@ async def test_only_the_runs_own_deadline_is_a_timeout(reason: Any):
     lab = Lab()
     lab.stuck.add("a")
     controller = AbortController()
-    async with lab.line("flow", "a").start(Trail(), signal=controller.signal, deadline=FOREVER) as run:
+    async with lab.line("flow", "a").start(Trail(), signal=controller.signal, timeout=FOREVER) as run:
         await lab.reached.wait()
         controller.abort(reason)
         result = await run
@@ -449,7 +449,7 @@ async def test_of_causes_in_the_same_instant_exactly_one_counts_and_always_the_s
     if order[0] == "stop" and "stop" in given:
         stop()
     deadline = 5.0 if "deadline" in given else None
-    async with flow.start(Trail(), signal=controller.signal, deadline=deadline) as run:
+    async with flow.start(Trail(), signal=controller.signal, timeout=deadline) as run:
         await lab.reached.wait()
         if order[0] == "run" and "stop" in given:
             stop()

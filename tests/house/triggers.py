@@ -9,7 +9,7 @@ from itertools import takewhile
 from tests.house.source import Function, Source
 
 COLUMNS = ["where", "who asks", "can it hit running work?"]
-ABORTS = {"abort", "_abort", "announce", "wake_guards"}
+ABORTS = {"abort", "announce", "wake_guards"}
 
 
 def unlisted_triggers(sources: Iterable[Source], page: str) -> Iterator[str]:

@@ -11,10 +11,10 @@ from safepoint.run.receipt import Entry
 class Bench:
     """A run to hang leaves on: its controller, context and events."""
 
-    def __init__(self, deadline: float | None = None) -> None:
+    def __init__(self, timeout: float | None = None) -> None:
         self.controller = AbortController()
         self.events: list[Event] = []
-        self.ctx = Context(signal=self.controller.signal, deadline=deadline, emit=self.events.append, run_id="r1")
+        self.ctx = Context(signal=self.controller.signal, timeout=timeout, emit=self.events.append, run_id="r1")
 
     def entries(self) -> tuple[Entry, ...]:
         return self.ctx.ledger.receipt(self.ctx.signal).entries

@@ -44,7 +44,7 @@ def test_without_a_signal_it_is_never_aborted_and_without_a_sink_events_go_nowhe
 
 def test_signal_and_deadline_fold_into_one(clock: FakeClock):
     controller = AbortController()
-    ctx = Context(signal=controller.signal, deadline=5)
+    ctx = Context(signal=controller.signal, timeout=5)
     assert ctx.signal.remaining() == 5
     clock.advance(5)
     assert ctx.signal.reason is not None
@@ -54,9 +54,9 @@ def test_signal_and_deadline_fold_into_one(clock: FakeClock):
     assert not controller.signal.aborted
 
 
-def test_a_wrong_deadline_is_refused_by_name():
-    with pytest.raises(ValueError, match="deadline must be"):
-        Context(deadline=-1)
+def test_a_wrong_timeout_is_refused_by_name():
+    with pytest.raises(ValueError, match="timeout must be"):
+        Context(timeout=-1)
 
 
 def test_behind_a_closed_fence_events_are_dropped_and_said_once(caplog: pytest.LogCaptureFixture):

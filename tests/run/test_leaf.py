@@ -177,7 +177,7 @@ async def test_a_leafs_own_limit_ends_the_leaf_and_not_the_run(clock: FakeClock,
 
 
 async def test_stop_deadline_and_limit_in_one_instant_give_the_stop(clock: FakeClock):
-    bench = Bench(deadline=5)
+    bench = Bench(timeout=5)
     task = asyncio.ensure_future(leaf(bench.ctx, forever, policy=Policy(timeout=5)))
     await settle()
     clock._now += 5
@@ -188,7 +188,7 @@ async def test_stop_deadline_and_limit_in_one_instant_give_the_stop(clock: FakeC
 
 
 async def test_deadline_and_limit_in_one_instant_give_the_deadline(clock: FakeClock):
-    bench = Bench(deadline=5)
+    bench = Bench(timeout=5)
     task = asyncio.ensure_future(leaf(bench.ctx, forever, policy=Policy(timeout=5)))
     await clock.elapse(5)
     with pytest.raises(AbortError) as caught:

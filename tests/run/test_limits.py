@@ -53,7 +53,7 @@ async def test_the_time_limit_of_a_run_holds_for_a_tool_inside_a_library():
         return deaf(Context(), None)
 
     start = time.monotonic()
-    outcome = await Agent(ScriptedModel([Call("slow")]), tools=[slow]).run("go", deadline=0.3)
+    outcome = await Agent(ScriptedModel([Call("slow")]), tools=[slow]).run("go", timeout=0.3)
     assert time.monotonic() - start < 5
     assert isinstance(outcome, TimedOut)
     [entry] = outcome.receipt.still_running

@@ -28,10 +28,10 @@ class Run(Running[str, Outcome[str]]):
         body: Callable[[Context], Awaitable[str]],
         *,
         signal: AbortSignal | None = None,
-        deadline: float | None = None,
+        timeout: float | None = None,
         run_id: str | None = None,
     ) -> None:
-        super().__init__("run", signal=signal, deadline=deadline, run_id=run_id, origin=None)
+        super().__init__("run", signal=signal, timeout=timeout, run_id=run_id, origin=None)
         self.body = body
         self.results = 0
 
@@ -330,7 +330,7 @@ async def test_the_ambient_signal_is_inherited_unless_one_is_given():
 
 async def test_a_deadline_gives_timed_out_and_counts_from_the_call(clock: FakeClock):
     slow = Slow()
-    run = Run(slow, deadline=5.0)
+    run = Run(slow, timeout=5.0)
     clock.advance(4.0)
     async with run:
         await slow.began.wait()

@@ -45,7 +45,7 @@ async def test_a_stop_is_aborted_with_its_reason_and_a_receipt():
 
 
 async def test_a_deadline_is_timed_out(clock: FakeClock):
-    ctx = Context(deadline=5)
+    ctx = Context(timeout=5)
     asyncio.get_running_loop().call_soon(clock.advance, 5)
     outcome = await settle(ctx, forever, None)
     assert isinstance(outcome, TimedOut)
@@ -153,7 +153,7 @@ async def test_keyboard_interrupt_is_not_made_an_outcome():
 
 async def test_user_stop_and_deadline_in_one_instant_give_the_user(clock: FakeClock):
     controller = AbortController()
-    ctx = Context(signal=controller.signal, deadline=5)
+    ctx = Context(signal=controller.signal, timeout=5)
 
     def both() -> None:
         clock._now += 5  # the time has come, its timer has not fired yet

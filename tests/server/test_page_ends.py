@@ -69,7 +69,7 @@ async def test_failures_are_red_and_timeouts_have_a_colour_of_their_own(lab: Lab
     await expect(failed).to_have_css("background-color", RED)
     await expect(failed.locator("> p")).to_have_text("This turn failed: the provider is <b>down</b>")
     session = page.url.partition("#")[2]
-    await served.send(session, "quickly", deadline=0.05)
+    await served.send(session, "quickly", timeout=0.05)
     late = page.locator(".end.timed_out")
     await expect(late).to_have_css("background-color", PURPLE)
     await expect(late.locator("> p")).to_have_text("The time for this turn was up.")

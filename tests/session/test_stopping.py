@@ -186,7 +186,7 @@ async def test_a_turn_whose_time_is_up_in_the_moment_of_its_acceptance_does_not_
         async with Session.open("s", agent=talker()) as session:
             session.pause()
             async with asyncio.timeout(5):
-                assert (await session.send("hi", deadline=0.5)).status == "timed_out"
+                assert (await session.send("hi", timeout=0.5)).status == "timed_out"
 
 
 async def test_a_stop_from_a_thread_never_misses_a_turn_that_begins_at_that_moment() -> None:

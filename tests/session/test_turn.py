@@ -112,7 +112,7 @@ def test_its_end_lets_go_of_what_it_held() -> None:
 
 
 def test_a_deadline_counts_from_its_acceptance(clock: FakeClock) -> None:
-    mine = turn(deadline=5)
+    mine = turn(timeout=5)
     clock.advance(4.9)
     assert not mine.signal.aborted
     clock.advance(0.1)

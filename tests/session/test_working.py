@@ -167,9 +167,7 @@ async def test_a_turn_that_would_wait_for_itself_is_refused() -> None:
         assert (await session.save_messages("hi")).status == "completed"
         assert refused == ["yes", "yes"]
         assert (await later[0]).status == "completed"
-        assert (await session.save_messages("outside", signal=None, deadline=None)).status == "failed", (
-            "no more answers"
-        )
+        assert (await session.save_messages("outside", signal=None, timeout=None)).status == "failed", "no more answers"
 
 
 async def test_a_turn_may_close_its_own_session() -> None:

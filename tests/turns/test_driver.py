@@ -77,7 +77,7 @@ async def test_a_turn_has_its_own_deadline_and_its_own_signal(clock: FakeClock) 
 
     async def plan(items: list[str]) -> TurnPlan[str]:
         if items[0] == "slow":
-            return TurnPlan(forever, consumed=items[:1], remaining=items[1:], deadline=5)
+            return TurnPlan(forever, consumed=items[:1], remaining=items[1:], timeout=5)
         return TurnPlan(forever, consumed=items[:1], remaining=items[1:], signal=controller.signal)
 
     loop: TurnLoop[str] = TurnLoop(
@@ -121,10 +121,10 @@ async def test_a_work_name_that_breaks_gives_the_items_back() -> None:
     assert (str(exit.reason), exit.unhandled) == ("no name", ["a", "b"])
 
 
-@pytest.mark.parametrize("deadline", [-1, "soon"])
-async def test_a_plan_that_makes_no_sense_gives_the_items_back(deadline: Any) -> None:
+@pytest.mark.parametrize("timeout", [-1, "soon"])
+async def test_a_plan_that_makes_no_sense_gives_the_items_back(timeout: Any) -> None:
     async def plan(items: list[str]) -> TurnPlan[str]:
-        return TurnPlan(nothing, remaining=items[1:], deadline=deadline)
+        return TurnPlan(nothing, remaining=items[1:], timeout=timeout)
 
     exit = await ended(TurnLoop(plan), "a", "b")
     assert isinstance(exit.reason, UsageError)
@@ -340,7 +340,7 @@ async def test_thousands_of_turns_leave_nothing_on_the_loop() -> None:
     async def plan(items: list[int]) -> TurnPlan[int]:
         assert loop.turn is not None
         turns.append(weakref.ref(loop.turn))
-        return TurnPlan(nothing, items[0], signal=outside.signal, deadline=1000)
+        return TurnPlan(nothing, items[0], signal=outside.signal, timeout=1000)
 
     loop: TurnLoop[int] = TurnLoop(plan, batch=1, signal=outside.signal)
     exit = await ended(loop, *range(2000))
@@ -495,7 +495,7 @@ def test_ctrl_c_in_a_listener_puts_no_item_out_of_the_books(kind: str) -> None:
 
 async def test_a_turn_whose_own_time_is_up_before_it_could_make_way_was_interrupted(clock: FakeClock) -> None:
     async def plan(items: list[str]) -> TurnPlan[str]:
-        return TurnPlan(desk.work, items[0], consumed=items[:1], remaining=items[1:], deadline=5)
+        return TurnPlan(desk.work, items[0], consumed=items[:1], remaining=items[1:], timeout=5)
 
     desk = Desk(plan=plan)
     async with desk.loop:

@@ -92,7 +92,7 @@ class World:
             raise ValueError("no plan")
         given = [*first, *items]
         if how == "all":
-            return TurnPlan(self.work, len(given), deadline=20.0)
+            return TurnPlan(self.work, len(given), timeout=20.0)
         if how == "drop":
             return TurnPlan(self.work, 1, consumed=given[:1], remaining=given[2:])
         return TurnPlan(self.work, 1, consumed=given[-1:], remaining=given[:-1])

@@ -122,7 +122,7 @@ async def work(ctx: object, value: object) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"work": "text"}, {"deadline": -1}, {"deadline": "soon"}, {"signal": "stop"}, {"turn_id": 7}, {"then": "done"}],
+    [{"work": "text"}, {"timeout": -1}, {"timeout": "soon"}, {"signal": "stop"}, {"turn_id": 7}, {"then": "done"}],
     ids=str,
 )
 def test_a_plan_that_makes_no_sense_is_refused_when_it_is_written(options: dict[str, object]) -> None:

@@ -161,7 +161,7 @@ async def test_leases_and_deadlines_do_not_care_what_the_clock_says(tmp_path: Pa
             late = await there.client(7)
             await late.until(await late.send("steps=1"), "completed")
             asked = time.monotonic()
-            view = await there.host.send(late.story.session, LONG, turn_id="late", deadline=2.0)
+            view = await there.host.send(late.story.session, LONG, turn_id="late", timeout=2.0)
             late.story.accepted.append(view.id)
             await late.until("late", "timed_out")
             assert 1.5 < time.monotonic() - asked < 4.0

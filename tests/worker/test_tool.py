@@ -105,7 +105,7 @@ async def _outcome(agent: Agent, controller: AbortController | None = None, **op
 
 async def test_a_deadline_of_the_parent_travels_to_the_child():
     async with placed(talker([Stall()], name="child")) as host:
-        outcome = await _outcome(parent_of(host), deadline=0.5)
+        outcome = await _outcome(parent_of(host), timeout=0.5)
         assert outcome.status == "timed_out"
         session = await the_session(host)
         ended = await until_kind(host, session, "turn_ended")

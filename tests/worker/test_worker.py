@@ -173,7 +173,7 @@ async def test_a_deadline_counts_on_when_another_worker_goes_on(new: New):
     async with hosting(broker) as host:
         async with working(talker([Stall()]), broker):
             await host.create("s")
-            await host.send("s", "hello", turn_id="t1", deadline=1.0)
+            await host.send("s", "hello", turn_id="t1", timeout=1.0)
             await until_kind(host, "s", "turn_started")
         async with working(talker([Stall()]), broker):
             going_on = await until_kind(host, "s", "turn_queued", continues="t1")

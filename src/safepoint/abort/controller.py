@@ -8,7 +8,7 @@ from types import FrameType
 
 from ..errors import UsageError
 from .clock import current_clock
-from .reason import AbortReason, ReasonKind, caller, reason_from, user_line
+from .reason import AbortReason, ReasonKind, called_by_safepoint, caller, reason_from, user_line
 from .signal import AbortSignal, Composite, Source, roots_of
 
 __all__ = ["AbortController"]
@@ -31,11 +31,13 @@ class AbortController:
         """Abort, now and for ever. True: this call did it. Any thread, any signal handler, `__del__`.
 
         When it returns, the whole graph is aborted, all listeners have run, and every guarded task has been woken.
-        An exception as the reason is put into words; one whose own `__str__` fails aborts all the same.
+        An exception as the reason is put into words; one whose own `__str__` fails aborts all the same. An AbortReason
+        without an `origin` gets the line of the caller.
         """
-        return self._abort(reason_from(reason, caller(1)))
-
-    def _abort(self, reason: AbortReason) -> bool:
+        # A reason that Safepoint itself made is passed on as it is: code above compares it with `is`, and where it has
+        # no origin, the line found on the stack would only be the one that started the event loop.
+        if not isinstance(reason, AbortReason) or not called_by_safepoint(1):
+            reason = reason_from(reason, caller(1))
         if self.signal.aborted or not self._source.decide(reason, current_clock().monotonic()):
             return False
         self._source.announce()
@@ -55,7 +57,7 @@ class AbortController:
             if len(seen) > 1:
                 raise KeyboardInterrupt
             kind: ReasonKind = "user" if number == os_signals.SIGINT else "shutdown"
-            self._abort(AbortReason(kind, _name(number), user_line(frame)))
+            self.abort(AbortReason(kind, _name(number), user_line(frame)))
 
         before = {}
         try:

@@ -104,6 +104,19 @@ def caller(depth: int) -> str | None:
     return user_line(frame)
 
 
+def called_by_safepoint(depth: int) -> bool:
+    """Whether the code that called is Safepoint's own: `depth` levels above the function that asks."""
+    try:
+        return _is_safepoint(sys._getframe(depth + 1).f_code.co_filename)
+    except ValueError:  # called straight from C
+        return False
+
+
+@functools.cache
+def _is_safepoint(file: str) -> bool:
+    return os.path.realpath(file).startswith(_SAFEPOINT)
+
+
 def user_line(frame: FrameType | None) -> str | None:
     """`file:line` of this frame, or of the next one further out that is the user's.
 

@@ -12,6 +12,7 @@ from typing import Any
 from ..abort import AbortController, AbortSignal
 from ..abort.guard import asked_from_outside
 from ..abort.reason import caller, error_from
+from ..abort.renamed import accepts_deadline
 from ..errors import SafepointError, UsageError
 from ..run.ask import AskUser
 from ..run.context import Context
@@ -84,13 +85,14 @@ class Agent:
             self._tools[made.name] = made
         self._specs = tuple(made.spec for made in self._tools.values())
 
+    @accepts_deadline
     def run(
         self,
         prompt: "str | Message | Sequence[Message] | None" = None,
         *,
         history: Sequence[Message] = (),
         signal: AbortSignal | None = None,
-        deadline: float | None = None,
+        timeout: float | None = None,
         resume: AgentResult | None = None,
     ) -> AgentRun:
         """Make a run; it starts with the first await, iteration or `async with`.
@@ -100,7 +102,7 @@ class Agent:
         """
         talk = _talk(prompt, history, resume, self._again)
         return AgentRun(
-            self.name, self._converse, talk, self._callback, signal=signal, deadline=deadline, origin=caller(1)
+            self.name, self._converse, talk, self._callback, signal=signal, timeout=timeout, origin=caller(1)
         )
 
     async def _converse(self, ctx: Context, talk: Talk, ask: AskUserFn) -> AgentResult:

@@ -75,10 +75,10 @@ class AgentRun(Running[AgentResult, Outcome[AgentResult]]):
         ask_user: AskUser | None,
         *,
         signal: AbortSignal | None,
-        deadline: float | None,
+        timeout: float | None,
         origin: str | None,
     ) -> None:
-        super().__init__(name, signal=signal, deadline=deadline, run_id=None, origin=origin)
+        super().__init__(name, signal=signal, timeout=timeout, run_id=None, origin=origin)
         self._converse = work
         self._talk = talk
         talk.id = talk.id or self.id

@@ -6,11 +6,12 @@ Knows nothing of the walk. A flow is Work: it can be a tool, a turn, or a node o
 import uuid
 from collections.abc import Callable, Mapping
 from operator import is_not
-from typing import Any, Generic, TypedDict, TypeVar, Unpack, get_args, overload
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, get_args, overload
 
 from ..abort import AbortSignal
 from ..abort.clock import check_seconds
 from ..abort.reason import caller
+from ..abort.renamed import take_deadline
 from ..errors import UsageError
 from ..run.checkpoints import Checkpoints
 from ..run.context import Context
@@ -59,7 +60,7 @@ class RunOptions(TypedDict, Generic[Services], total=False):
     """How to run a flow: see `Flow.execute`."""
 
     signal: AbortSignal | None
-    deadline: float | None
+    timeout: float | None
     services: Services
     abandon_after: float | None
     resume: Resume
@@ -291,7 +292,7 @@ class Flow(Generic[State, Services]):
     ) -> FlowResult[State]:
         """Run it and say how it ended. Raises nothing for what a node did; UsageError for a wrong call.
 
-        signal, deadline  either ends it; nodes see one signal
+        signal, timeout   either ends it; nodes see one signal
         services          what nodes find in `ctx.services`
         abandon_after     seconds after an abort, nodes that go on are left behind: a hard ceiling
         resume            a Checkpoint to go on from, instead of a state; `migrate` mends one of an older shape; or
@@ -309,6 +310,8 @@ class Flow(Generic[State, Services]):
 
     def _run(self, origin: str | None, state: State | None, options: RunOptions[Services]) -> FlowRun[State]:
         graph = self.graph()
+        if "deadline" in options:
+            take_deadline(cast("dict[str, object]", options), stacklevel=4)
         checked_options(options, RunOptions)
         resume, store, key = options.get("resume"), options.get("checkpoints"), options.get("checkpoint_id")
         _check_resume(state, resume, store)
@@ -326,7 +329,7 @@ class Flow(Generic[State, Services]):
             place,
             journey,
             signal=options.get("signal"),
-            deadline=options.get("deadline"),
+            timeout=options.get("timeout"),
             origin=origin,
             saving=None if store is None or key is None else Saving(store, key, resume, options.get("migrate")),
         )

@@ -49,11 +49,11 @@ class FlowRun(Running[State, FlowResult[State]], Generic[State]):
         journey: Journey,
         *,
         signal: AbortSignal | None,
-        deadline: float | None,
+        timeout: float | None,
         origin: str | None,
         saving: Saving | None,
     ) -> None:
-        super().__init__(place.graph.name, signal=signal, deadline=deadline, run_id=journey.key, origin=origin)
+        super().__init__(place.graph.name, signal=signal, timeout=timeout, run_id=journey.key, origin=origin)
         self._place = place
         self._journey = journey
         self._saving = saving

@@ -12,6 +12,7 @@ from ..abort import AbortController, AbortSignal, Clock, current_clock, current_
 from ..abort.clock import check_seconds
 from ..abort.deadline import Deadline
 from ..abort.reason import caller, error_from
+from ..abort.renamed import accepts_deadline
 from .events import Event, ProgressMade
 from .journal import Journal
 from .receipt import Ledger
@@ -103,20 +104,21 @@ class Context:
         "stop",
     )
 
+    @accepts_deadline
     def __init__(
         self,
         name: str = "run",
         *,
         signal: AbortSignal | None = None,
-        deadline: float | None = None,
+        timeout: float | None = None,
         emit: Callable[[Event], object] | None = None,
         run_id: str | None = None,
         controller: AbortController | None = None,
     ) -> None:
         self.clock: Clock = current_clock()
         self.signal: AbortSignal = AbortSignal.never() if signal is None else signal
-        if deadline is not None:
-            limit = Deadline(check_seconds("deadline", deadline), "deadline", caller(1))
+        if timeout is not None:
+            limit = Deadline(check_seconds("timeout", timeout), "deadline", caller(1))
             # In one instant the person comes before the clock: the order of this list decides.
             self.signal = AbortSignal.any([self.signal, limit])
         if controller is not None:  # of this run alone: a stop becomes its abort

@@ -36,13 +36,13 @@ class Running(ABC, Generic[T, R]):
     """A run: await it for its result, iterate it for its events, stop it at any moment."""
 
     def __init__(
-        self, name: str, *, signal: AbortSignal | None, deadline: float | None, run_id: str | None, origin: str | None
+        self, name: str, *, signal: AbortSignal | None, timeout: float | None, run_id: str | None, origin: str | None
     ) -> None:
         # Code that was not handed a signal still stops with the work around it.
         parent = current_signal() if signal is None else signal
-        if deadline is not None:
+        if timeout is not None:
             # In one instant the person comes before the clock: the order of this list decides.
-            parent = AbortSignal.any([parent, Deadline(check_seconds("deadline", deadline), "deadline", origin)])
+            parent = AbortSignal.any([parent, Deadline(check_seconds("timeout", timeout), "deadline", origin)])
         self.id = run_id or uuid.uuid4().hex
         self._controller = AbortController(parent)
         self.signal = self._controller.signal
@@ -146,7 +146,7 @@ class Running(ABC, Generic[T, R]):
             # Whoever waits was told to go, perhaps by a time limit of their own: nobody is left who wants the result,
             # and what does not end is not waited for. A second time they go at once.
             reason = AbortReason("parent", "the task that waited for it was cancelled")
-            self._controller._abort(reason)
+            self._controller.abort(reason)
             self._ctx.stop.ask(StopRequest(StopAt.NOW, abandon=LIMIT_GRACE_SECONDS, reason=reason))
             await asyncio.wait([task])
             raise
@@ -192,7 +192,7 @@ class Running(ABC, Generic[T, R]):
 
     async def _leave(self) -> None:
         if not self.finished:
-            self._controller._abort(AbortReason("disconnected", "its events were no longer read"))
+            self._controller.abort(AbortReason("disconnected", "its events were no longer read"))
             await self._wait()
 
 

@@ -237,7 +237,7 @@ class Stop:
     def commit(self) -> None:
         """Stop now: the request becomes an abort."""
         if self._controller is not None:
-            self._controller._abort(self.reason)
+            self._controller.abort(self.reason)
 
     def close(self) -> None:
         """The run has ended."""

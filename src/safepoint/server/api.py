@@ -96,10 +96,11 @@ class Api:
         if len((await self._host.session(session)).turns) > self._limits.queued_turns:
             raise Refused(429, f"{self._limits.queued_turns} turns wait already: stop or remove some")
         turn = await self._host.send(
-            session, body.text, turn_id=body.turn_id, deadline=body.deadline, when_busy=body.when_busy
+            session, body.text, turn_id=body.turn_id, timeout=body.seconds, when_busy=body.when_busy
         )
         self._metrics.turns.inc()
-        return JSONResponse(turn_data(turn), 202)
+        headers = {"Deprecation": "true"} if body.uses_old_name else None
+        return JSONResponse(turn_data(turn), 202, headers)
 
     async def answer(self, request: Request) -> Response:
         body = await _body(request, bodies.Answer)

@@ -1,8 +1,8 @@
 """Owns what the API takes in: every request body, checked before anything happens. Knows nothing of HTTP."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 __all__ = ["Answer", "Edit", "NewMessage", "NewSession", "Stop"]
 
@@ -28,12 +28,33 @@ class NewSession(Body):
 
 
 class NewMessage(Body):
-    """Say something."""
+    """Say something. The turn may take `timeout` seconds, the time in the queue included."""
+
+    model_config = ConfigDict(json_schema_extra={"not": {"required": ["timeout", "deadline"]}})
 
     text: Text
     turn_id: Id | None = None
     when_busy: Literal["queue", "steer", "interrupt", "reject"] = "queue"
-    deadline: Seconds | None = None
+    timeout: Seconds | None = None
+    deadline: Seconds | None = Field(default=None, deprecated="It is called timeout now.")
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if {"timeout", "deadline"} <= self.model_fields_set:
+            raise ValueError("timeout and deadline are the same limit: give timeout alone")
+        return self
+
+    @property
+    def uses_old_name(self) -> bool:
+        """True if the limit was given as `deadline`, which is accepted until version 0.3."""
+        return "deadline" in self.model_fields_set
+
+    @property
+    def seconds(self) -> float | None:
+        """The time limit, by whichever name it was given."""
+        values = self.__dict__  # not the attribute, which would warn
+        limit: float | None = values["deadline"] if self.uses_old_name else values["timeout"]
+        return limit
 
 
 class Stop(Body):

@@ -82,7 +82,7 @@ class Host(Protocol):
         text: str,
         *,
         turn_id: str | None = None,
-        deadline: float | None = None,
+        timeout: float | None = None,
         when_busy: WhenBusy = "queue",
     ) -> TurnView:
         """Say something. When it returns, the message is in the store.

@@ -115,7 +115,7 @@ class Lane:
         await self.log.keep_writing()
         if self.log.error is not None:
             for turn in list(self.turns.values()):  # what cannot be written down must not go on
-                turn.controller._abort(AbortReason("error", "the store failed", cause=self.log.error))
+                turn.controller.abort(AbortReason("error", "the store failed", cause=self.log.error))
 
     async def _mind_the_loop(self) -> None:
         """When the loop has ended, or everything is told to go, no turn is left that waits for it."""
@@ -163,7 +163,7 @@ class Lane:
         self.turns[turn.id] = turn
         early = self.stops.tombstones.find(turn.id)
         if early is not None:
-            turn.controller._abort(early)
+            turn.controller.abort(early)
         if turn.signal.aborted:  # no work at all: nothing is stored, nothing waits
             self.turns.pop(turn.id)
             turn.end(TurnResult(turn.id, (outcome := self._never(turn)).status, outcome))

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from ..abort import AbortReason
 from ..abort.clock import check_seconds
+from ..abort.renamed import accepts_deadline
 from ..agent.agent import Agent
 from ..errors import UsageError, describe
 from ..run.stop import Scope, StopAck, StopAt
@@ -265,13 +266,14 @@ class LocalHost:
 
     # Commands
 
+    @accepts_deadline
     async def send(
         self,
         session_id: str,
         text: str,
         *,
         turn_id: str | None = None,
-        deadline: float | None = None,
+        timeout: float | None = None,
         when_busy: WhenBusy = "queue",
     ) -> TurnView:
         """Say something."""
@@ -283,7 +285,7 @@ class LocalHost:
             if said is not None:
                 refuse_other_text(session_id, str(turn_id), text, said)
                 return None
-            return session.send(text, turn_id=turn_id, deadline=deadline, when_busy=when_busy)
+            return session.send(text, turn_id=turn_id, timeout=timeout, when_busy=when_busy)
 
         session, turn = await self._with(session_id, send)
         if turn is None:

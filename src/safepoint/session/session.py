@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ..abort import AbortReason, AbortSignal
 from ..abort.clock import check_seconds
 from ..abort.reason import caller
+from ..abort.renamed import accepts_deadline
 from ..agent.agent import Agent
 from ..agent.talk import AgentResult
 from ..errors import UsageError
@@ -109,13 +110,14 @@ class Session:
         """The turns that have not ended, in the order of their acceptance. Any thread."""
         return dict(self._lane.turns)
 
+    @accepts_deadline
     def send(
         self,
         text: "str | Message",
         *,
         turn_id: str | None = None,
         signal: AbortSignal | None = None,
-        deadline: float | None = None,
+        timeout: float | None = None,
         when_busy: WhenBusy = "queue",
     ) -> SessionTurn:
         """Say something. The turn has its id at once, and can be stopped from now on.
@@ -125,7 +127,7 @@ class Session:
                    message leaves behind what does not end; "reject": raises SessionBusy
         """
         self._refuse_elsewhere("send")
-        turn = self._turn(turn_id, as_messages(text), signal, deadline, caller(1))
+        turn = self._turn(turn_id, as_messages(text), signal, timeout, caller(1))
         return self._lane.admit(turn, when_busy)
 
     def refuse(self, turn_id: str, text: str, error: Exception) -> None:
@@ -138,56 +140,60 @@ class Session:
         messages = as_messages(text) if text.strip() else ()
         self._lane.refuse(SessionTurn(turn_id, messages, self._lane.stops.stop), error)
 
+    @accepts_deadline
     async def save_messages(
         self,
         messages: "str | Message | Sequence[str | Message] | MessagesFn",
         *,
         turn_id: str | None = None,
         signal: AbortSignal | None = None,
-        deadline: float | None = None,
+        timeout: float | None = None,
     ) -> TurnResult:
         """Add messages, or what a function makes of the current ones, and let the agent answer. Any event loop."""
         self._refuse_cycle("save_messages()")
-        turn = self._turn(turn_id, as_messages(messages), signal, deadline, caller(1))
+        turn = self._turn(turn_id, as_messages(messages), signal, timeout, caller(1))
         return await self._lane.home.bring(self._admitted(turn))
 
     async def _admitted(self, turn: SessionTurn) -> TurnResult:
         return await self._lane.admit(turn)
 
+    @accepts_deadline
     async def continue_turn(
-        self, turn_id: str | None = None, *, signal: AbortSignal | None = None, deadline: float | None = None
+        self, turn_id: str | None = None, *, signal: AbortSignal | None = None, timeout: float | None = None
     ) -> TurnResult:
         """Go on with a turn that was stopped: only what has not run is run. By default the last one. Any event loop."""
         self._refuse_cycle("continue_turn()")
-        turn = self._turn(None, (), signal, deadline, caller(1))
+        turn = self._turn(None, (), signal, timeout, caller(1))
         return await self._lane.home.bring(self._continued(turn, turn_id))
 
     async def _continued(self, turn: SessionTurn, turn_id: str | None) -> TurnResult:
         turn.continues = self._lane.to_continue(turn_id)
         return await self._lane.admit(turn)
 
+    @accepts_deadline
     def begin_again(
-        self, turn_id: str | None = None, *, signal: AbortSignal | None = None, deadline: float | None = None
+        self, turn_id: str | None = None, *, signal: AbortSignal | None = None, timeout: float | None = None
     ) -> SessionTurn:
         """The same, as a turn that need not be waited for. Raises: UsageError; SessionBusy if one runs or waits."""
         self._refuse_elsewhere("begin_again")
-        turn = self._turn(None, (), signal, deadline, caller(1))
+        turn = self._turn(None, (), signal, timeout, caller(1))
         turn.continues = self._lane.to_continue(turn_id)
         return self._lane.admit(turn)
 
+    @accepts_deadline
     def stream(
         self,
         messages: "str | Message | Sequence[str | Message] | MessagesFn",
         *,
         turn_id: str | None = None,
         signal: AbortSignal | None = None,
-        deadline: float | None = None,
+        timeout: float | None = None,
     ) -> TurnStream:
         """The same, as the events of exactly that turn: `async with`; closing it aborts that turn."""
         self._refuse_cycle("stream()")
         self._refuse_elsewhere("stream")
         after = self.last_seq
-        turn = self._turn(turn_id, as_messages(messages), signal, deadline, caller(1))
+        turn = self._turn(turn_id, as_messages(messages), signal, timeout, caller(1))
         return TurnStream(self._lane.admit(turn), self.events(after))
 
     def _turn(
@@ -195,11 +201,11 @@ class Session:
         turn_id: str | None,
         messages: tuple[Message, ...] | MessagesFn,
         signal: AbortSignal | None,
-        deadline: float | None,
+        timeout: float | None,
         origin: str | None,
     ) -> SessionTurn:
         stop = self._lane.stops.stop
-        return SessionTurn(turn_id, messages, stop, signal=signal, deadline=deadline, origin=origin)
+        return SessionTurn(turn_id, messages, stop, signal=signal, timeout=timeout, origin=origin)
 
     @property
     def _inside(self) -> bool:

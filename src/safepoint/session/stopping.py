@@ -82,7 +82,7 @@ class Stops:
         waits = turn.waits
         first = turn.ask(request)
         if turn.request.at is StopAt.NOW or (waits and turn.request.at is not StopAt.TURN_END):
-            turn.controller._abort(turn.request.reason or AbortReason())
+            turn.controller.abort(turn.request.reason or AbortReason())
         return first
 
     def watch(self, turn: SessionTurn) -> None:

@@ -69,14 +69,14 @@ class SessionTurn:
         stop: "Callable[[SessionTurn, StopOptions, str | None], StopAck]",
         *,
         signal: AbortSignal | None = None,
-        deadline: float | None = None,
+        timeout: float | None = None,
         origin: str | None = None,
         continues: str | None = None,
         resumes: int = 0,
     ) -> None:
         parents = [] if signal is None else [signal]
-        if deadline is not None:
-            parents.append(Deadline(check_seconds("deadline", deadline), "deadline", origin))
+        if timeout is not None:
+            parents.append(Deadline(check_seconds("timeout", timeout), "deadline", origin))
         self.id = uuid.uuid4().hex if turn_id is None else check_id("turn", turn_id)
         self.messages = messages
         self.controller = AbortController(AbortSignal.any(parents) if parents else None)

@@ -110,7 +110,7 @@ class Play:
             if source == "stop by id":
                 assert (await host.stop(self.id, self.turn_id)).status == "unknown"
             view = await host.send(
-                self.id, "quick", turn_id=self.turn_id, deadline=0.0 if source == "deadline" else None
+                self.id, "quick", turn_id=self.turn_id, timeout=0.0 if source == "deadline" else None
             )
             self.told = name(view)
 
@@ -202,7 +202,7 @@ class Play:
                 await host.send("parent", "go", turn_id="above")
             case source:
                 seconds = DEADLINE * self.rig.pace if source == "deadline" else None
-                await host.send(self.id, text, **about, deadline=seconds)  # type: ignore[arg-type]
+                await host.send(self.id, text, **about, timeout=seconds)  # type: ignore[arg-type]
 
     def _cut(self, reason: str) -> None:
         self.controller.abort(reason)

@@ -218,8 +218,8 @@ class Driver(Generic[T]):
 
     def _context(self, turn: Turn[T], plan: TurnPlan[T]) -> tuple[AbortController, Context]:
         signals = [self._state.signal, *([] if plan.signal is None else [plan.signal])]
-        if plan.deadline is not None:
-            signals.append(Deadline(plan.deadline, "deadline", None))
+        if plan.timeout is not None:
+            signals.append(Deadline(plan.timeout, "deadline", None))
         controller = AbortController(signals[0] if len(signals) == 1 else AbortSignal.any(signals))
         turn.id = plan.turn_id or turn.id
         name = getattr(plan.work, "name", None) or name_of(plan.work)

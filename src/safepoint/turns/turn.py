@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from ..abort import AbortController, AbortReason, AbortSignal, Clock
 from ..abort.clock import Timer, check_seconds
+from ..abort.renamed import accepts_deadline
 from ..errors import UsageError
 from ..run.context import Work
 from ..run.outcome import Outcome
@@ -31,7 +32,7 @@ class TurnPlan(Generic[T]):
     consumed     the items this turn is about; None: all that are not in `remaining`
     remaining    items for a later turn; what is in neither is dropped, on purpose
     signal       one more signal that ends this turn, and only this one
-    deadline     seconds that this turn may take
+    timeout      seconds that this turn may take
     turn_id      how the turn is called, if it has a name already
     then         what is still to be done with the outcome, such as saving it, before anyone is told
     """
@@ -41,19 +42,22 @@ class TurnPlan(Generic[T]):
     consumed: Sequence[T] | None = None
     remaining: Sequence[T] = ()
     signal: AbortSignal | None = None
-    deadline: float | None = None
+    timeout: float | None = None
     turn_id: str | None = None
     then: Callable[[Outcome[Any]], Awaitable[object]] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.work):
             raise UsageError(f"TurnPlan.work must be an agent, a flow or any Work, not {type(self.work).__name__}")
-        for name, kind in (("signal", AbortSignal), ("turn_id", str), ("deadline", int | float), ("then", Callable)):
+        for name, kind in (("signal", AbortSignal), ("turn_id", str), ("timeout", int | float), ("then", Callable)):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):  # type: ignore[arg-type]  # of `Callable`
                 raise UsageError(f"TurnPlan.{name} cannot be {value!r}")
-        if self.deadline is not None:
-            check_seconds("deadline", self.deadline)
+        if self.timeout is not None:
+            check_seconds("timeout", self.timeout)
+
+
+TurnPlan.__init__ = accepts_deadline(TurnPlan.__init__)  # type: ignore[method-assign]
 
 
 @dataclass(slots=True, eq=False)

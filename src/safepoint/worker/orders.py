@@ -86,7 +86,7 @@ class OwnerEnded:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message for a session, in its inbox. `seconds`: what is left of its deadline."""
+    """A message for a session, in its inbox. `seconds`: what is left of its timeout."""
 
     turn_id: str
     text: str

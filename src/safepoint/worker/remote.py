@@ -13,6 +13,7 @@ from typing import Literal
 from ..abort import AbortReason, current_clock
 from ..abort.clock import check_seconds
 from ..abort.reason import caller, reason_from
+from ..abort.renamed import accepts_deadline
 from ..errors import UsageError
 from ..run.receipt import Receipt
 from ..run.stop import NO_STOP, AckLevel, AckStatus, Scope, StopAck, StopAt, stop_request
@@ -69,20 +70,21 @@ class RemoteHost(Directory):
         self._grace = None if on_disconnect == "continue" else check_seconds("on_disconnect", on_disconnect)
         self._present: dict[str, Presence] = {}
 
+    @accepts_deadline
     async def send(
         self,
         session_id: str,
         text: str,
         *,
         turn_id: str | None = None,
-        deadline: float | None = None,
+        timeout: float | None = None,
         when_busy: WhenBusy = "queue",
     ) -> TurnView:
         """Say something. When it returns, the broker keeps the message: it will be worked on, or stopped."""
         as_messages(text)
         if when_busy not in BUSY:
             raise UsageError(f"when_busy must be one of {', '.join(BUSY)}, not {when_busy!r}")
-        seconds = None if deadline is None else check_seconds("deadline", deadline)
+        seconds = None if timeout is None else check_seconds("timeout", timeout)
         place, link = await self._place(session_id), await self._link()
         given = turn_id is not None
         turn_id = uuid.uuid4().hex if turn_id is None else check_id("turn", turn_id)

@@ -273,7 +273,7 @@ class Runner:
 
     def _send(self, session: Session, sent: Send) -> SessionTurn:
         """Admit a turn; one that was stopped before does not begin. No other code runs in between."""
-        about = {"turn_id": sent.turn_id, "deadline": sent.seconds}
+        about = {"turn_id": sent.turn_id, "timeout": sent.seconds}
         try:
             turn = session.send(sent.text, **about, when_busy=sent.when_busy)  # type: ignore[arg-type]
         except SessionBusy as busy:

@@ -33,7 +33,10 @@ PRESSED_SECONDS = 2.0
 def remote_tool(host: Host, agent: str, *, name: str | None = None, description: str | None = None) -> Tool:
     """`agent`, wherever `host` runs it, as a tool: its events are forwarded, and a stop of the parent stops it too.
 
-    A deadline of the parent travels as the time that is left. Raises: NotFound at the call if nobody offers the agent.
+    The time limit of the parent travels as the seconds that are left.
+
+    Raises:
+        NotFound: At the call, if nobody offers the agent.
     """
 
     # A sub-agent of a local host runs in this process, and needs no place of a worker.
@@ -90,7 +93,7 @@ class _Child:
         except NotFound:
             limit = limit_of(self._ctx.signal)
             seconds = None if limit is None else max(limit.remaining, 0.0)
-            view = await host.send(session, prompt, turn_id=self._turn, deadline=seconds)
+            view = await host.send(session, prompt, turn_id=self._turn, timeout=seconds)
             return view.outcome or await self._followed()
         ended = await self._caught_up()
         if isinstance(ended, Aborted | TimedOut | Failed) and self._goes_on(ended):
