@@ -19,7 +19,7 @@ import uvicorn
 from safepoint.abort import AbortSignal
 from safepoint.agent import Agent
 from safepoint.agent.model import AnswerEnded, Chunk, ModelRequest, TextDelta
-from safepoint.run.messages import UserMessage
+from safepoint.messages import UserMessage
 from safepoint.server import create_app
 from safepoint.session import LocalHost, SqliteStore
 

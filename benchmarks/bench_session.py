@@ -12,11 +12,11 @@ from statistics import median
 from typing import Any
 
 from safepoint.agent import Agent, tool
+from safepoint.events import CallRecorded, TextStreamed
+from safepoint.messages import Message
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.events import CallRecorded, TextStreamed
-from safepoint.run.messages import Message
 from safepoint.run.outcome import Completed
-from safepoint.run.wire import to_json
+from safepoint.run.wire import event_to_json
 from safepoint.session import MemoryStore, Session, SqliteStore, Store
 from safepoint.session.log import PAGE
 from safepoint.session.store import Record
@@ -166,7 +166,7 @@ async def committed_rows(path: Path) -> float:
     columns = "session TEXT, seq INTEGER, text TEXT, ends TEXT, PRIMARY KEY (session, seq)"
     db.execute(f"CREATE TABLE events ({columns}) WITHOUT ROWID")
     place: Any = {"run_id": "0" * 32, "path": ("agent",), "at": 0.0}
-    text = to_json(
+    text = event_to_json(
         CallRecorded(**place, call_id="call-1", name="pay", effects="irreversible", idempotency_key="k" * 40)
     )
 
@@ -225,7 +225,7 @@ def raw_append(path: Path, batches: Sequence[tuple[Sequence[Record], bool]]) -> 
 
 
 def chunks() -> list[tuple[list[Record], bool]]:
-    text = to_json(TextStreamed(run_id="t" * 32, path=("agent",), at=1_700_000_000.0, text="a word"))
+    text = event_to_json(TextStreamed(run_id="t" * 32, path=("agent",), at=1_700_000_000.0, text="a word"))
     records = [Record(number, text) for number in range(1, EVENTS + 1)]
     return [(records[start : start + BATCH], False) for start in range(0, EVENTS, BATCH)]
 

@@ -19,7 +19,7 @@ import nats
 from safepoint.abort import AbortSignal
 from safepoint.agent import Agent
 from safepoint.agent.model import AnswerEnded, Chunk, ModelRequest, TextDelta
-from safepoint.run.messages import UserMessage
+from safepoint.messages import UserMessage
 from safepoint.worker import NatsBroker, RemoteHost
 
 from .measure import AtMost, Limit, Line, Measure, wall

@@ -5,10 +5,10 @@ import tempfile
 
 from safepoint import Agent, Completed, StopAt, tool
 from safepoint.agent import AgentResult, validate
+from safepoint.events import Event, ToolEnded, TurnEnded
+from safepoint.messages import Message, UserMessage
 from safepoint.models.scripted import Call, Delay, ScriptedModel
 from safepoint.run import FolderCheckpoints
-from safepoint.run.events import Event, ToolEnded, TurnEnded
-from safepoint.run.messages import Message, UserMessage
 from safepoint.turns import LoopExit, Stopped, TurnLoop, TurnPlan
 
 started = asyncio.Event()

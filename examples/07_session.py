@@ -12,8 +12,8 @@ from pathlib import Path
 
 from safepoint import Agent, tool
 from safepoint.agent import ToolContext
+from safepoint.events import TextStreamed, TurnEnded
 from safepoint.models.scripted import Call, Delay, ScriptedModel
-from safepoint.run.events import TextStreamed, TurnEnded
 from safepoint.session import Session, SqliteStore
 
 

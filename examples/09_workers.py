@@ -4,8 +4,8 @@ import asyncio
 import os
 
 from safepoint import Agent, Completed, ToolContext, tool
+from safepoint.events import Event, ProgressMade, TurnEnded
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.events import Event, ProgressMade, TurnEnded
 from safepoint.worker import Broker, MemoryBroker, NatsBroker, RemoteHost, Worker
 
 

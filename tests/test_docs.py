@@ -22,6 +22,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 PROGRAMS = [
     "agents.md",
     "effects.md",
+    "events.md",
     "flows.md",
     "history.md",
     "sessions.md",

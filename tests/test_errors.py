@@ -1,10 +1,26 @@
 """Errors in words: whatever an error does, one can say that it happened, in a bounded space."""
 
+import importlib
 import json
+import pkgutil
+import re
+from collections.abc import Iterator
 
 import pytest
 
-from safepoint.errors import TEXT_LIMIT, RemoteError, WireError, describe, name_of, shorten, text_of
+import safepoint
+from safepoint import errors
+from safepoint.errors import (
+    TEXT_LIMIT,
+    MissingExtra,
+    RemoteError,
+    SafepointError,
+    WireError,
+    describe,
+    name_of,
+    shorten,
+    text_of,
+)
 from safepoint.run.wire import WireError as WireErrorOfTheWire
 
 
@@ -79,3 +95,35 @@ def test_an_error_from_elsewhere_keeps_its_name():
 def test_the_error_of_the_wire_is_one_and_a_value_error():
     assert WireErrorOfTheWire is WireError
     assert issubclass(WireError, ValueError)
+
+
+def test_a_missing_package_is_named_with_the_extra_that_installs_it():
+    error = MissingExtra("OllamaModel", "ollama", ModuleNotFoundError("No module named 'ollama'", name="ollama.types"))
+    assert isinstance(error, ImportError)
+    assert str(error) == 'OllamaModel needs the package ollama: pip install "safepoint[ollama]"'
+    assert str(MissingExtra("x", "nats", ImportError())) == 'x needs more packages: pip install "safepoint[nats]"'
+
+
+def subclasses(base: type[SafepointError]) -> Iterator[tuple[str, str]]:
+    """Every error of ours below this one, with the name of the first of ours that it is made from."""
+    for error in base.__subclasses__():
+        if error.__module__.partition(".")[0] == "safepoint":
+            parent = next(each for each in error.__bases__ if issubclass(each, SafepointError))
+            yield error.__name__, parent.__name__
+            yield from subclasses(error)
+
+
+def drawn(tree: str) -> Iterator[tuple[str, str]]:
+    """The same, as it is drawn."""
+    above = ["SafepointError"]
+    for indent, name in re.findall(r"^((?:│ {3}| {4})*)[├└]── (\w+)", tree, re.MULTILINE):
+        depth = len(indent) // 4 + 1
+        above[depth:] = [name]
+        yield name, above[depth - 1]
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is():
+    for module in pkgutil.walk_packages(safepoint.__path__, "safepoint."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    assert dict(drawn(errors.__doc__ or "")) == dict(subclasses(SafepointError))

@@ -222,14 +222,11 @@ TRIGGERING = source(
     """
     class Controller:
         def abort(self):
-            self._abort()
-
-        def _abort(self):
-            self._signal.abort()
+            self._signal.announce()
 
         def on_signals(self):
             def handle():
-                self._abort("ctrl-c")
+                self.abort("ctrl-c")
             loop.call_soon(self.abort)
 
     late = lambda: controller.abort()

@@ -21,8 +21,8 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from safepoint import AbortSignal, Agent
+from safepoint.events import TextStreamed
 from safepoint.models.openai import OpenAIModel
-from safepoint.run.events import TextStreamed
 
 __all__ = ["PEERS", "Pieces", "Turns"]
 

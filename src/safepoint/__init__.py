@@ -2,8 +2,12 @@
 
 Press Stop. Get a receipt. Keep the conversation.
 
-The names everybody needs are here; the rest comes from its room, such as `safepoint.abort`.
+The names that most programs need are here. Events are in `safepoint.events`, messages in `safepoint.messages`, the rest
+in the package it belongs to, such as `safepoint.flow`. Sessions, flows and models are imported when they are first
+used.
 """
+
+from typing import TYPE_CHECKING
 
 from .abort import (
     AbortController,
@@ -11,10 +15,7 @@ from .abort import (
     AbortReason,
     AbortSignal,
     AbortTimeout,
-    checkpoint,
     current_signal,
-    fence,
-    on_abort_timeout,
     run_in_thread,
     run_process,
     shield,
@@ -22,6 +23,30 @@ from .abort import (
 from .agent import Agent, AgentResult, ToolContext, tool
 from .errors import SafepointError, UsageError
 from .run import Aborted, Completed, Failed, Outcome, Receipt, Retry, StopAck, StopAt, TimedOut
+from .run.events import Event
+from .run.messages import Message
+from .version import __version__
+
+if TYPE_CHECKING:
+    from .flow import Flow
+    from .models import AnthropicModel, OllamaModel, OpenAIModel
+    from .session import LocalHost, Session, SqliteStore
+else:
+    from .lazy_imports import lazy_imports as _lazy_imports
+
+    __getattr__ = _lazy_imports(
+        __name__,
+        {
+            "AnthropicModel": ".models",
+            "Flow": ".flow",
+            "LocalHost": ".session",
+            "OllamaModel": ".models",
+            "OpenAIModel": ".models",
+            "Session": ".session",
+            "SqliteStore": ".session",
+        },
+        moved={"checkpoint": ".abort", "fence": ".abort", "on_abort_timeout": ".abort"},
+    )
 
 __all__ = [
     "AbortController",
@@ -32,21 +57,28 @@ __all__ = [
     "Aborted",
     "Agent",
     "AgentResult",
+    "AnthropicModel",
     "Completed",
+    "Event",
     "Failed",
+    "Flow",
+    "LocalHost",
+    "Message",
+    "OllamaModel",
+    "OpenAIModel",
     "Outcome",
     "Receipt",
     "Retry",
     "SafepointError",
+    "Session",
+    "SqliteStore",
     "StopAck",
     "StopAt",
     "TimedOut",
     "ToolContext",
     "UsageError",
-    "checkpoint",
+    "__version__",
     "current_signal",
-    "fence",
-    "on_abort_timeout",
     "run_in_thread",
     "run_process",
     "shield",

@@ -1,14 +1,47 @@
 """Owns the root of every error Safepoint raises, and how any error is put into words. Knows nothing of what went wrong.
 
 SafepointError
-├── UsageError        the caller's mistake: what was wrong, which argument, what to do; also a ValueError
-├── AbortError        you asked for a value, the work was aborted; .reason, .partial   (abort.reason)
-│   └── AbortTimeout  … because its time was up; also a TimeoutError
-├── RemoteError       an exception that happened elsewhere, known by its name and text
-└── WireError         what came over the wire cannot be understood; also a ValueError
+├── UsageError               the call was wrong; also a ValueError
+│   └── FlowError            the definition of a flow does not fit together
+├── AbortError               the work was aborted: .reason, .partial
+│   └── AbortTimeout         … because its time was up; also a TimeoutError
+├── LeafTimeout              the time limit of one operation was up; also a TimeoutError
+├── LeafExit                 a function called sys.exit()
+├── ChildDied                the process of an isolated function ended without an answer
+├── ModelError               a request to a model failed: .retryable, .retry_after
+├── LimitExceeded            an agent has used up its steps or its tokens
+├── BadArguments             a model's arguments do not fit the tool
+├── HistoryError             a provider would refuse this conversation
+├── StepLimitExceeded        a flow took more steps than max_steps
+├── JoinConflict             two branches of a flow have written the same field
+├── UnknownOutput            a node of a flow returned an output that it has not declared
+├── NodeDisrupted            a node of a flow ended by a CancelledError of somebody else
+├── CheckpointError          a checkpoint could not be saved, loaded or leased
+│   ├── CheckpointInUse      somebody else has leased it: .holder
+│   ├── CheckpointUnreadable what is stored is not text
+│   ├── CheckpointMismatch   it belongs to another flow, or to another shape of this one
+│   ├── CheckpointUnfinished a new run would overwrite one that has not completed
+│   └── CheckpointCompleted  the run has completed before, and its result was not kept
+├── NotFound                 there is no such session, turn or agent
+├── SessionBusy              a turn runs, and the caller did not want to wait
+├── SessionEnded             the session was closed
+├── StoreError               a store could not be read or written
+│   └── SessionInUse         the session is open in another process
+├── BrokerError              the broker could not be reached, or has refused
+│   ├── LeaseInForce         a worker was started with another lease than the others
+│   ├── Fenced               another worker owns the session now
+│   ├── Nobody               nobody listens at that subject
+│   ├── TooLate              no answer came in time; also a TimeoutError
+│   └── Unreadable           a message cannot be understood
+├── CannotStart              the processes of a worker end before they are ready
+├── ServerRefused            the server refused a request of the command line: .status
+├── ServerUnreachable        no server answers
+├── MissingExtra             a package of an optional extra is not installed; also an ImportError
+├── RemoteError              an exception that happened elsewhere, known by its name and text
+└── WireError                a document cannot be understood; also a ValueError
 """
 
-__all__ = ["RemoteError", "SafepointError", "UsageError", "WireError"]
+__all__ = ["MissingExtra", "RemoteError", "SafepointError", "UsageError", "WireError"]
 
 # Texts of errors go into records, receipts, events and logs. A tool may put a whole response into its error.
 TEXT_LIMIT = 2_000
@@ -20,6 +53,14 @@ class SafepointError(Exception):
 
 class UsageError(SafepointError, ValueError):
     """The call was wrong: the message says what, which argument, and what to do instead."""
+
+
+class MissingExtra(SafepointError, ImportError):
+    """A package of an optional extra is not installed: the message says which, and how to install it."""
+
+    def __init__(self, needed_by: str, extra: str, problem: ImportError) -> None:
+        package = f"the package {problem.name.partition('.')[0]}" if problem.name else "more packages"
+        super().__init__(f'{needed_by} needs {package}: pip install "safepoint[{extra}]"', name=problem.name)
 
 
 class RemoteError(SafepointError):

@@ -71,8 +71,8 @@ async def test_01_execute_takes_a_signal_a_deadline_both_or_neither_and_nodes_se
     for options in (
         {},
         {"signal": controller.signal},
-        {"deadline": 5.0},
-        {"signal": controller.signal, "deadline": 5.0},
+        {"timeout": 5.0},
+        {"signal": controller.signal, "timeout": 5.0},
     ):
         assert isinstance((await flow.execute(Shelf(), **options)).outcome, Completed)
     assert [each.deadline is not None for each in seen] == [False, False, True, True]

@@ -12,12 +12,12 @@ from playwright.async_api import expect
 
 from safepoint import Aborted, AbortError, AbortSignal, Retry
 from safepoint.agent import Agent, ModelRequest, ToolContext, tool
+from safepoint.events import LeafStarted, TextStreamed
+from safepoint.messages import UserMessage
 from safepoint.models.ollama import OllamaModel
 from safepoint.models.openai import OpenAIModel
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.models.scripted import Stall as StallingModel
-from safepoint.run.events import LeafStarted, TextStreamed
-from safepoint.run.messages import UserMessage
 from safepoint.session import MemoryStore
 from safepoint.worker import NatsBroker, RemoteHost
 from tests.conftest import counts

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from safepoint import AbortController, Aborted, AbortError, AbortSignal, fence, on_abort_timeout, run_in_thread
+from safepoint import AbortController, Aborted, AbortError, AbortSignal, run_in_thread
+from safepoint.abort import fence, on_abort_timeout
 from safepoint.agent import Agent, AgentRun, Chunk, ModelRequest, Tool, ToolContext, tool, wait
-from safepoint.models.openai import OpenAIModel
-from safepoint.models.scripted import Call, Error, ScriptedModel
-from safepoint.run.events import (
+from safepoint.events import (
     AbortIgnored,
     Event,
     LeafStarted,
@@ -23,7 +22,9 @@ from safepoint.run.events import (
     TextStreamed,
     ToolCalled,
 )
-from safepoint.run.messages import ToolResult
+from safepoint.messages import ToolResult
+from safepoint.models.openai import OpenAIModel
+from safepoint.models.scripted import Call, Error, ScriptedModel
 from safepoint.testing import FakeClock, settle
 from tests.house.source import read
 from tests.house.triggers import table_rows, unlisted_triggers

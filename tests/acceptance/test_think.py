@@ -7,9 +7,9 @@ from typing import Any
 
 from safepoint import AbortController, Aborted, AbortSignal
 from safepoint.agent import Agent, ToolContext, tool
+from safepoint.events import Event, TextStreamed, TurnEnded
+from safepoint.messages import AssistantMessage, Message, UserMessage
 from safepoint.models.scripted import Call, ScriptedModel, Stall
-from safepoint.run.events import Event, TextStreamed, TurnEnded
-from safepoint.run.messages import AssistantMessage, Message, UserMessage
 from safepoint.session import MemoryStore, Session, TurnResult
 from safepoint.testing import FakeClock, settle
 

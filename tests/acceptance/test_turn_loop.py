@@ -8,11 +8,11 @@ import pytest
 
 from safepoint import Aborted, AbortError, AbortReason, Completed, Failed, UsageError
 from safepoint.agent import Agent, AgentRun, tool
+from safepoint.events import Event, TurnEnded
+from safepoint.messages import ToolResult
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run.checkpoints import MemoryCheckpoints
 from safepoint.run.context import Context
-from safepoint.run.events import Event, TurnEnded
-from safepoint.run.messages import ToolResult
 from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle
 from safepoint.turns import PreemptAck, Pushed, Stopped, TurnLoop, TurnPlan

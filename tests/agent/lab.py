@@ -7,8 +7,8 @@ from typing import Any
 from safepoint import Aborted, AbortSignal, Completed, TimedOut
 from safepoint.agent import AgentResult, AgentRun, AnswerEnded, CallDelta, Chunk, ModelRequest, TextDelta, validate
 from safepoint.agent.model import FinishReason
-from safepoint.run.events import Event
-from safepoint.run.messages import AssistantMessage, Message, ToolResult
+from safepoint.events import Event
+from safepoint.messages import AssistantMessage, Message, ToolResult
 from safepoint.run.outcome import Outcome
 from safepoint.run.retry import Retry
 

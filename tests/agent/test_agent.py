@@ -22,11 +22,11 @@ from safepoint.agent import (
     validate,
 )
 from safepoint.errors import UsageError
+from safepoint.events import AnswerFinished, AnswerRestarted, AnswerStarted, RetryScheduled, TextStreamed
+from safepoint.messages import AssistantMessage, SystemMessage, ToolResult, UserMessage
 from safepoint.models.scripted import Call, Delay, Error, Finish, ScriptedModel, Stall
 from safepoint.run import Context, Policy, Usage
 from safepoint.run import settle as settle_run
-from safepoint.run.events import AnswerFinished, AnswerRestarted, AnswerStarted, RetryScheduled, TextStreamed
-from safepoint.run.messages import AssistantMessage, SystemMessage, ToolResult, UserMessage
 from safepoint.run.retry import Retry
 from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock
@@ -75,7 +75,7 @@ async def test_a_history_goes_before_the_prompt_and_is_mended():
 
 
 def called_as(call_id: str) -> Any:
-    from safepoint.run.messages import ToolCall
+    from safepoint.messages import ToolCall
 
     return ToolCall(call_id=call_id, name="search", arguments="{}")
 

@@ -11,10 +11,10 @@ import pytest
 from safepoint import AbortController, Aborted, AbortSignal, Completed, TimedOut
 from safepoint.agent import Agent, AgentRun, Chunk, ModelRequest, TextDelta, ToolContext, ask_user, tool
 from safepoint.agent.agentrun import Questions
+from safepoint.events import QuestionAnswered, QuestionAsked, QuestionWithdrawn, RunEnded, TextStreamed
 from safepoint.models.scripted import Call, Delay, ScriptedModel, Stall
 from safepoint.run import Context
 from safepoint.run import settle as settle_run
-from safepoint.run.events import QuestionAnswered, QuestionAsked, QuestionWithdrawn, RunEnded, TextStreamed
 from safepoint.testing import FakeClock, settle
 from tests.agent.lab import contents, kinds, of_kind, read, so_far, statuses, stopped
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from safepoint import Aborted, Completed
 from safepoint.abort import use_clock
 from safepoint.agent import Agent, AgentResult, AgentRun, ToolContext, tool
+from safepoint.events import ProgressMade, QuestionAsked, RunEnded, TextStreamed
 from safepoint.models.scripted import Call, ScriptedModel, Stall
-from safepoint.run.events import ProgressMade, QuestionAsked, RunEnded, TextStreamed
 from safepoint.run.outcome import Outcome
 from safepoint.run.stop import Scope, StopAck, StopAt, StopRequest
 from safepoint.run.wire import outcome_from_json, outcome_to_json

@@ -6,8 +6,8 @@ import pytest
 
 from safepoint import Completed
 from safepoint.agent import Agent, ask_user, wait
+from safepoint.events import LeafStarted
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.events import LeafStarted
 from safepoint.testing import FakeClock
 from tests.agent.lab import contents, read, statuses, stopped
 

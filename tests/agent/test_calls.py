@@ -14,9 +14,9 @@ import safepoint
 from safepoint import AbortController, Aborted, AbortError, AbortReason, Completed, Failed, current_signal
 from safepoint.agent import Agent, AgentRun, ToolContext, tool
 from safepoint.agent import AnswerEnded as Ended
+from safepoint.events import AbortIgnored, LeafStarted, ProgressMade, QuestionAsked, ToolCalled, ToolEnded
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Context, leaf
-from safepoint.run.events import AbortIgnored, LeafStarted, ProgressMade, QuestionAsked, ToolCalled, ToolEnded
 from safepoint.run.kept import KeptWork
 from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle

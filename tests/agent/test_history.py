@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safepoint.agent import HistoryError, repair, validate
 from safepoint.agent.history import INTERRUPTED, NOT_RUN, UNKNOWN, Rules, named, problems, readable, unreadable, unused
 from safepoint.errors import UsageError
-from safepoint.run.messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolResult, UserMessage
+from safepoint.messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolResult, UserMessage
 
 RULES: tuple[Rules, ...] = ("openai-chat", "openai-responses", "anthropic")
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from safepoint.agent import Agent, AgentResult, tool
 from safepoint.agent.tool import Tool
+from safepoint.messages import AssistantMessage, CallStatus, Message, ToolCall, ToolResult, UserMessage
 from safepoint.models.scripted import ScriptedModel
-from safepoint.run.messages import AssistantMessage, CallStatus, Message, ToolCall, ToolResult, UserMessage
 
 
 def elsewhere(stopped: list[str], name: str = "far", error: Exception | None = None) -> Tool:

@@ -9,8 +9,8 @@ import pytest
 
 from safepoint import AbortController, Aborted, Agent, Completed, StopAt, TimedOut, tool
 from safepoint.agent import AgentRun, ToolContext
+from safepoint.events import LeafAbandoned, ProgressMade
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.events import LeafAbandoned, ProgressMade
 from safepoint.testing import FakeClock, settle
 from tests.agent.lab import agents_kept, contents, fates, of_kind, statuses, stopped
 

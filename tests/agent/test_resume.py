@@ -11,9 +11,9 @@ import pytest
 
 from safepoint import Completed
 from safepoint.agent import Agent, AgentResult, AgentRun, ToolContext, tool, validate
+from safepoint.events import QuestionAsked, TextStreamed
 from safepoint.models.scripted import Call, Error, ScriptedModel, Stall
 from safepoint.run import Usage
-from safepoint.run.events import QuestionAsked, TextStreamed
 from safepoint.run.outcome import Outcome
 from safepoint.run.retry import Retry
 from safepoint.run.wire import outcome_from_json, outcome_to_json

@@ -14,10 +14,10 @@ import pytest
 
 from safepoint import AbortController, Aborted, AbortSignal, Completed, Failed, TimedOut
 from safepoint.agent import Agent, AgentResult, AgentRun, CallDelta, Chunk, ModelError, ModelRequest, tool
+from safepoint.events import Event, LeafStarted, QuestionAsked, RetryScheduled, TextStreamed
 from safepoint.models.anthropic import AnthropicModel
 from safepoint.models.openai import OpenAIModel
 from safepoint.run import LeafTimeout, Policy
-from safepoint.run.events import Event, LeafStarted, QuestionAsked, RetryScheduled, TextStreamed
 from safepoint.run.outcome import Outcome
 from safepoint.run.retry import Retry
 from safepoint.run.wire import outcome_to_json

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from safepoint.agent import AgentResult, CallDelta, ModelRequest, validate
 from safepoint.agent.history import INTERRUPTED, NOT_RUN, UNKNOWN
 from safepoint.agent.talk import Answer, Talk
+from safepoint.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from safepoint.run import Usage
-from safepoint.run.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from tests.agent.lab import called
 
 HI = UserMessage(text="hi there")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from safepoint import __version__
 from safepoint.cli import main as package_main
 from safepoint.cli.main import main, parser
 from tests.server.child import ROOT, Child
@@ -167,6 +168,13 @@ def test_a_file_that_is_no_database_is_said_before_anybody_comes(tmp_path: Path,
     (tmp_path / "letter.txt").write_text("Dear reader, this is no database. " * 100)
     assert main(["serve", "--port", "0", "--db", str(tmp_path / "letter.txt")]) == 2
     assert "letter.txt" in capsys.readouterr().err
+
+
+def test_the_version_can_be_asked_for(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"safepoint {__version__}\n"
 
 
 def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]):

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from safepoint import AbortController, Aborted, AbortSignal, Completed, Failed, TimedOut
+from safepoint.events import Event, NodeEnded
 from safepoint.flow import END, End, Flow, FlowResult, NodeContext, StepLimitExceeded
 from safepoint.flow.dispatch import LEAVE_SECONDS
 from safepoint.run.context import Context
-from safepoint.run.events import Event, NodeEnded
 from safepoint.run.leaf import LeafTimeout
 from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from safepoint import AbortController, Aborted, Completed, Failed, Retry
+from safepoint.events import ProgressMade
 from safepoint.flow import END, End, Flow, NodeContext
-from safepoint.run.events import ProgressMade
 from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle
 from tests.flow import process_nodes

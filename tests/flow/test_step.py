@@ -10,10 +10,10 @@ import pytest
 
 from safepoint import AbortController, Aborted, Completed, Failed, Retry
 from safepoint.errors import UsageError
+from safepoint.events import RetryScheduled
 from safepoint.flow import END, Flow, NodeContext, UnknownOutput
 from safepoint.flow.step import adapted
 from safepoint.run import LeafExit
-from safepoint.run.events import RetryScheduled
 from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle
 from tests.abort.programs import alive, wait_until

@@ -49,7 +49,7 @@ def uneven_exports(source: Source) -> Iterator[str]:
     """Where a package's `__all__` and the public names of its `__init__.py` differ."""
     if source.path.name != "__init__.py":
         return
-    names = {name for _, name in bindings(source.tree) if not name.startswith("_")}
+    names = {name for _, name in bindings(source.tree) if not name.startswith("_")} - {"TYPE_CHECKING"}
     listed = {name for name in exports(source) if not name.startswith("__")}
     yield from (source.at(1, f"{name} is public but not in __all__") for name in sorted(names - listed))
     yield from (source.at(1, f"{name} is in __all__ but not imported") for name in sorted(listed - names))

@@ -29,8 +29,8 @@ from safepoint.agent import (
     tool,
     validate,
 )
+from safepoint.messages import AssistantMessage, ToolResult
 from safepoint.models.scripted import ScriptedModel
-from safepoint.run.messages import AssistantMessage, ToolResult
 from safepoint.run.outcome import Outcome
 from safepoint.run.retry import Retry
 from safepoint.testing import DEFAULT_LAWS, FakeClock, Law, Probe, Run, abort_everywhere, pairs

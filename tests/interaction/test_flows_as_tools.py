@@ -13,13 +13,13 @@ import pytest
 
 from safepoint import Completed
 from safepoint.agent import Agent, AgentResult, ToolContext, tool
+from safepoint.events import FlowSaved, TurnEnded
 from safepoint.flow import END, Flow, NodeContext
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.events import FlowSaved, TurnEnded
 from safepoint.run.kept import KeptWork
 from safepoint.run.outcome import Outcome
 from safepoint.run.stop import StopAt
-from safepoint.run.wire import event_from_json, outcome_from_json, outcome_to_json, to_json
+from safepoint.run.wire import event_from_json, event_to_json, outcome_from_json, outcome_to_json
 from safepoint.session import MemoryStore, Session, SqliteStore
 from tests.agent.lab import contents, statuses, stopped
 from tests.session import shipping
@@ -225,7 +225,7 @@ async def test_what_a_flow_has_told_is_enough_to_go_on_after_a_crash():
     told: list[FlowSaved] = []
     async for event in run:
         if isinstance(event, FlowSaved):
-            assert event_from_json(to_json(event)) == event
+            assert event_from_json(event_to_json(event)) == event
             told.append(event)
         if office.reached.is_set():
             run.abort("as if the process had ended here")

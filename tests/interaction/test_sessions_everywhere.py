@@ -8,8 +8,7 @@ import pytest
 
 from safepoint.abort import current_clock
 from safepoint.agent import Agent, HistoryError, ToolContext, tool, validate
-from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.events import (
+from safepoint.events import (
     LeafEnded,
     LeafStarted,
     QuestionAnswered,
@@ -19,7 +18,8 @@ from safepoint.run.events import (
     TurnEnded,
     TurnQueued,
 )
-from safepoint.run.messages import Message
+from safepoint.messages import Message
+from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.session import MemoryStore, Session, TurnResult
 from safepoint.session.log import read
 from safepoint.session.past import Past

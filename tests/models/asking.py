@@ -6,8 +6,8 @@ from typing import Any
 
 from safepoint.abort import AbortSignal
 from safepoint.agent import AnswerEnded, CallDelta, Chunk, Model, ModelRequest, TextDelta, ToolSpec, UsageReported
+from safepoint.messages import Message, UserMessage
 from safepoint.run import Usage
-from safepoint.run.messages import Message, UserMessage
 from safepoint.testing.clock import settle
 
 SEARCH = ToolSpec(

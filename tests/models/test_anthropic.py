@@ -11,9 +11,9 @@ import pytest
 from safepoint.abort import AbortSignal
 from safepoint.agent import ModelError, UsageReported
 from safepoint.errors import UsageError
+from safepoint.messages import AssistantMessage, SystemMessage, ToolCall, ToolResult, UserMessage
 from safepoint.models.anthropic import AnthropicModel
 from safepoint.run import Usage
-from safepoint.run.messages import AssistantMessage, SystemMessage, ToolCall, ToolResult, UserMessage
 from safepoint.testing.clock import settle
 from tests.models.asking import ask, asking, calls_of, ending_of, first_text, text_of
 from tests.rigs import script

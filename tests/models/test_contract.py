@@ -12,11 +12,11 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal
 from safepoint.agent import CallDelta, Model, ModelError, TextDelta
+from safepoint.messages import AssistantMessage, SystemMessage, ToolCall, ToolResult, UserMessage
 from safepoint.models.anthropic import AnthropicModel
 from safepoint.models.ollama import OllamaModel
 from safepoint.models.openai import OpenAIModel
 from safepoint.run import Context, Retry, stream
-from safepoint.run.messages import AssistantMessage, SystemMessage, ToolCall, ToolResult, UserMessage
 from safepoint.testing.clock import settle
 from tests.models.asking import ask, asking, calls_of, ending_of, first_text, text_of, usage_of
 from tests.rigs import script

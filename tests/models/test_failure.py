@@ -9,7 +9,6 @@ from safepoint.models.failure import (
     failed_within,
     is_transient,
     malformed,
-    missing_sdk,
     refused,
     retry_after,
     transport_errors,
@@ -95,7 +94,3 @@ def test_the_errors_of_the_line_are_known_of_both_http_clients():
     for error in (httpx.ReadTimeout("x"), httpx2.RemoteProtocolError("x"), ConnectionError(), TimeoutError()):
         assert isinstance(error, transport_errors())
     assert not isinstance(ValueError(), transport_errors())
-
-
-def test_a_missing_sdk_says_what_to_install():
-    assert 'pip install "safepoint[ollama]"' in str(missing_sdk("ollama"))

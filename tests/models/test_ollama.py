@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from safepoint.agent import CallDelta, ModelError, ToolSpec
 from safepoint.errors import UsageError
+from safepoint.messages import AssistantMessage, SystemMessage, ToolCall, ToolResult, UserMessage
 from safepoint.models.ollama import OllamaModel
-from safepoint.run.messages import AssistantMessage, SystemMessage, ToolCall, ToolResult, UserMessage
 from tests.models.asking import ask, asking, calls_of, ending_of, text_of
 from tests.rigs import script
 from tests.rigs.ollama import Ollama

@@ -15,9 +15,9 @@ import pytest
 from safepoint.abort import AbortController, AbortError, AbortSignal
 from safepoint.agent import ModelError, TextDelta, UsageReported
 from safepoint.errors import UsageError
+from safepoint.messages import AssistantMessage, SystemMessage, ToolCall, ToolResult, UserMessage
 from safepoint.models.openai import OpenAIModel
 from safepoint.run import Context, stream
-from safepoint.run.messages import AssistantMessage, SystemMessage, ToolCall, ToolResult, UserMessage
 from safepoint.testing.clock import settle
 from tests.models.asking import ask, asking, calls_of, ending_of, first_text, text_of, usage_of
 from tests.rigs.llama import Llama

@@ -9,9 +9,9 @@ import pytest
 from safepoint.abort import AbortController, AbortError, AbortSignal, use_clock
 from safepoint.agent import CallDelta, ModelError, ModelRequest, TextDelta
 from safepoint.errors import UsageError
+from safepoint.messages import ToolResult, UserMessage
 from safepoint.models.scripted import Answer, Call, Delay, Error, Finish, ScriptedModel, Stall
 from safepoint.run import Context, stream
-from safepoint.run.messages import ToolResult, UserMessage
 from safepoint.testing import FakeClock, abort_everywhere
 from tests.models.asking import ask, asking, calls_of, ending_of, first_text, text_of, usage_of
 

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
+from safepoint.messages import AssistantMessage, CallStatus, ToolCall, ToolResult
 from safepoint.models.wording import STATUS_WORDS, arguments_of, arguments_text, assistant_text, result_text
-from safepoint.run.messages import AssistantMessage, CallStatus, ToolCall, ToolResult
 
 
 def call(arguments: str) -> ToolCall:

@@ -3,8 +3,8 @@
 import asyncio
 
 from safepoint.abort import AbortController
+from safepoint.events import Event
 from safepoint.run.context import Context
-from safepoint.run.events import Event
 from safepoint.run.receipt import Entry
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from safepoint.abort import AbortError, AbortSignal
+from safepoint.events import QuestionAnswered, QuestionAsked, QuestionWithdrawn
 from safepoint.run.ask import ask
-from safepoint.run.events import QuestionAnswered, QuestionAsked, QuestionWithdrawn
 from safepoint.testing import FakeClock, settle
 from tests.run.bench import Bench
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from safepoint.abort import AbortController, current_signal
+from safepoint.events import Event, ProgressMade
 from safepoint.run.cleanup import CleanupCall, runs_on_loop
 from safepoint.run.context import Cleanup, Context
-from safepoint.run.events import Event, ProgressMade
 from safepoint.run.outcome import Aborted, Completed, Outcome
 from safepoint.run.settle import settle
 from safepoint.testing import FakeClock

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal, Guard
+from safepoint.events import Event, ProgressMade
 from safepoint.run.context import Context
-from safepoint.run.events import Event, ProgressMade
 from safepoint.testing import FakeClock
 
 

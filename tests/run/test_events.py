@@ -4,8 +4,8 @@ from typing import get_args
 
 import pytest
 
+from safepoint.events import Event, RunEnded
 from safepoint.run import events
-from safepoint.run.events import Event, RunEnded
 
 
 def test_the_union_holds_every_event_of_the_module():

@@ -1,7 +1,7 @@
 """What every event says of its place."""
 
+from safepoint.events import ProgressMade
 from safepoint.run import Context
-from safepoint.run.events import ProgressMade
 from safepoint.run.wire import event_from_json
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from safepoint.abort import AbortError, AbortSignal, current_signal
+from safepoint.events import LeafEnded, LeafStarted
 from safepoint.run.context import Context
-from safepoint.run.events import LeafEnded, LeafStarted
 from safepoint.run.leaf import LeafTimeout, kind_of, leaf, wait
 from safepoint.run.policy import Policy
 from safepoint.run.receipt import Entry

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from safepoint.abort import AbortError, shield
+from safepoint.events import AbortIgnored, LeafAbandoned, ProgressMade
 from safepoint.run.context import Context
-from safepoint.run.events import AbortIgnored, LeafAbandoned, ProgressMade
 from safepoint.run.leaf import leaf
 from safepoint.run.policy import Policy
 from safepoint.testing import FakeClock, settle

@@ -2,8 +2,8 @@
 
 from typing import get_args
 
+from safepoint.messages import AssistantMessage, CallStatus, Message, ToolResult
 from safepoint.run import messages
-from safepoint.run.messages import AssistantMessage, CallStatus, Message, ToolResult
 
 
 def test_the_union_holds_every_message_of_the_module():

@@ -9,8 +9,8 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal, Guard
 from safepoint.errors import UsageError
+from safepoint.events import Event, RetryScheduled
 from safepoint.run.context import Context
-from safepoint.run.events import Event, RetryScheduled
 from safepoint.run.retry import Retry, as_seconds
 from safepoint.run.stop import StopAt, StopRequest
 from safepoint.testing import FakeClock, settle

@@ -9,8 +9,8 @@ import pytest
 from safepoint.abort import AbortController, AbortReason, AbortSignal
 from safepoint.abort.guard import Ambient
 from safepoint.errors import UsageError
+from safepoint.events import Event
 from safepoint.run.context import Context
-from safepoint.run.events import Event
 from safepoint.run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from safepoint.run.receipt import Receipt
 from safepoint.run.running import Running

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal
+from safepoint.events import CleanupFailed, Event, RunEnded, RunStarted
 from safepoint.run.context import Context
-from safepoint.run.events import CleanupFailed, Event, RunEnded, RunStarted
 from safepoint.run.outcome import Aborted, Completed, Failed, TimedOut
 from safepoint.run.settle import settle
 from safepoint.testing import FakeClock

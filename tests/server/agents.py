@@ -8,7 +8,7 @@ from typing import Any
 from safepoint import AbortSignal
 from safepoint.agent import Agent, ToolContext, tool
 from safepoint.agent.model import AnswerEnded, CallDelta, Chunk, ModelRequest, TextDelta
-from safepoint.run.messages import UserMessage
+from safepoint.messages import UserMessage
 
 
 class Calling:

@@ -11,8 +11,8 @@ import pytest
 
 from safepoint import Aborted
 from safepoint.agent import Agent
+from safepoint.events import TextStreamed, TurnEnded
 from safepoint.models.scripted import ScriptedModel, Stall
-from safepoint.run.events import TextStreamed, TurnEnded
 from safepoint.server import App, create_app
 from safepoint.session import LocalHost, SessionEnded, SqliteStore
 from tests.server.lab import Faucet, serving

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.agent import Agent, ToolContext, tool
+from safepoint.messages import UserMessage
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.messages import UserMessage
 from safepoint.session import LocalHost, SqliteStore
 
 LIFE_SECONDS = 10.0

@@ -6,9 +6,9 @@ from contextlib import aclosing
 from typing import Any
 
 from safepoint.agent import Agent, tool, validate
+from safepoint.events import Event, StopRequested, TextStreamed, TurnEnded
+from safepoint.messages import Message
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.events import Event, StopRequested, TextStreamed, TurnEnded
-from safepoint.run.messages import Message
 from safepoint.session import MemoryStore, Recorded, Session, StoreError
 from safepoint.session.log import read
 from safepoint.session.store import Record

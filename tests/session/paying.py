@@ -17,8 +17,8 @@ from typing import Any
 
 from safepoint import UsageError
 from safepoint.agent import Agent, ToolContext, tool
+from safepoint.messages import AssistantMessage
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.messages import AssistantMessage
 from safepoint.session import LocalHost, SqliteStore
 from tests.session.crashing import note
 

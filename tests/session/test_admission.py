@@ -4,7 +4,7 @@ import pytest
 
 from safepoint import AbortReason
 from safepoint.errors import UsageError
-from safepoint.run.messages import AssistantMessage, SystemMessage, UserMessage
+from safepoint.messages import AssistantMessage, SystemMessage, UserMessage
 from safepoint.session.admission import REMEMBER_COUNT, REMEMBER_SECONDS, Tombstones, as_messages
 from safepoint.testing import FakeClock
 

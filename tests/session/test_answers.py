@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from safepoint import Aborted
+from safepoint.events import TurnEnded, TurnQueued, TurnStarted
+from safepoint.messages import UserMessage
 from safepoint.models.scripted import Stall
-from safepoint.run.events import TurnEnded, TurnQueued, TurnStarted
-from safepoint.run.messages import UserMessage
 from safepoint.session import LocalHost, SqliteStore, StoreError
 from tests.conftest import counts
 from tests.session import promising

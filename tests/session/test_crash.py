@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from safepoint.agent import validate
-from safepoint.run.events import (
+from safepoint.events import (
     AnswerStarted,
     SessionOpened,
     StopRequested,

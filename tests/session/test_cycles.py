@@ -8,8 +8,8 @@ import pytest
 
 from safepoint.agent import Agent, ToolContext, tool
 from safepoint.errors import UsageError
+from safepoint.messages import ToolResult
 from safepoint.models.scripted import Call
-from safepoint.run.messages import ToolResult
 from safepoint.session import MemoryStore, Session
 from tests.session.lab import talker
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from safepoint.agent import validate
-from safepoint.run.events import CallRecorded, ToolEnded, TurnEnded
+from safepoint.events import CallRecorded, ToolEnded, TurnEnded
 from safepoint.run.outcome import Completed
 from safepoint.session import SqliteStore
 from tests.conftest import counts

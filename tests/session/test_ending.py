@@ -2,7 +2,7 @@
 
 from safepoint import Aborted, AbortReason, Completed, Failed, Receipt, TimedOut
 from safepoint.agent import AgentResult
-from safepoint.run.messages import AssistantMessage, UserMessage
+from safepoint.messages import AssistantMessage, UserMessage
 from safepoint.session.ending import broken, never_started, only_new, receipt_of, sealed
 from safepoint.session.past import Past, PastTurn
 from safepoint.session.turn import SessionTurn

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from safepoint.run.events import TextStreamed, ToolCalled, ToolEnded
+from safepoint.events import TextStreamed, ToolCalled, ToolEnded
 from safepoint.session.forwarded import ForwardedEvents
 
 AT: Any = {"run_id": "t", "path": ("p",), "at": 0.0}

@@ -11,8 +11,8 @@ import pytest
 
 from safepoint import Aborted
 from safepoint.errors import UsageError
+from safepoint.events import TurnQueued
 from safepoint.models.scripted import Stall
-from safepoint.run.events import TurnQueued
 from safepoint.session import LocalHost, MemoryStore, Session, SqliteStore, StoreError
 from safepoint.session.home import Home, outlast
 from safepoint.testing import settle

@@ -9,9 +9,9 @@ import pytest
 from safepoint import Aborted, StopAt
 from safepoint.agent import tool
 from safepoint.errors import UsageError
+from safepoint.events import TurnEnded
+from safepoint.messages import ToolResult
 from safepoint.models.scripted import Call, Stall
-from safepoint.run.events import TurnEnded
-from safepoint.run.messages import ToolResult
 from safepoint.session import LocalHost, MemoryStore, NotFound, SessionEnded, StoreError
 from safepoint.session.store import Record
 from safepoint.testing import FakeClock, settle

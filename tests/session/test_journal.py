@@ -8,8 +8,8 @@ import pytest
 
 from safepoint.abort import use_clock
 from safepoint.agent import Agent, ToolContext, tool
+from safepoint.events import CallRecorded, RecordDelayed, ToolCalled, ToolEnded
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.events import CallRecorded, RecordDelayed, ToolCalled, ToolEnded
 from safepoint.run.outcome import Aborted, Completed
 from safepoint.session import MemoryStore, Session, StoreError
 from safepoint.session.store import Record

@@ -13,9 +13,7 @@ from safepoint import AbortController, Aborted, AbortReason, AbortSignal, Comple
 from safepoint.agent import Agent, ToolContext, tool
 from safepoint.agent.model import Chunk, ModelRequest, UsageReported
 from safepoint.errors import RemoteError, UsageError
-from safepoint.models.scripted import Call, ScriptedModel, Stall
-from safepoint.run.context import Context
-from safepoint.run.events import (
+from safepoint.events import (
     AnswerStarted,
     Event,
     SessionOpened,
@@ -26,9 +24,11 @@ from safepoint.run.events import (
     TurnQueued,
     TurnStarted,
 )
-from safepoint.run.messages import ToolResult, UserMessage
+from safepoint.messages import ToolResult, UserMessage
+from safepoint.models.scripted import Call, ScriptedModel, Stall
+from safepoint.run.context import Context
 from safepoint.run.receipt import Usage
-from safepoint.run.wire import WireError, to_json
+from safepoint.run.wire import WireError, event_to_json
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionInUse, StoreError
 from safepoint.session.store import Record
 from safepoint.testing import settle
@@ -70,7 +70,7 @@ async def crashed(*events: Event) -> MemoryStore:
     """A store as a crash left it."""
     store = MemoryStore()
     everything = [of("s", SessionOpened, agent="talker"), *events]
-    await store.append("s", [Record(seq, to_json(one)) for seq, one in enumerate(everything, 1)], durable=True)
+    await store.append("s", [Record(seq, event_to_json(one)) for seq, one in enumerate(everything, 1)], durable=True)
     return store
 
 
@@ -160,7 +160,7 @@ async def test_a_continuation_that_had_not_begun_when_the_crash_came_goes_first(
         await turn
         last = session.last_seq
     waiting = [queued("2", "two"), queued("3", "", continues="1")]
-    records = [Record(last + 10 + place, to_json(event)) for place, event in enumerate(waiting)]
+    records = [Record(last + 10 + place, event_to_json(event)) for place, event in enumerate(waiting)]
     await store.append("s", records, durable=True)
     async with Session.open("s", agent=talker("whole", "second"), store=store) as session:
         for turn in session.turns.values():
@@ -178,7 +178,7 @@ async def test_a_crash_while_a_turn_went_on_loses_nothing_of_it() -> None:
         last = session.last_seq
     more = [queued("2", "", continues="1"), begun("2"), of("2", AnswerStarted, model="m", step=2)]
     more += [of("2", TextStreamed, text="almost")]
-    records = [Record(last + 10 + place, to_json(event)) for place, event in enumerate(more)]
+    records = [Record(last + 10 + place, event_to_json(event)) for place, event in enumerate(more)]
     await store.append("s", records, durable=True)
     agent = talker("whole")
     async with Session.open("s", agent=agent, store=store, resume=True) as session:
@@ -296,7 +296,7 @@ async def test_a_second_writer_is_noticed_and_nothing_is_told_as_done() -> None:
     store.shut()
     released.set()
     await happens(lambda: turn.outcome is not None)
-    stranger = Record(10_000, to_json(await an_end("t")), "t")
+    stranger = Record(10_000, event_to_json(await an_end("t")), "t")
     await MemoryStore.append(store, "s", [stranger], durable=True)
     store.gate.set()
     outcome = (await turn).outcome

@@ -8,8 +8,7 @@ import pytest
 from safepoint import Aborted
 from safepoint.agent import tool
 from safepoint.errors import UsageError
-from safepoint.models.scripted import Call, Stall
-from safepoint.run.events import (
+from safepoint.events import (
     SessionClosed,
     SessionOpened,
     StopRequested,
@@ -18,6 +17,7 @@ from safepoint.run.events import (
     TurnQueued,
     TurnStarted,
 )
+from safepoint.models.scripted import Call, Stall
 from safepoint.session import LocalHost, MemoryStore, SessionInfo, SqliteStore, StoreError
 from safepoint.session.past import MAX_RESUMES
 from safepoint.session.store import Record

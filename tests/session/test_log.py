@@ -11,8 +11,8 @@ import pytest
 
 from safepoint import Completed
 from safepoint.agent import AgentResult
-from safepoint.run.events import Event, TextStreamed, TurnEnded
-from safepoint.run.wire import to_json
+from safepoint.events import Event, TextStreamed, TurnEnded
+from safepoint.run.wire import event_to_json
 from safepoint.session import MemoryStore, SessionInUse, SqliteStore, Store, StoreError
 from safepoint.session.log import PAGE, RECENT, Log
 from safepoint.session.store import Record
@@ -266,7 +266,7 @@ async def test_a_store_that_fails_ends_the_log_for_writers_and_readers() -> None
 async def test_an_end_that_somebody_else_wrote_first_ends_the_log() -> None:
     store = MemoryStore()
     async with opened(store) as log:
-        await store.append("s", [Record(1, to_json(end()), "t")], durable=True)
+        await store.append("s", [Record(1, event_to_json(end()), "t")], durable=True)
         log.last = 1
         told: list[object] = []
         seq = log.add(end(), ends=("t", told.append))

@@ -10,8 +10,8 @@ import pytest
 from safepoint import AbortController, Aborted, Completed, StopAt
 from safepoint.agent import Agent, AgentResult, ToolContext, tool, validate
 from safepoint.errors import UsageError
+from safepoint.events import SessionClosed, StopRequested, TextStreamed, ToolCalled, TurnEnded, TurnStarted
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.events import SessionClosed, StopRequested, TextStreamed, ToolCalled, TurnEnded, TurnStarted
 from safepoint.run.wire import outcome_to_json
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionTurn
 from safepoint.testing import settle

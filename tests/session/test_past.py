@@ -6,7 +6,7 @@ import pytest
 
 from safepoint import Aborted, AbortReason, Completed, Receipt
 from safepoint.agent import AgentResult, validate
-from safepoint.run.events import (
+from safepoint.events import (
     AnswerRestarted,
     AnswerStarted,
     Event,
@@ -20,7 +20,7 @@ from safepoint.run.events import (
     TurnQueued,
     TurnStarted,
 )
-from safepoint.run.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
+from safepoint.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from safepoint.session.past import Past, PastTurn
 from safepoint.session.unfinished import UnfinishedWork
 from tests.session.lab import said

@@ -7,9 +7,9 @@ import pytest
 
 from safepoint import Aborted, StopAt
 from safepoint.agent import tool
+from safepoint.events import LeafAbandoned, StopRequested
 from safepoint.models.scripted import Call
-from safepoint.run.events import LeafAbandoned, StopRequested
-from safepoint.run.wire import event_from_json, to_json
+from safepoint.run.wire import event_from_json, event_to_json
 from safepoint.session import LocalHost, MemoryStore, Session
 from safepoint.testing import FakeClock, settle
 from tests.session.lab import stored, talker
@@ -95,7 +95,7 @@ async def test_the_same_press_again_is_not_recorded_again(clock: FakeClock) -> N
 def test_a_record_of_a_stop_from_before_there_was_such_a_press_can_be_read():
     about: Any = {"run_id": "t", "path": ("a",), "at": 1.0, "turn_id": "t"}
     event = StopRequested(**about, at_point="NOW", reason="enough", reason_kind="user")
-    old = to_json(event).replace('"abandon": null, ', "")
+    old = event_to_json(event).replace('"abandon": null, ', "")
     assert "abandon" not in old
     assert event_from_json(old) == event
 

@@ -13,10 +13,10 @@ import pytest
 from safepoint import AbortController, Aborted, Completed, StopAt
 from safepoint.agent import Agent, AgentResult, ToolContext, tool
 from safepoint.errors import UsageError
+from safepoint.events import QuestionAsked, QuestionWithdrawn, SessionClosed, TextStreamed, ToolCalled, TurnEnded
+from safepoint.messages import AssistantMessage, ToolResult
 from safepoint.models.scripted import Call, ScriptedModel, Stall
 from safepoint.run.context import Context
-from safepoint.run.events import QuestionAsked, QuestionWithdrawn, SessionClosed, TextStreamed, ToolCalled, TurnEnded
-from safepoint.run.messages import AssistantMessage, ToolResult
 from safepoint.run.stop import StopAck
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionInUse, SqliteStore
 from safepoint.session.store import Record

@@ -10,8 +10,8 @@ from safepoint import AbortController, Aborted, StopAt, TimedOut
 from safepoint.abort import use_clock
 from safepoint.agent import ToolContext, tool
 from safepoint.errors import UsageError
+from safepoint.events import StopRequested, ToolCalled
 from safepoint.models.scripted import Call, Stall
-from safepoint.run.events import StopRequested, ToolCalled
 from safepoint.session import MemoryStore, Session
 from safepoint.testing import FakeClock, settle
 from tests.conftest import counts
@@ -51,7 +51,7 @@ async def test_a_stop_by_the_callers_signal_or_a_deadline_is_recorded_as_well(so
 
     store, controller = MemoryStore(), AbortController()
     async with Session.open("s", agent=talker([Call("slow")], tools=[slow]), store=store) as session:
-        options: Any = {"signal": controller.signal} if source != "deadline" else {"deadline": 5.0}
+        options: Any = {"signal": controller.signal} if source != "deadline" else {"timeout": 5.0}
         turn = session.send("hi", turn_id="t", **options)
         await inside.wait()
         controller.abort("left")

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from safepoint.run.events import SessionClosed, SessionOpened, TurnQueued, TurnStarted
-from safepoint.run.messages import UserMessage
-from safepoint.run.wire import to_json
+from safepoint.events import SessionClosed, SessionOpened, TurnQueued, TurnStarted
+from safepoint.messages import UserMessage
+from safepoint.run.wire import event_to_json
 from safepoint.session import MemoryStore, SessionInfo
 from safepoint.session.store import Record
 from safepoint.session.stored import KEPT, StoredSessions
@@ -30,7 +30,9 @@ class Counting(MemoryStore):
 async def write(store: MemoryStore, *events: Any, session: str = "s") -> None:
     last = (await store.read(session, 0, 10_000))[-1:]
     first = last[0].seq + 1 if last else 1
-    await store.append(session, [Record(first + n, to_json(event)) for n, event in enumerate(events)], durable=True)
+    await store.append(
+        session, [Record(first + n, event_to_json(event)) for n, event in enumerate(events)], durable=True
+    )
 
 
 async def test_what_was_read_before_is_not_read_again() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from safepoint import Aborted, AbortSignal
 from safepoint.agent import ToolContext, tool
+from safepoint.events import Event, TextStreamed, ToolCalled, TurnEnded, TurnQueued
 from safepoint.models.scripted import Call, Stall
-from safepoint.run.events import Event, TextStreamed, ToolCalled, TurnEnded, TurnQueued
 from safepoint.session import Session
 from safepoint.testing import FakeClock, settle
 from tests.session.lab import first_text, read_all, talker

@@ -4,7 +4,7 @@ from typing import Any
 
 from safepoint.agent import AgentResult, validate
 from safepoint.agent.talk import Talk
-from safepoint.run.events import (
+from safepoint.events import (
     AnswerStarted,
     CallRecorded,
     Event,
@@ -14,8 +14,8 @@ from safepoint.run.events import (
     ToolCalled,
     ToolEnded,
 )
+from safepoint.messages import ToolResult, UserMessage
 from safepoint.run.kept import KeptWork
-from safepoint.run.messages import ToolResult, UserMessage
 from safepoint.session.unfinished import UnfinishedWork
 from tests.agent.lab import agents_kept
 

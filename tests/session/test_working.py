@@ -8,9 +8,9 @@ import pytest
 from safepoint import AbortController, Aborted, Failed
 from safepoint.agent import ToolContext, tool
 from safepoint.errors import UsageError
+from safepoint.events import TurnStarted
+from safepoint.messages import AssistantMessage, Message, SystemMessage, UserMessage
 from safepoint.models.scripted import Call, Stall
-from safepoint.run.events import TurnStarted
-from safepoint.run.messages import AssistantMessage, Message, SystemMessage, UserMessage
 from safepoint.session import MemoryStore, Session, SessionTurn
 from safepoint.testing import settle
 from tests.session.lab import GatedStore, asked, first_text, happens, is_valid, said, stored, talker

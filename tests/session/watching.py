@@ -5,7 +5,7 @@ from contextlib import aclosing
 from typing import Any
 
 from safepoint.agent import AgentResult
-from safepoint.run.events import Event, TurnEnded
+from safepoint.events import Event, TurnEnded
 from safepoint.run.outcome import Outcome
 from safepoint.session import Host
 

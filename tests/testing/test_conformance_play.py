@@ -9,7 +9,7 @@ import pytest
 
 from safepoint import Completed
 from safepoint.agent import AgentResult
-from safepoint.run.events import AnswerStarted, TurnEnded
+from safepoint.events import AnswerStarted, TurnEnded
 from safepoint.session import LocalHost, Recorded, TurnView
 from safepoint.testing.conformance import CASES, Cast, Rig
 from tests.session.rigs import local

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from safepoint import AbortError
+from safepoint.events import Event, TurnEnded
 from safepoint.run.context import Context
-from safepoint.run.events import Event, TurnEnded
 from safepoint.run.outcome import Outcome
 from safepoint.testing import settle
 from safepoint.turns import LoopExit, Pushed, TurnLoop, TurnPlan

@@ -8,12 +8,12 @@ import pytest
 
 from safepoint import AbortController, Aborted, Completed
 from safepoint.agent import Agent, AgentResult, tool, validate
+from safepoint.events import Event, TextStreamed, ToolCalled, TurnEnded
 from safepoint.flow import END, Flow
+from safepoint.messages import AssistantMessage, Message, ToolResult, UserMessage
 from safepoint.models.openai import OpenAIModel
 from safepoint.models.scripted import Call, Delay, ScriptedModel, Stall
 from safepoint.run.checkpoints import MemoryCheckpoints
-from safepoint.run.events import Event, TextStreamed, ToolCalled, TurnEnded
-from safepoint.run.messages import AssistantMessage, Message, ToolResult, UserMessage
 from safepoint.run.outcome import Outcome
 from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, Probe, abort_everywhere, settle

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from safepoint import AbortController, Aborted, AbortError, Completed, Failed, TimedOut, UsageError
+from safepoint.events import Event, TurnEnded
 from safepoint.run.checkpoints import MemoryCheckpoints
 from safepoint.run.context import Context
-from safepoint.run.events import Event, TurnEnded
 from safepoint.run.outcome import Outcome
 from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from safepoint import AbortController, UsageError
+from safepoint.events import LoopStopping, TurnPreempted, TurnStarted
 from safepoint.run.checkpoints import MemoryCheckpoints
 from safepoint.run.context import Context
-from safepoint.run.events import LoopStopping, TurnPreempted, TurnStarted
 from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle
 from safepoint.turns import Preempt, Pushed, Turn, TurnLoop, TurnPlan

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from safepoint import AbortController, AbortError
+from safepoint.events import Event, TurnEnded
 from safepoint.run.checkpoints import CheckpointError, MemoryCheckpoints
 from safepoint.run.context import Context
-from safepoint.run.events import Event, TurnEnded
 from safepoint.run.stop import StopAt
 from safepoint.testing import settle
 from safepoint.turns import Stopped, TurnLoop, TurnPlan

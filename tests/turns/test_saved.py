@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from safepoint import UsageError
 from safepoint.agent import AgentResult
-from safepoint.run.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
+from safepoint.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from safepoint.run.receipt import Usage
 from safepoint.turns import Stopped
 from safepoint.turns.saved import SavedLoop, adapter

@@ -7,7 +7,7 @@ import pytest
 
 from safepoint import AbortController, AbortError, AbortReason
 from safepoint.abort import current_clock
-from safepoint.run.events import Event, LoopIdle
+from safepoint.events import Event, LoopIdle
 from safepoint.run.stop import StopAt, StopRequest
 from safepoint.turns.state import LoopState
 

@@ -11,10 +11,10 @@ import signal
 import sys
 from typing import Any
 
+from safepoint.events import Event, TurnEnded
 from safepoint.run.checkpoints import Checkpoints, FolderCheckpoints
 from safepoint.run.checkpoints_sqlite import SqliteCheckpoints
 from safepoint.run.context import Context
-from safepoint.run.events import Event, TurnEnded
 from safepoint.run.outcome import Completed
 from safepoint.run.stop import StopAt
 from safepoint.turns import Stopped, TurnLoop, TurnPlan

@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from safepoint.agent import Agent, ModelRequest, ToolContext, tool
+from safepoint.messages import UserMessage
 from safepoint.models.scripted import Call, ScriptedModel, Stall
-from safepoint.run.messages import UserMessage
 
 
 @tool

@@ -10,8 +10,8 @@ import time
 from typing import Any
 
 from safepoint.agent import Agent, ModelRequest, ToolContext, tool
+from safepoint.messages import ToolResult, UserMessage
 from safepoint.models.scripted import Call, ScriptedModel, Stall
-from safepoint.run.messages import ToolResult, UserMessage
 
 
 @tool

@@ -4,8 +4,8 @@ import os
 from typing import Any
 
 from safepoint.agent import Agent, ModelRequest
+from safepoint.messages import ToolResult
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.messages import ToolResult
 from safepoint.worker import NatsBroker, RemoteHost, remote_tool
 from tests.worker.paying import NAMESPACE, NATS
 

@@ -281,12 +281,12 @@ class Client:
                 while self.open:
                     await self._news.wait()
 
-    async def until(self, turn_id: str, status: str) -> None:
-        """Until a turn, or what goes on with it, has ended so."""
+    async def until(self, turn_id: str, *statuses: str) -> None:
+        """Until a turn, or what goes on with it, has ended in one of these ways."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 outcome = self.told.outcome(self.told.chain(turn_id)[-1])
-                if outcome is not None and outcome.status == status:
+                if outcome is not None and outcome.status in statuses:
                     return
                 await self._news.wait()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.run.events import Event
+from safepoint.events import Event
 from safepoint.session.host import Host
 from safepoint.session.log import Recorded
 from safepoint.worker import Broker, MemoryBroker, NatsBroker, RemoteHost, Worker

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from safepoint.run.events import AnswerStarted, SessionOpened, ToolCalled, TurnEnded, TurnQueued, TurnStarted
+from safepoint.events import AnswerStarted, SessionOpened, ToolCalled, TurnEnded, TurnQueued, TurnStarted
 from safepoint.run.outcome import Aborted, Outcome
 from safepoint.run.stop import AckLevel, AckStatus
 from safepoint.session import Recorded

@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 from safepoint.agent import Agent, ToolContext, tool
-from safepoint.run.events import CallRecorded
+from safepoint.events import CallRecorded
 from safepoint.worker import NatsBroker
 from safepoint.worker.broker import Link
 from tests.session.paying import CLERK, ROUNDS, scripted

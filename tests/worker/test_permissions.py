@@ -8,7 +8,7 @@ from pathlib import Path
 import nkeys
 import pytest
 
-from safepoint.run.events import TextStreamed
+from safepoint.events import TextStreamed
 from safepoint.worker import BrokerError, NatsBroker, RemoteHost, Worker
 from tests.rigs.nats import nats_server, new_namespace
 from tests.worker.agents import helper

@@ -8,8 +8,8 @@ from typing import Any
 
 from safepoint import AbortController, AbortReason
 from safepoint.agent import Agent, tool
+from safepoint.events import Event, ToolCalled, TurnEnded
 from safepoint.models.scripted import Call, Error, Stall
-from safepoint.run.events import Event, ToolCalled, TurnEnded
 from safepoint.run.outcome import Aborted, Completed
 from safepoint.session import Host, LocalHost, MemoryStore, Recorded, Session
 from safepoint.session.log import read

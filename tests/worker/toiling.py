@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 from safepoint.agent import Agent, ModelRequest, ToolContext, tool
+from safepoint.messages import ToolResult, UserMessage
 from safepoint.models.scripted import Call, Delay, ScriptedModel
-from safepoint.run.messages import ToolResult, UserMessage
 
 FOLDER, NAME = "TOIL_FOLDER", "TOIL_NAME"
 WALL = time.time  # what the clock says, also where a test lets it jump

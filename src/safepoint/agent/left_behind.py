@@ -18,7 +18,7 @@ STOP_SECONDS = 5.0
 
 
 async def stop_left_behind(tools: Mapping[str, Tool], left: AgentResult) -> tuple[str, ...]:
-    """Stop what the unfinished calls of a conversation have left elsewhere, side by side.
+    """Stop what the unfinished calls of a conversation have left elsewhere, side by side, and wait for its end.
 
     Args:
         tools: The tools of its agent.
@@ -35,10 +35,11 @@ async def stop_left_behind(tools: Mapping[str, Tool], left: AgentResult) -> tupl
 async def _stop(tool: Tool, key: str) -> str:
     assert tool.stop_left is not None  # for the type checker: it was looked for
     try:
-        async with asyncio.timeout(STOP_SECONDS):
+        async with asyncio.timeout(STOP_SECONDS) as limit:
             await tool.stop_left(key)
     except Exception as error:
-        return f"{tool.name} on another machine may go on: {describe(error)}"
+        why = f"it has not ended within {STOP_SECONDS:g} s" if limit.expired() else describe(error)
+        return f"{tool.name} on another machine may go on: {why}"
     return ""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..errors import SafepointError, UsageError
+from ..version import __version__
 from ..worker.broker import BrokerError
 from .broker import URL as NATS_URL
 from .broker import broker_options
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    top.add_argument("--version", action="version", version=f"safepoint {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _serve_command(commands)
     _work_commands(commands)

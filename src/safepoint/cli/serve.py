@@ -5,7 +5,7 @@ import asyncio
 from urllib.parse import quote
 
 from ..agent.target import load_agent
-from ..errors import UsageError
+from ..errors import MissingExtra, UsageError
 from ..session.host import Host
 from .broker import broker_of
 from .demo import TRY, demo_agent
@@ -22,7 +22,7 @@ def serve(options: argparse.Namespace) -> int:
     try:
         from ..server import Server
     except ImportError as error:
-        raise UsageError(f'serving needs more packages ({error.name}): pip install "safepoint[server]"') from error
+        raise MissingExtra("safepoint serve", "server", error) from error
 
     async def run() -> None:
         host = await (_local(options) if options.nats is None else _remote(options))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 from ..abort.termination import hearing_the_end
-from ..errors import UsageError
+from ..errors import MissingExtra, UsageError
 from ..worker import RemoteHost, Worker, WorkerInfo
 from ..worker.workshop import SWITCH_SECONDS
 from .broker import broker_of
@@ -74,7 +74,7 @@ def _serve_metrics(worker: Worker, port: int) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
         from prometheus_client.core import CounterMetricFamily
     except ImportError as error:
-        raise UsageError(f'--metrics needs one more package ({error.name}): pip install "safepoint[server]"') from error
+        raise MissingExtra("--metrics", "server", error) from error
 
     class Counters:
         def collect(self) -> list[CounterMetricFamily]:

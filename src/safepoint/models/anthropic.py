@@ -20,10 +20,10 @@ from ..agent.model import (
     ToolSpec,
     UsageReported,
 )
-from ..errors import SafepointError, UsageError
+from ..errors import MissingExtra, SafepointError, UsageError
 from ..run.messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
 from ..run.receipt import Usage
-from .failure import MALFORMED, broke_off, failed_within, malformed, missing_sdk, refused, transport_errors, unreachable
+from .failure import MALFORMED, broke_off, failed_within, malformed, refused, transport_errors, unreachable
 from .handshake import close_interrupted_handshakes
 from .source import Source
 from .wording import arguments_of, assistant_text, result_text
@@ -192,7 +192,7 @@ def _connect(base_url: str | None, api_key: str | None) -> "AsyncAnthropic":
     try:
         from anthropic import AsyncAnthropic
     except ImportError as error:
-        raise missing_sdk("anthropic") from error
+        raise MissingExtra("AnthropicModel", "anthropic", error) from error
     client = AsyncAnthropic(base_url=base_url, api_key=api_key, max_retries=0)
     close_interrupted_handshakes(client)
     return client

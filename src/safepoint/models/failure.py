@@ -16,7 +16,6 @@ __all__ = [
     "failed_within",
     "is_transient",
     "malformed",
-    "missing_sdk",
     "refused",
     "retry_after",
     "transport_errors",
@@ -83,11 +82,6 @@ def transport_errors() -> tuple[type[Exception], ...]:
     """What the HTTP clients of the SDKs raise when the line fails: an SDK lets some of it through."""
     clients = (sys.modules.get(name) for name in ("httpx", "httpx2"))
     return (OSError, *(client.HTTPError for client in clients if client is not None))
-
-
-def missing_sdk(extra: str) -> ImportError:
-    """The SDK of a provider is not installed."""
-    return ImportError(f'safepoint.models.{extra} needs the official SDK: pip install "safepoint[{extra}]"')
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -24,10 +24,10 @@ from ..agent.model import (
     ToolSpec,
     UsageReported,
 )
-from ..errors import SafepointError, UsageError
+from ..errors import MissingExtra, SafepointError, UsageError
 from ..run.messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
 from ..run.receipt import Usage
-from .failure import MALFORMED, broke_off, failed_within, malformed, missing_sdk, refused, transport_errors, unreachable
+from .failure import MALFORMED, broke_off, failed_within, malformed, refused, transport_errors, unreachable
 from .handshake import close_interrupted_handshakes
 from .wording import arguments_of, assistant_text, result_text
 
@@ -164,7 +164,7 @@ def _connect(host: str | None) -> "AsyncClient":
     try:
         from ollama import AsyncClient
     except ImportError as error:
-        raise missing_sdk("ollama") from error
+        raise MissingExtra("OllamaModel", "ollama", error) from error
     client = AsyncClient(host)
     close_interrupted_handshakes(client)
     return client

@@ -21,10 +21,10 @@ from ..agent.model import (
     ToolSpec,
     UsageReported,
 )
-from ..errors import SafepointError, UsageError
+from ..errors import MissingExtra, SafepointError, UsageError
 from ..run.messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolResult, UserMessage
 from ..run.receipt import Usage
-from .failure import MALFORMED, broke_off, failed_within, malformed, missing_sdk, refused, transport_errors, unreachable
+from .failure import MALFORMED, broke_off, failed_within, malformed, refused, transport_errors, unreachable
 from .handshake import close_interrupted_handshakes
 from .source import Source
 from .wording import arguments_text, assistant_text, result_text
@@ -188,7 +188,7 @@ def _connect(base_url: str | None, api_key: str | None) -> "AsyncOpenAI":
     try:
         from openai import AsyncOpenAI, OpenAIError
     except ImportError as error:
-        raise missing_sdk("openai") from error
+        raise MissingExtra("OpenAIModel", "openai", error) from error
     try:
         client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
     except OpenAIError as error:

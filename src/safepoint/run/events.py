@@ -64,6 +64,7 @@ __all__ = [
     "TurnPreempted",
     "TurnQueued",
     "TurnStarted",
+    "UnknownEvent",
 ]
 
 
@@ -287,6 +288,23 @@ class CleanupFailed(Happened):
     kind: Literal["cleanup_failed"] = "cleanup_failed"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownEvent(Happened):
+    """An event of a kind that a newer version of Safepoint has written and this one does not know.
+
+    It has its number in the log, its place and its text, so that two versions can run side by side: whoever reads a log
+    passes it over, and whoever passes events on passes it on unchanged.
+
+    Attributes:
+        name: The kind that the newer version has given it.
+        document: The JSON text, as it was read.
+    """
+
+    name: str
+    document: str
+    kind: Literal["unknown"] = "unknown"
+
+
 Event: TypeAlias = (
     RunStarted
     | RunEnded
@@ -323,4 +341,5 @@ Event: TypeAlias = (
     | QuestionAnswered
     | QuestionWithdrawn
     | CleanupFailed
+    | UnknownEvent
 )

@@ -26,6 +26,11 @@ class Completed(Generic[T]):
     finished_at: float = field(default=0.0, kw_only=True)
     status: ClassVar[Literal["completed"]] = "completed"
 
+    @property
+    def partial(self) -> T:
+        """The value, under the name that it has in every other outcome."""
+        return self.value
+
     def unwrap(self) -> T:
         """The value."""
         return self.value

@@ -1,8 +1,9 @@
 """Owns how outcomes, events and messages travel: versioned JSON. Knows nothing of the transport.
 
-Unknown fields are ignored, so that an older reader understands a newer writer; an unknown kind is refused with its
-name, because a reader that guesses what happened would be wrong. Errors travel as `ErrorInfo` and arrive as
-RemoteErrors.
+An older reader understands a newer writer: fields that it does not know are ignored, and an event of a kind that it
+does not know becomes an UnknownEvent, which keeps its place and its text. An unknown kind of message or outcome is
+refused with its name, because a conversation or a result with a gap would be wrong. Errors travel as `ErrorInfo` and
+arrive as RemoteErrors.
 """
 
 import functools
@@ -17,7 +18,7 @@ from pydantic_core import PydanticSerializationError
 
 from ..abort import AbortReason
 from ..errors import RemoteError, WireError, name_of, shorten, text_of
-from .events import Event, TurnEnded
+from .events import Event, TurnEnded, UnknownEvent
 from .fields import Fields, parse
 from .messages import Message
 from .outcome import NOTHING, Aborted, Completed, Failed, Outcome, TimedOut
@@ -28,10 +29,11 @@ __all__ = [
     "ErrorInfo",
     "WireError",
     "event_from_json",
+    "event_to_json",
     "message_from_json",
+    "message_to_json",
     "outcome_from_json",
     "outcome_to_json",
-    "to_json",
 ]
 
 T = TypeVar("T")
@@ -52,62 +54,100 @@ def _plain(kind: Any) -> TypeAdapter[Any]:
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    members = tuple(member for member in get_args(kind) if member is not TurnEnded)
-    union: Any = Annotated[functools.reduce(operator.or_, members), Field(discriminator="kind")]
-    return TypeAdapter(union)
+def _adapter(union: Any) -> TypeAdapter[Any]:
+    """The reader of all members of a union except the two events that are read by hand."""
+    members = tuple(member for member in get_args(union) if member not in (TurnEnded, UnknownEvent))
+    choice: Any = Annotated[functools.reduce(operator.or_, members), Field(discriminator="kind")]
+    return TypeAdapter(choice)
 
 
-def to_json(item: Event | Message, value_type: Any = Any) -> str:
-    """An event or a message as JSON text; the value inside of an outcome is written as `value_type` says."""
-    if isinstance(item, TurnEnded):
-        data = {field.name: getattr(item, field.name) for field in fields(item)}
-        data["outcome"] = json.loads(outcome_to_json(item.outcome, value_type))
-    else:
-        quick = _quickly(item)
-        if quick is not None:
-            return quick
-        kind: Any = type(item)
-        data = _plain(kind).dump_python(item, mode="json")
-    return json.dumps({"v": VERSION, **data}, ensure_ascii=False)
+@cache
+def _kinds(union: Any) -> frozenset[str]:
+    """The values of `kind` that this reader knows."""
+    members = (member for member in get_args(union) if member is not UnknownEvent)
+    return frozenset(get_args(member.__dataclass_fields__["kind"].type)[0] for member in members)
 
 
-def _quickly(item: Event | Message) -> str | None:
-    """The same text, several times as fast; None for the few that pydantic's writer cannot write without loss."""
-    kind: Any = type(item)
-    try:
-        text = _plain(kind).dump_json(item).decode()
-    except PydanticSerializationError:  # half of a surrogate pair
-        return None
-    # A number without an end becomes null there; whether it was one or nothing at all is not looked at.
-    return None if "null" in text or text[0] != "{" else f'{{"v": {VERSION}, {text[1:]}'
+def event_to_json(event: Event, value_type: Any = Any) -> str:
+    """Write an event as JSON text.
+
+    Args:
+        event: The event. An UnknownEvent is written as it was read, with the place that it has now.
+        value_type: The type of the value inside the outcome of a `TurnEnded`; sessions use `AgentResult`.
+    """
+    if isinstance(event, UnknownEvent):
+        place = {"run_id": event.run_id, "path": event.path, "at": event.at, "calls": event.calls}
+        return json.dumps({**json.loads(event.document), **place}, ensure_ascii=False)
+    if isinstance(event, TurnEnded):
+        data = {field.name: getattr(event, field.name) for field in fields(event)}
+        data["outcome"] = json.loads(outcome_to_json(event.outcome, value_type))
+        return json.dumps({"v": VERSION, **data}, ensure_ascii=False)
+    return _dump(event)
 
 
 def event_from_json(text: str, value_type: Any = Any) -> Event:
-    """Read `to_json()` back. Raises: WireError."""
+    """Read an event that `event_to_json()` has written.
+
+    Args:
+        text: The JSON text.
+        value_type: The type of the value inside the outcome of a `TurnEnded`; sessions use `AgentResult`.
+
+    Returns:
+        The event; an UnknownEvent if its kind is of a newer version of Safepoint.
+
+    Raises:
+        WireError: The text is not an event.
+    """
     data = _object("event", text)
-    event: Event
-    if data.get("kind") != "turn_ended":
-        event = _read("event", Event, data)
+    kind = data.get("kind")
+    if isinstance(kind, str) and kind not in _kinds(Event):
+        # Only what every event has is read. Written as a kind that has nothing else, it is checked like any other.
+        place = _read("event", Event, {**data, "kind": "run_started"})
+        return UnknownEvent(
+            run_id=place.run_id, path=place.path, at=place.at, calls=place.calls, name=kind, document=text
+        )
+    if kind != "turn_ended":
+        event: Event = _read("event", Event, data)
         return event
     outcome = _outcome(_versioned("outcome", data.get("outcome")), value_type)
-    # Of an outcome pydantic has no schema: errors are in it. All that stands around it is read like any event's.
-    around = _read("event", Event, {**data, "kind": "turn_started", "items": 0})
+    # Pydantic has no schema for an outcome, because there are errors in it. The other fields are those of TurnStarted.
+    place = _read("event", Event, {**data, "kind": "turn_started", "items": 0})
     return TurnEnded(
-        run_id=around.run_id,
-        path=around.path,
-        at=around.at,
-        calls=around.calls,
-        turn_id=around.turn_id,
+        run_id=place.run_id,
+        path=place.path,
+        at=place.at,
+        calls=place.calls,
+        turn_id=place.turn_id,
         outcome=outcome,
         resumable=data.get("resumable") is True,
     )
 
 
+def message_to_json(message: Message) -> str:
+    """Write a message as JSON text."""
+    return _dump(message)
+
+
 def message_from_json(text: str) -> Message:
-    """Raises: WireError."""
+    """Read a message that `message_to_json()` has written.
+
+    Raises:
+        WireError: The text is not a message, or one of a kind that this version does not know.
+    """
     message: Message = _read("message", Message, _object("message", text))
     return message
+
+
+def _dump(item: Event | Message) -> str:
+    kind: Any = type(item)
+    try:
+        text = _plain(kind).dump_json(item).decode()  # several times as fast as json.dumps
+    except PydanticSerializationError:  # half of a surrogate pair, which only json.dumps can write
+        text = "null"
+    # This writer makes `null` of an infinite number too, so a text with a null in it is written again, slowly.
+    if "null" in text or text[0] != "{":
+        return json.dumps({"v": VERSION, **_plain(kind).dump_python(item, mode="json")}, ensure_ascii=False)
+    return f'{{"v": {VERSION}, {text[1:]}'
 
 
 def outcome_to_json(outcome: Outcome[T], value_type: Any = Any) -> str:
@@ -170,8 +210,7 @@ def _outcome(data: dict[str, Any], value_type: Any) -> Outcome[Any]:
 
 
 def _read(what: str, kind: Any, data: dict[str, Any]) -> Any:
-    known = {get_args(member.__dataclass_fields__["kind"].type)[0] for member in get_args(kind)}
-    given = data.get("kind")
+    known, given = _kinds(kind), data.get("kind")
     if not isinstance(given, str) or given not in known:
         raise WireError(f"unknown {what} {shorten(repr(given))}; known are {', '.join(sorted(known))}")
     try:

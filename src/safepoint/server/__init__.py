@@ -3,9 +3,14 @@
 Owns the edge. Knows nothing of agents: everything goes through a Host.
 """
 
-from .app import App, create_app
-from .limits import Limits
-from .patience import leaving_behind
-from .serve import Server
+from ..errors import MissingExtra as _MissingExtra
+
+try:
+    from .app import App, create_app
+    from .limits import Limits
+    from .patience import leaving_behind
+    from .serve import Server
+except ImportError as _problem:
+    raise _MissingExtra("safepoint.server", "server", _problem) from _problem
 
 __all__ = ["App", "Limits", "Server", "create_app", "leaving_behind"]

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..agent.talk import AgentResult
-from ..run.wire import to_json
+from ..run.wire import event_to_json
 from ..session.host import Host
 from ..session.store import StoreError
 from .metrics import Metrics
@@ -55,7 +55,9 @@ class Streams:
         try:
             async with aclosing(self._host.events(session_id, after)) as events:
                 async for recorded in events:
-                    yield ServerSentEvent(to_json(recorded.event, AgentResult), id=str(recorded.seq), event="event")
+                    yield ServerSentEvent(
+                        event_to_json(recorded.event, AgentResult), id=str(recorded.seq), event="event"
+                    )
         except StoreError:
             return  # the stream breaks off; whoever comes back is told why
         yield ServerSentEvent("", event="closed")

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ..agent.talk import AgentResult
 from ..run.events import Event, TurnEnded
-from ..run.wire import event_from_json, to_json
+from ..run.wire import event_from_json, event_to_json
 from .store import Record, SessionInUse, Store, StoreError
 
 __all__ = ["Log", "Recorded"]
@@ -79,7 +79,7 @@ class Log:
         `ends`: it is the end of this turn. It is durable; when it stands the function is told, with what went wrong if
         something did, and only then the readers.
         """
-        record = Record(self.last + 1, to_json(event, AgentResult), None if ends is None else ends[0])
+        record = Record(self.last + 1, event_to_json(event, AgentResult), None if ends is None else ends[0])
         self.last += 1
         if self.error is not None:  # nobody will write it
             if ends is not None:

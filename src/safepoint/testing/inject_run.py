@@ -221,7 +221,6 @@ class _Leaving:
     def linger(self) -> Left:
         """What is left of threads, processes and descriptors after the moment. Tasks have had the same one."""
         ends_at = time.monotonic() + LINGER_SECONDS
-        self._loop.allow(2 * LINGER_SECONDS)
         turns = 0
         while (left := self._left()) or self._counted("tasks", _tasks_left(self._loop)):
             slow = bool(left.processes or left.descriptors)  # these need neither a task nor a thread to be gone
@@ -249,7 +248,11 @@ class _Leaving:
     def _go_on(self) -> bool:
         """Let the loop run for a turn, and a little time pass. False: no task and no thread can go on any more."""
         loop = self._loop
-        self._runner.run(asyncio.sleep(0))
+        loop.allow(2 * LINGER_SECONDS)
+        try:
+            self._runner.run(asyncio.sleep(0))
+        except Hang:  # something has held up this one turn for as long as that: what is left is left
+            return False
         self._held |= asyncio.all_tasks(loop)
         if loop._ready:  # type: ignore[attr-defined]
             return True

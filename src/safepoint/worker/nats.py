@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..abort.clock import check_seconds
-from ..errors import UsageError
+from ..errors import MissingExtra, UsageError
 from .broker import BrokerError, Link
 
 __all__ = ["NatsBroker"]
@@ -60,7 +60,7 @@ class NatsBroker:
             from .nats_link import NatsLink
             from .nats_streams import ensure
         except ImportError as error:
-            raise UsageError(f'NATS needs one more package ({error.name}): pip install "safepoint[nats]"') from error
+            raise MissingExtra("NatsBroker", "nats", error) from error
         link = NatsLink(self.namespace, self.lease)
         servers = [self.url] if isinstance(self.url, str) else list(self.url)
         try:

@@ -16,7 +16,7 @@ from ..agent.agent import Agent
 from ..errors import UsageError
 from ..run.events import StopRequested, TurnEnded, TurnStarted
 from ..run.stop import StopAt
-from ..run.wire import to_json as event_to_json
+from ..run.wire import event_to_json
 from ..session.answers import change_ack
 from ..session.lane import SessionBusy, SessionEnded
 from ..session.log import read

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from weakref import WeakSet
 
 from ..errors import SafepointError
+from ..version import __version__
 from .broker import KEPT, Broker, BrokerError, LeaseInForce, Link, Order, Queue
 from .hold import Hold, put_up_again
 from .lease import agree_on_lease
@@ -299,7 +299,7 @@ class Supervisor:
             live=len(self._holds),
             concurrency=settings.concurrency,
             isolation="process" if self._workshop is None else "task",
-            version=version("safepoint"),
+            version=__version__,
             pid=os.getpid(),
             machine=platform.node(),
             since=settings.since,

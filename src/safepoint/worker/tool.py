@@ -45,7 +45,11 @@ def remote_tool(host: Host, agent: str, *, name: str | None = None, description:
     async def stop_left(key: str) -> None:
         session, turn = _ids(agent, key)
         with suppress(NotFound):  # it had not begun
-            await host.stop(session, turn, reason=AbortReason("parent", "nobody goes on with the call it works for"))
+            ack = await host.stop(
+                session, turn, reason=AbortReason("parent", "nobody goes on with the call it works for")
+            )
+            if ack.status != "unknown" and ack.begun:
+                await ack.settled()
 
     async def call(prompt: str, ctx: ToolContext) -> str:
         child = _Child(host, agent, ctx)

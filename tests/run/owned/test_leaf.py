@@ -9,11 +9,11 @@ from contextlib import suppress
 import pytest
 
 from safepoint import Aborted, Agent, tool
+from safepoint.messages import ToolResult
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Context, Policy, leaf
 from safepoint.run.leaf import LeafTimeout
 from safepoint.run.leafrun import LeafRun
-from safepoint.run.messages import ToolResult
 from safepoint.testing import FakeClock
 from tests.run.bench import Bench
 from tests.run.owned.lab import Gate, children, stop, until
