@@ -86,7 +86,7 @@ async def main(folder: str) -> None:
         chat.type("How many are there?")
         await started.wait()
         chat.type("Bye.")
-        chat.loop.stop(at=StopAt.SAFE_POINT, within=5, cause="closing time")  # the search finishes first
+        chat.loop.stop(at=StopAt.SAFE_POINT, within=5, reason="closing time")  # the search finishes first
     print(f"Stopped ({(exit := await chat.loop.wait()).stop_cause}): {books(exit)}")
 
     again = Chat(agent, folder)

@@ -1,14 +1,21 @@
 """The public import paths: what is where people look for it, and what an import costs."""
 
+import inspect
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import get_args
 
 import pytest
 
 import safepoint
-from safepoint import events, messages, models
+from safepoint import LocalHost, Session, events, messages, models
+from safepoint.agent import AgentRun
+from safepoint.flow import FlowRun
+from safepoint.session import SessionTurn, TurnView
+from safepoint.turns import TurnLoop
+from safepoint.worker import RemoteHost, Worker
 
 
 @pytest.mark.parametrize("module", [safepoint, events, messages, models], ids=lambda module: module.__name__)
@@ -20,7 +27,7 @@ def test_every_public_name_can_be_imported(module: object) -> None:
 def test_what_most_programs_need_is_at_the_top() -> None:
     from safepoint.flow import Flow
     from safepoint.models.openai import OpenAIModel
-    from safepoint.session import LocalHost, Session, SqliteStore
+    from safepoint.session import SqliteStore
 
     assert (safepoint.Flow, safepoint.OpenAIModel) == (Flow, OpenAIModel)
     assert (safepoint.LocalHost, safepoint.Session, safepoint.SqliteStore) == (LocalHost, Session, SqliteStore)
@@ -44,6 +51,39 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         safepoint.Nonsense  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(ImportError, match="Nonsense"):
         from safepoint.models import Nonsense  # type: ignore[attr-defined]  # noqa: F401
+
+
+def parameters(method: Callable[..., object], *left_out: str) -> list[tuple[str, object, object]]:
+    """Name, kind and default of what a method takes, without the ids that say of what."""
+    given = inspect.signature(method).parameters.values()
+    return [(one.name, one.kind, one.default) for one in given if one.name not in ("self", *left_out)]
+
+
+STOPS = [AgentRun.stop, FlowRun.stop, SessionTurn.stop, Session.stop, LocalHost.stop, RemoteHost.stop]
+
+
+@pytest.mark.parametrize("method", STOPS)
+def test_stop_takes_the_same_everywhere(method: Callable[..., object]) -> None:
+    assert parameters(method, "session_id", "turn_id") == parameters(AgentRun.stop)
+
+
+@pytest.mark.parametrize("method", [AgentRun.wait, FlowRun.wait, SessionTurn.wait, TurnLoop.wait, Worker.wait])
+def test_wait_takes_the_same_everywhere(method: Callable[..., object]) -> None:
+    assert parameters(method) == [("timeout", inspect.Parameter.POSITIONAL_OR_KEYWORD, None)]
+
+
+@pytest.mark.parametrize("method", [Session.close, LocalHost.close, RemoteHost.close, Worker.close])
+def test_close_takes_the_same_everywhere(method: Callable[..., object]) -> None:
+    taken = {name: (kind, default) for name, kind, default in parameters(method, "reason", "give_back")}
+    assert taken == {"within": (inspect.Parameter.KEYWORD_ONLY, 0.0)}
+    assert inspect.signature(method).parameters["reason"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+@pytest.mark.parametrize("method", [Session.continue_turn, LocalHost.continue_turn, RemoteHost.continue_turn])
+def test_continue_turn_takes_a_turn_and_does_not_wait(method: Callable[..., object]) -> None:
+    first = parameters(method, "session_id")[0]
+    assert first == ("turn_id", inspect.Parameter.POSITIONAL_OR_KEYWORD, None)
+    assert inspect.signature(method).return_annotation in ("SessionTurn", SessionTurn, "TurnView", TurnView)
 
 
 def run(program: str) -> str:

@@ -1,12 +1,14 @@
 """Owns one turn of an agent, written for Safepoint, for the bare SDK and for four frameworks: text in, text out.
 
-Each has a client of its own for the same provider, streams, and reads every piece. Peers run at their cheapest: without
-traces, memory or checkpoints.
+Each has one client of its own for all turns, as every one of them documents it, streams, and reads every piece. What
+can be used for many turns is made once: models, agents, the compiled graph. Only autogen's agent is made for each turn,
+because it keeps the conversation of its turns. Peers run at their cheapest: without traces, memory or checkpoints.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from functools import cache
 from typing import Any, TypeAlias
 
 import agents as openai_agents
@@ -47,8 +49,12 @@ class Turns:
     def ours(self, signal: AbortSignal | None = None) -> Pieces:
         client = self._client()
 
+        @cache
+        def agent(name: str) -> Agent:
+            return Agent(OpenAIModel(name, client=client))
+
         async def turn(name: str) -> AsyncIterator[str]:
-            async for event in Agent(OpenAIModel(name, client=client)).run(PROMPT, signal=signal):
+            async for event in agent(name).run(PROMPT, signal=signal):
                 if isinstance(event, TextStreamed):
                     yield event.text
 
@@ -74,9 +80,12 @@ class Turns:
     def openai_agents(self) -> Pieces:
         client = self._client()
 
+        @cache
+        def agent(name: str) -> "openai_agents.Agent[Any]":
+            return openai_agents.Agent(name="a", model=openai_agents.OpenAIChatCompletionsModel(name, client))
+
         async def turn(name: str) -> AsyncIterator[str]:
-            model = openai_agents.OpenAIChatCompletionsModel(name, client)
-            result = openai_agents.Runner.run_streamed(openai_agents.Agent(name="a", model=model), PROMPT)
+            result = openai_agents.Runner.run_streamed(agent(name), PROMPT)
             async for event in result.stream_events():
                 if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
                     yield event.data.delta
@@ -86,16 +95,20 @@ class Turns:
     def pydantic_ai(self) -> Pieces:
         provider = OpenAIProvider(openai_client=self._client())
 
+        @cache
+        def agent(name: str) -> "pydantic_ai.Agent[Any, str]":
+            return pydantic_ai.Agent(OpenAIChatModel(name, provider=provider))
+
         async def turn(name: str) -> AsyncIterator[str]:
-            agent = pydantic_ai.Agent(OpenAIChatModel(name, provider=provider))
-            async with agent.run_stream(PROMPT) as result:
+            async with agent(name).run_stream(PROMPT) as result:
                 async for text in result.stream_text(delta=True, debounce_by=None):
                     yield text
 
         return turn
 
     def langgraph(self) -> Pieces:
-        async def turn(name: str) -> AsyncIterator[str]:
+        @cache
+        def compiled(name: str) -> Any:
             settings: Any = {"model": name, "base_url": self._url, "api_key": KEY, "max_retries": 0}
             model = ChatOpenAI(**settings)
 
@@ -106,8 +119,11 @@ class Turns:
             graph.add_node("call", call)
             graph.add_edge(START, "call")
             graph.add_edge("call", END)
+            return graph.compile()
+
+        async def turn(name: str) -> AsyncIterator[str]:
             start: Any = {"messages": [("user", PROMPT)]}
-            chunks: AsyncIterator[Any] = graph.compile().astream(start, stream_mode="messages")
+            chunks: AsyncIterator[Any] = compiled(name).astream(start, stream_mode="messages")
             async for message, _ in chunks:
                 if message.content:
                     yield str(message.content)
@@ -115,7 +131,8 @@ class Turns:
         return turn
 
     def autogen(self) -> Pieces:
-        async def turn(name: str) -> AsyncIterator[str]:
+        @cache
+        def client(name: str) -> OpenAIChatCompletionClient:
             info: Any = {
                 "vision": False,
                 "function_calling": True,
@@ -123,10 +140,12 @@ class Turns:
                 "family": "unknown",
                 "structured_output": False,
             }
-            client = OpenAIChatCompletionClient(
+            return OpenAIChatCompletionClient(
                 model=name, base_url=self._url, api_key=KEY, model_info=info, max_retries=0
             )
-            agent = AssistantAgent("a", client, model_client_stream=True)
+
+        async def turn(name: str) -> AsyncIterator[str]:
+            agent = AssistantAgent("a", client(name), model_client_stream=True)
             async for event in agent.run_stream(task=PROMPT):
                 if isinstance(event, ModelClientStreamingChunkEvent):
                     yield event.content

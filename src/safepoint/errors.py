@@ -79,6 +79,23 @@ class WireError(SafepointError, ValueError):
     """What came over the wire cannot be understood: the message says what and why."""
 
 
+def require_method(value: object, method: str, wanted: str) -> None:
+    """Refuse a value of another type than wanted at once, where the mistake is, and not when it is first used.
+
+    Args:
+        value: What the caller gave.
+        method: A method that every value of the wanted type has.
+        wanted: The parameter and what it takes, such as `store must be a store such as SqliteStore("chat.db")`.
+
+    Raises:
+        UsageError: The value has no such method, or is a class instead of an object of it.
+    """
+    if isinstance(value, type):
+        raise UsageError(f"{wanted}, not the class {value.__name__}: make one with {value.__name__}(…)")
+    if not callable(getattr(value, method, None)):
+        raise UsageError(f"{wanted}, not {shorten(repr(value), 100)}")
+
+
 def describe(error: BaseException) -> str:
     """An error in words for a note, a record or a log: `TypeName: text`, of bounded length.
 

@@ -10,7 +10,7 @@ import pytest
 
 from safepoint import AbortController, Aborted, AbortError, AbortSignal, run_in_thread
 from safepoint.abort import fence, on_abort_timeout
-from safepoint.agent import Agent, AgentRun, Chunk, ModelRequest, Tool, ToolContext, tool, wait
+from safepoint.agent import Agent, AgentRun, AnyTool, Chunk, ModelRequest, ToolContext, tool, wait
 from safepoint.events import (
     AbortIgnored,
     Event,
@@ -34,7 +34,7 @@ from tests.rigs.script import Stall
 ROOT = Path(__file__).parents[2]
 
 
-def agent_of(name: str, used: Tool) -> Agent:
+def agent_of(name: str, used: AnyTool) -> Agent:
     """An agent whose model calls this tool, and then has nothing more to say."""
     arguments = dict.fromkeys(used.spec.parameters.get("properties", {}), "x")
     return Agent(ScriptedModel([Call(name, **arguments)], "done"), tools=[used])

@@ -264,7 +264,7 @@ async def test_07_a_stop_now_takes_the_whole_tree_at_once(clock: FakeClock) -> N
         loop.push("go")
         await nested.inside.wait()
         before = clock.monotonic()
-        receipt = await loop.stop(at=StopAt.NOW, cause="enough").settled(10)
+        receipt = await loop.stop(at=StopAt.NOW, reason="enough").settled(10)
         exit = await loop.wait()
     assert clock.monotonic() == before
     assert exit.interrupted == ["go"]
@@ -399,7 +399,7 @@ async def test_11_stop_when_idle_fires_after_continuous_idleness_and_never_touch
     async with desk.loop as loop:
         loop.push("a")
         await desk.until("a")
-        assert loop.stop(when_idle_for=60, cause="quiet").status == "accepted"
+        assert loop.stop(when_idle_for=60, reason="quiet").status == "accepted"
         assert loop.stop(when_idle_for=5).status == "already_stopping", "the first duration stays"
         await clock.elapse(600)
         await settle()
@@ -461,8 +461,8 @@ async def test_13_the_stop_cause_is_kept_and_visible_in_the_turn_and_in_the_exit
         loop.push("a")
         await desk.until("a")
         loop.stop()
-        loop.stop(cause="deploy")
-        loop.stop(at=StopAt.NOW, cause="impatience")
+        loop.stop(reason="deploy")
+        loop.stop(at=StopAt.NOW, reason="impatience")
         exit = await loop.wait()
     assert exit.stop_cause == "deploy"
     assert desk.ended == {"a": "user: deploy"}
@@ -524,7 +524,7 @@ async def test_15_a_callback_cannot_hide_the_abort_and_its_own_error_is_the_exit
     async with desk.loop as loop:
         loop.push("a")
         await desk.until("a")
-        loop.stop(at=StopAt.NOW, cause="enough")
+        loop.stop(at=StopAt.NOW, reason="enough")
         exit = await loop.wait()
     assert (exit.reason, exit.interrupted, exit.stop_cause) == (None, ["a"], "enough")
 

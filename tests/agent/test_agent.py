@@ -100,8 +100,14 @@ async def test_a_prompt_may_be_a_message_or_several():
         (lambda agent: agent.run([UserMessage(text="a"), AssistantMessage(text="b")]), "the last message is an answer"),
         (lambda agent: agent.run("go", timeout=-1), "timeout"),
         (lambda agent: Agent(agent.model, max_steps=0), "max_steps must be 1 or more"),
+        (lambda agent: Agent("gpt-5"), r'model must be a model such as OpenAIModel\("…"\), not \'gpt-5\''),  # type: ignore[arg-type]
+        (lambda agent: Agent(type(agent.model)), "not the class ScriptedModel: make one with ScriptedModel"),  # type: ignore[arg-type]
+        (lambda agent: agent.run("go").stop("too slow"), "to say why, use reason='too slow'"),
         (lambda agent: Agent(agent.model, tools=[search, search]), "two tools named 'search'"),
-        (lambda agent: Agent(agent.model, tools=[3]), "must be a function or Work"),
+        (
+            lambda agent: Agent(agent.model, tools=[3]),  # type: ignore[list-item]
+            "must be a function or Work",
+        ),
     ],
 )
 def test_a_mistake_is_told_at_the_call(make: Any, told: str):

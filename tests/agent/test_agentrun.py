@@ -33,6 +33,18 @@ async def test_a_run_can_be_named_and_stopped_before_it_starts_and_starts_by_bei
     assert await run is outcome, "the outcome can be had again"
 
 
+async def test_whoever_waits_with_a_limit_leaves_the_run_alone(clock: FakeClock):
+    run = Agent(ScriptedModel(["half", Delay(5)])).run("go")
+    waiting = asyncio.ensure_future(run.wait(timeout=1.0))
+    await clock.elapse(1.1)
+    with pytest.raises(TimeoutError):
+        await waiting
+    assert not run.signal.aborted
+    await clock.elapse(5.0)
+    assert isinstance(await run.wait(), Completed)
+    assert await run.wait(timeout=0.0) is await run
+
+
 async def test_a_run_starts_by_iteration_and_by_entering_it():
     events = await read(Agent(ScriptedModel("hello")).run("go"))
     assert kinds(events)[0] == "run_started"

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from safepoint.agent import Agent, AgentResult, tool
-from safepoint.agent.tool import Tool
+from safepoint.agent import Agent, AgentResult, AnyTool, tool
+from safepoint.agent.tool import ToolLike
 from safepoint.messages import AssistantMessage, CallStatus, Message, ToolCall, ToolResult, UserMessage
 from safepoint.models.scripted import ScriptedModel
 
 
-def elsewhere(stopped: list[str], name: str = "far", error: Exception | None = None) -> Tool:
+def elsewhere(stopped: list[str], name: str = "far", error: Exception | None = None) -> AnyTool:
     @tool(name=name)
     async def call(prompt: str) -> str:
         return prompt
@@ -27,7 +27,7 @@ def talk(*calls: tuple[str, str, CallStatus]) -> tuple[Message, ...]:
     return (UserMessage(text="go"), AssistantMessage(text="", calls=asked), *results)
 
 
-def agent(*tools: object, name: str = "chief") -> Agent:
+def agent(*tools: ToolLike, name: str = "chief") -> Agent:
     return Agent(ScriptedModel("done"), name=name, tools=tools)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from safepoint.agent import Agent, BadArguments, Tool, ToolContext, tool
+from safepoint.agent import Agent, AnyTool, BadArguments, ToolContext, tool
 from safepoint.agent.tool import as_text
 from safepoint.errors import UsageError
 from safepoint.models.scripted import ScriptedModel
@@ -33,7 +33,7 @@ class Span:
     end: int = 10
 
 
-def properties(made: Tool) -> dict[str, Any]:
+def properties(made: AnyTool) -> dict[str, Any]:
     return dict(made.spec.parameters["properties"])
 
 

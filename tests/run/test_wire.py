@@ -183,7 +183,7 @@ def test_an_event_of_a_newer_version_keeps_its_place_and_its_text():
     text = '{"v": 1, "kind": "moon_landed", "run_id": "r1", "path": ["run"], "at": 12.5, "calls": ["c1"], "crew": [2]}'
     event = event_from_json(text)
     assert event == UnknownEvent(run_id="r1", path=("run",), at=12.5, calls=("c1",), name="moon_landed", document=text)
-    assert event.kind == "unknown"
+    assert event.kind == "unknown_event"
     assert event_to_json(event) == text
     assert event_from_json(event_to_json(event)) == event
 

@@ -109,7 +109,7 @@ async def live(folder: Path, seed: int) -> None:
     session = await host.live("s")
     if not session.turns:
         try:
-            session.begin_again()  # it was cut off more often than it is resumed by itself: a person goes on with it
+            session.continue_turn()  # it was cut off more often than it is resumed by itself: a person goes on with it
         except UsageError:
             if not session.messages:
                 session.send("go", turn_id="first")

@@ -123,7 +123,7 @@ async def test_whoever_is_told_twice_goes_at_once() -> None:
 CHANGES: list[Callable[[Session], object]] = [
     lambda session: session.send("hi"),
     lambda session: session.stream("hi"),
-    lambda session: session.begin_again(),
+    lambda session: session.continue_turn(),
     lambda session: session.edit("waits", "another text"),
     lambda session: session.remove("waits"),
     lambda session: session.forget("waits"),
@@ -131,7 +131,10 @@ CHANGES: list[Callable[[Session], object]] = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=["send", "stream", "begin_again", "edit", "remove", "forget", "events"])
+NAMES = ["send", "stream", "continue_turn", "edit", "remove", "forget", "events"]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=NAMES)
 async def test_what_changes_a_session_is_refused_in_another_thread_with_what_to_do(
     change: Callable[[Session], object],
 ) -> None:
@@ -212,10 +215,10 @@ async def test_what_any_thread_may_do_it_may_do() -> None:
         assert isinstance((await turn).outcome, Aborted)
 
         async def closes() -> str:
-            continued = asyncio.ensure_future(session.continue_turn())
+            said = asyncio.ensure_future(session.save_messages("and more"))
             await asyncio.sleep(0)
             await session.close()
-            return (await continued).status
+            return (await said).status
 
         [status] = await asyncio.to_thread(in_a_thread, closes)
         assert status == "aborted"

@@ -229,7 +229,7 @@ async def test_a_host_that_is_closed_lets_turns_reach_a_safe_point_first(clock: 
 async def test_a_grace_that_is_no_time_is_refused(within: float) -> None:
     host = LocalHost(talker())
     with pytest.raises((UsageError, ValueError), match="within"):
-        await host.close(within)
+        await host.close(within=within)
     await host.create("s")
     await host.close()
 

@@ -405,7 +405,7 @@ async def test_a_stopped_turn_goes_on_only_if_nothing_has_come_after_it() -> Non
     agent = talker(["half", Stall()], "in between", "after")
     async with Session.open("s", agent=agent) as session:
         with pytest.raises(UsageError, match="no stopped turn"):
-            session.begin_again()
+            session.continue_turn()
         turn = session.send("one", turn_id="1")
         await first_text(session)
         session.pause()
@@ -413,10 +413,10 @@ async def test_a_stopped_turn_goes_on_only_if_nothing_has_come_after_it() -> Non
         await turn
         waiting = session.send("two", turn_id="2")
         with pytest.raises(SessionBusy, match="'2' has come after it"):
-            session.begin_again()
+            session.continue_turn()
         session.remove("2")
         await waiting
-        again = session.begin_again()
+        again = session.continue_turn()
         urgent = session.send("three", when_busy="interrupt")
         session.resume()
         assert (await urgent).status == "completed"

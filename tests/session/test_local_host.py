@@ -151,7 +151,7 @@ async def test_a_host_that_is_closed_leaves_its_turns_to_the_next_one(within: fl
     await host.send("s", "two", turn_id="t2")
     await host.send("s", "three", turn_id="t3")
     waiting = (await host.live("s")).turns["t2"]
-    await host.close(within)
+    await host.close(within=within)
     outcome = (await waiting).outcome
     assert isinstance(outcome, Aborted), "whoever waited for it in this process is told"
     assert outcome.receipt.entries[0].fate == "not_started"
@@ -606,3 +606,16 @@ async def test_a_text_that_is_none_is_refused(text: Any) -> None:
         await host.send("s", text)
     assert (await host.session("s")).turns == ()
     await host.close()
+
+
+@pytest.mark.parametrize(
+    ("agents", "store", "told"),
+    [
+        ("helper", None, "agents must be an Agent, or a dict of names and agents, not 'helper'"),
+        ({"helper": "gpt-5"}, None, r"agents\['helper'\] must be an Agent, not 'gpt-5'"),
+        (talker(), "chat.db", "store must be a store such as"),
+    ],
+)
+def test_what_is_no_agent_or_no_store_is_refused_at_once(agents: Any, store: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        LocalHost(agents, store)

@@ -93,7 +93,7 @@ def act(session: Session, chance: random.Random, turns: list[SessionTurn], signa
             session.edit(chance.choice(live).id, "edited")
         case 5 if not live:
             try:
-                turns.append(session.begin_again())
+                turns.append(session.continue_turn())
             except UsageError:
                 pass  # there is no stopped turn
         case 6:

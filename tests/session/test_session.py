@@ -294,7 +294,7 @@ async def test_a_continuation_that_is_removed_from_the_queue_takes_nothing_away(
         turn.stop()
         await turn
         session.pause()
-        again = session.begin_again()
+        again = session.continue_turn()
         assert not session.edit(again.id, "other words"), "it has no words of its own"
         session.remove(again.id)
         await again
@@ -402,6 +402,68 @@ async def test_the_policy_stops_the_turns_when_nobody_was_there_for_so_long(cloc
         assert [outcome.reason.kind for outcome in outcomes if isinstance(outcome, Aborted)] == ["disconnected"] * 2
 
 
+async def test_whoever_waits_for_a_turn_with_a_limit_does_not_stop_it(clock: FakeClock) -> None:
+    async with Session.open("s", agent=talker(["half", Stall()])) as session:
+        turn = session.send("hi")
+        waiting = asyncio.ensure_future(turn.wait(timeout=1.0))
+        await clock.elapse(1.1)
+        with pytest.raises(TimeoutError):
+            await waiting
+        assert turn.status == "running"
+        turn.stop()
+        assert isinstance((await turn.wait(timeout=1.0)).outcome, Aborted)
+
+
+async def test_a_session_that_is_closed_may_give_its_turn_time_to_reach_a_safe_point(clock: FakeClock) -> None:
+    inside, done = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def slow() -> str:
+        inside.set()
+        await done.wait()
+        return "finished"
+
+    agent = talker([Call("slow")], "never asked", tools=[slow])
+    session = await Session.open("s", agent=agent)
+    first, second = session.send("hi"), session.send("waits")
+    await inside.wait()
+    closing = asyncio.ensure_future(session.close(within=5.0, reason="deploy"))
+    await settle()
+    assert isinstance((await second).outcome, Aborted), "what waits does not begin"
+    assert not first.signal.aborted
+    done.set()
+    outcome = (await first).outcome
+    assert isinstance(outcome, Aborted)
+    assert outcome.reason.message == "deploy"
+    assert said(session.messages)[-1] == "finished", "the tool had the time that it needed"
+    await closing
+
+
+async def test_a_session_that_is_closed_does_not_wait_for_a_safe_point_for_ever(clock: FakeClock) -> None:
+    session = await Session.open("s", agent=talker(["half", Stall()]))
+    turn = session.send("hi")
+    await first_text(session)
+    closing = asyncio.ensure_future(session.close(within=5.0))
+    await clock.elapse(4.9)
+    assert turn.status in ("running", "stopping")
+    await clock.elapse(0.2)
+    await closing
+    assert isinstance((await turn).outcome, Aborted)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"agent": "helper"}, "agent must be an Agent, not 'helper'"),
+        ({"store": "chat.db"}, r'store must be a store such as SqliteStore\("chat.db"\), not \'chat.db\''),
+        ({"store": MemoryStore}, r"not the class MemoryStore: make one with MemoryStore\(…\)"),
+    ],
+)
+def test_what_is_no_agent_or_no_store_is_refused_at_once(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Session.open("s", **{"agent": talker(), **wrong})
+
+
 @pytest.mark.parametrize("policy", [-1, float("nan"), "never"])
 async def test_a_policy_that_is_no_time_is_refused(policy) -> None:
     with pytest.raises((UsageError, ValueError)):
@@ -459,7 +521,7 @@ async def test_closing_stops_everything_and_the_last_event_says_so() -> None:
     session = await Session.open("s", agent=talker(["half", Stall()]), store=store)
     running, waiting = session.send("1", turn_id="1"), session.send("2", turn_id="2")
     await first_text(session)
-    await session.close("shutdown")
+    await session.close(reason="shutdown")
     for turn in (running, waiting):
         outcome = (await turn).outcome
         assert isinstance(outcome, Aborted)
@@ -470,7 +532,7 @@ async def test_closing_stops_everything_and_the_last_event_says_so() -> None:
     for use in (
         lambda: session.send("3"),
         lambda: session.stream("3"),
-        lambda: session.begin_again(),
+        lambda: session.continue_turn(),
         lambda: session.forget("1"),
     ):
         with pytest.raises(SessionEnded, match="is closed"):

@@ -22,8 +22,9 @@ async def test_the_beginning_is_in_the_store_before_the_model_is_asked() -> None
         store.shut()
         turn = session.send("hi")
         await store.writing.wait()
+        await happens(lambda: turn.status == "running")
         await settle()
-        assert (asked(agent), turn.status) == (0, "running")
+        assert asked(agent) == 0
         store.gate.set()
         assert (await turn).status == "completed"
         assert any(isinstance(event, TurnStarted) for event in await stored(store))
@@ -51,7 +52,7 @@ async def test_a_continuation_that_is_stopped_while_its_beginning_is_stored_lose
         turn.stop()
         await turn
         store.shut()
-        again = session.begin_again()
+        again = session.continue_turn()
         await store.writing.wait()
         await happens(lambda: again.status == "running")
         again.stop()
@@ -152,12 +153,12 @@ async def test_a_turn_that_would_wait_for_itself_is_refused() -> None:
 
     @tool
     async def recurse(ctx: ToolContext) -> str:
-        for call in (session.save_messages("again"), session.continue_turn()):
-            with pytest.raises(UsageError, match="would wait for itself"):
-                await call
-            refused.append("yes")
         with pytest.raises(UsageError, match="would wait for itself"):
-            session.stream("again")
+            await session.save_messages("again")
+        for call in (session.continue_turn, lambda: session.stream("again")):
+            with pytest.raises(UsageError, match="would wait for itself"):
+                call()
+            refused.append("yes")
         later.append(session.send("that is possible"))
         return "ok"
 
@@ -173,7 +174,7 @@ async def test_a_turn_that_would_wait_for_itself_is_refused() -> None:
 async def test_a_turn_may_close_its_own_session() -> None:
     @tool
     async def leave(ctx: ToolContext) -> str:
-        await session.close("from inside")
+        await session.close(reason="from inside")
         await ctx.signal.wait_async()
         ctx.signal.raise_if_aborted()
         return "never"

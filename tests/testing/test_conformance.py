@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.run.stop import StopAck
+from safepoint.run.stop import StopAck, StopAt
 from safepoint.session import LocalHost
 from safepoint.testing.conformance import CASES, PHASES, SOURCES, Case, Cast, Rig, table
 from tests.session.rigs import local
@@ -44,25 +44,25 @@ async def test_a_host_far_away_is_told_what_was_not_tried() -> None:
 class Deaf(LocalHost):
     """Says that it stops, and does not."""
 
-    async def stop(self, session_id: str, turn_id: str, **options: Any) -> StopAck:
+    async def stop(self, session_id: str, turn_id: str, at: StopAt | None = None, **options: Any) -> StopAck:
         return StopAck("accepted")
 
 
 class Broad(LocalHost):
     """Stops whatever runs, whoever was meant."""
 
-    async def stop(self, session_id: str, turn_id: str, **options: Any) -> StopAck:
+    async def stop(self, session_id: str, turn_id: str, at: StopAt | None = None, **options: Any) -> StopAck:
         for turn in (await self.live("s")).turns.values():
             turn.stop()
-        return await super().stop(session_id, turn_id, **options)
+        return await super().stop(session_id, turn_id, at, **options)
 
 
 class Forgetful(LocalHost):
     """Does not remember a stop for a turn it has not seen."""
 
-    async def stop(self, session_id: str, turn_id: str, **options: Any) -> StopAck:
+    async def stop(self, session_id: str, turn_id: str, at: StopAt | None = None, **options: Any) -> StopAck:
         session = await self.live(session_id)
-        ack = session.stop(turn_id, **options)
+        ack = session.stop(turn_id, at, **options)
         session._lane.stops.tombstones.forget(turn_id)
         return ack
 

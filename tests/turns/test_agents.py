@@ -249,7 +249,7 @@ async def test_a_user_types_while_a_real_model_talks(llama: Llama) -> None:
                 chat.loop.push(f"no, {number}", preempt=StopAt.NOW)
                 await chat.until(TurnEnded, number + 1)
                 await chat.until(TextStreamed, len([e for e in chat.seen if isinstance(e, TextStreamed)]) + 5)
-            chat.loop.stop(at=StopAt.NOW, cause="enough")
+            chat.loop.stop(at=StopAt.NOW, reason="enough")
         exit = await chat.loop.wait()
         await settle()
     assert (exit.preempted, exit.interrupted) == (["talk", "no, 0"], ["no, 1"])

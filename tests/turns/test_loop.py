@@ -241,7 +241,7 @@ async def test_a_stop_is_answered_at_once_and_settles_with_the_receipt_of_the_tu
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
-        ack = desk.loop.stop(at=StopAt.NOW, cause="enough")
+        ack = desk.loop.stop(at=StopAt.NOW, reason="enough")
         assert (ack.status, desk.loop.stop().status) == ("accepted", "already_stopping")
         receipt = await ack.settled(5)
     assert {entry.name: entry.fate for entry in receipt.entries} == {"work/work": "stopped"}
@@ -257,7 +257,7 @@ async def test_a_stop_of_an_idle_loop_does_not_settle_with_the_receipt_of_an_ear
         desk.loop.preempt(StopAt.NOW)
         await settle()
         assert desk.loop.turn is None
-        receipt = await desk.loop.stop(at=StopAt.NOW, cause="enough").settled(5)
+        receipt = await desk.loop.stop(at=StopAt.NOW, reason="enough").settled(5)
     assert receipt.entries == ()
     assert receipt.reason is not None
     assert receipt.reason.message == "enough"
@@ -340,8 +340,8 @@ async def test_the_loop_tells_what_was_asked_of_it() -> None:
         desk.push("a")
         await desk.running("a")
         desk.loop.preempt(StopAt.AFTER_TOOLS)
-        desk.loop.stop(cause="deploy")
-        desk.loop.stop(cause="deploy")
+        desk.loop.stop(reason="deploy")
+        desk.loop.stop(reason="deploy")
         desk.loop.stop(at=StopAt.NOW)
     told = [event for event in desk.events if isinstance(event, TurnPreempted | LoopStopping)]
     assert [event.at_point for event in told] == ["AFTER_TOOLS", "TURN_END", "NOW"], "what changed nothing is not told"
@@ -468,7 +468,7 @@ def test_a_stop_settles_in_the_event_loop_of_another_thread() -> None:
 async def test_the_idle_stop_is_told_too(clock: FakeClock) -> None:
     desk = Desk()
     async with desk.loop:
-        desk.loop.stop(when_idle_for=5, cause="quiet")
+        desk.loop.stop(when_idle_for=5, reason="quiet")
         await clock.elapse(5)
     assert desk.kinds() == ["loop_idle", "loop_stopping"]
     assert (await desk.exit()).stop_cause == "quiet"

@@ -147,7 +147,7 @@ async def test_t31_the_deadline_of_a_stop_counts_from_the_call(clock: FakeClock)
 async def test_t32_until_idle_touches_nothing_and_an_item_begins_the_time_anew(clock: FakeClock) -> None:
     """Case 191 ☆★: fires; resets on push; does not touch a turn, asked for before or during it; 5 pushes, 6 turns."""
     desk = Desk()
-    desk.loop.stop(when_idle_for=2, cause="quiet", skip_checkpoint=True)
+    desk.loop.stop(when_idle_for=2, reason="quiet", skip_checkpoint=True)
     desk.push("a")
     desk.loop.start()
     await desk.running("a")
@@ -336,7 +336,7 @@ async def _stopped(desk: Desk, *causes: str) -> str:
         desk.push("a")
         await desk.running("a")
         for cause in causes:
-            desk.loop.stop(cause=cause)
+            desk.loop.stop(reason=cause)
         desk.loop.stop(at=StopAt.NOW)
     (outcome,) = desk.outcomes
     assert isinstance(outcome, Aborted)

@@ -172,7 +172,7 @@ class World:
             return
         how = self.number(5)
         if how == 0:
-            ack = self.loop.stop(cause=self.pick("", "deploy"))
+            ack = self.loop.stop(reason=self.pick("", "deploy"))
         elif how == 1:
             ack = self.loop.stop(when_idle_for=self.pick(2.0, 9.0))
         else:

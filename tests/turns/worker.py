@@ -58,7 +58,7 @@ async def main(kind: str, path: str, ledger: str, *items: str) -> None:
         loop.push(item)
     loop.start()
     loop.stop(when_idle_for=0.02)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: loop.stop(at=StopAt.NOW, cause="SIGTERM"))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: loop.stop(at=StopAt.NOW, reason="SIGTERM"))
     exit = await loop.wait()
     print(
         "ended", exit.handled, exit.unhandled, exit.interrupted, exit.checkpoint.status, repr(exit.reason), flush=True

@@ -18,9 +18,9 @@ class Whole(RemoteHost):
 
     worker: Worker
 
-    async def close(self, within: float = 0.0, reason: str = "shutdown") -> None:
-        await self.worker.close(within, reason=reason)
-        await super().close(within, reason)
+    async def close(self, *, within: float = 0.0, reason: str = "shutdown") -> None:
+        await self.worker.close(within=within, reason=reason)
+        await super().close(within=within, reason=reason)
 
 
 async def whole(broker: Broker, cast: Cast, on_disconnect: float | None = None) -> Whole:

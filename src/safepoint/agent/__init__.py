@@ -19,13 +19,14 @@ from .model import (
     UsageReported,
 )
 from .talk import AgentResult
-from .tool import BadArguments, Tool, ToolContext, tool
+from .tool import AnyTool, BadArguments, Tool, ToolContext, tool
 
 __all__ = [
     "Agent",
     "AgentResult",
     "AgentRun",
     "AnswerEnded",
+    "AnyTool",
     "BadArguments",
     "CallDelta",
     "Chunk",

@@ -7,13 +7,12 @@ what happened. Knows nothing of providers, turns and sessions.
 import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ..abort import AbortController, AbortSignal
 from ..abort.guard import asked_from_outside
 from ..abort.reason import caller, error_from
 from ..abort.renamed import accepts_deadline
-from ..errors import SafepointError, UsageError
+from ..errors import SafepointError, UsageError, require_method
 from ..run.ask import AskUser
 from ..run.context import Context
 from ..run.events import AnswerFinished, AnswerRestarted, AnswerStarted, TextStreamed
@@ -29,7 +28,7 @@ from .calls import run_calls
 from .left_behind import stop_left_behind
 from .model import AnswerEnded, CallDelta, Chunk, Model, ModelError, ModelRequest, TextDelta, UsageReported
 from .talk import Again, AgentResult, Answer, Talk, stays
-from .tool import AskUserFn, Tool, ToolContext, tool
+from .tool import AnyTool, AskUserFn, ToolContext, ToolLike, tool
 
 __all__ = ["Agent", "LimitExceeded"]
 
@@ -57,7 +56,7 @@ class Agent:
         self,
         model: Model,
         *,
-        tools: Iterable[Any] = (),
+        tools: Iterable[ToolLike] = (),
         instructions: str = "",
         name: str = "agent",
         ask_user: AskUser | bool | None = None,
@@ -66,6 +65,7 @@ class Agent:
         token_budget: int | None = None,
         model_policy: Policy = DEFAULT,
     ) -> None:
+        require_method(model, "stream", 'model must be a model such as OpenAIModel("…")')
         if max_steps < 1:
             raise UsageError(f"max_steps must be 1 or more, not {max_steps!r}")
         self.model = model
@@ -77,7 +77,7 @@ class Agent:
         self._max_steps = max_steps
         self._token_budget = token_budget
         self._model_policy = model_policy
-        self._tools: dict[str, Tool] = {}
+        self._tools: dict[str, AnyTool] = {}
         for one in [*tools, *([ask_user_tool] if ask_user else [])]:
             made = tool(one)
             if made.name in self._tools:
@@ -210,7 +210,7 @@ class Agent:
         ask: AskUserFn = getattr(ctx, "_ask", nobody)
         return ask if self._callback is None else Questions(self._callback).ask
 
-    def as_tool(self, name: str | None = None, description: str | None = None) -> Tool:
+    def as_tool(self, name: str | None = None, description: str | None = None) -> AnyTool:
         """This agent as a tool of another: a run inside its run, which stops with it and is in its receipt."""
 
         async def call(prompt: str, ctx: ToolContext) -> AgentResult:

@@ -20,7 +20,7 @@ from ..run.messages import CallStatus, ToolCall, ToolResult
 from ..run.receipt import Usage
 from .history import INTERRUPTED, NOT_RUN, UNKNOWN
 from .talk import AgentResult, Talk
-from .tool import AskUserFn, BadArguments, Tool, ToolContext, as_text
+from .tool import AnyTool, AskUserFn, BadArguments, ToolContext, as_text
 
 __all__ = ["run_calls"]
 
@@ -28,7 +28,7 @@ YES = frozenset({"allow", "yes", "y", "ok", "true"})
 RUN_AGAIN, LEAVE = "run it again", "leave it"
 
 
-async def run_calls(ctx: Context, talk: Talk, tools: Mapping[str, Tool], ask: AskUserFn) -> None:
+async def run_calls(ctx: Context, talk: Talk, tools: Mapping[str, AnyTool], ask: AskUserFn) -> None:
     """Run the open calls of the last answer, all at once. Raises nothing for what a tool did."""
     calls = talk.open_calls
     if len(calls) == 1:
@@ -40,7 +40,7 @@ async def run_calls(ctx: Context, talk: Talk, tools: Mapping[str, Tool], ask: As
     talk.close_round()
 
 
-async def _run_call(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, Tool], ask: AskUserFn) -> None:
+async def _run_call(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, AnyTool], ask: AskUserFn) -> None:
     key = idempotency_key(talk, call)
     if ctx.listened:
         told: dict[str, Any] = {"name": call.name, "arguments": call.arguments, "idempotency_key": key}
@@ -60,7 +60,7 @@ def idempotency_key(talk: Talk, call: ToolCall) -> str:
     return f"{talk.id}:{call.call_id}"
 
 
-async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, Tool], ask: AskUserFn) -> ToolResult:
+async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, AnyTool], ask: AskUserFn) -> ToolResult:
     tool = tools.get(call.name)
     if tool is None:
         known = ", ".join(tools) or "none"
@@ -107,7 +107,7 @@ async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, 
     return _told(call, "completed", content)
 
 
-async def _put_on_record(ctx: Context, tool: Tool, tool_ctx: ToolContext) -> None:
+async def _put_on_record(ctx: Context, tool: AnyTool, tool_ctx: ToolContext) -> None:
     """Write down that the body begins, and wait until that survives a crash. Raises: what the store raised.
 
     A tool that only reads is not waited for: running it again does no harm. The wait ends at a stop; the gate before
@@ -122,7 +122,7 @@ async def _put_on_record(ctx: Context, tool: Tool, tool_ctx: ToolContext) -> Non
         await ctx.journal.recorded(ctx)
 
 
-def _launch(run: LeafRun, tool: Tool, value: Any) -> Awaitable[Any]:
+def _launch(run: LeafRun, tool: AnyTool, value: Any) -> Awaitable[Any]:
     """Start the function where it belongs: in a task, a thread or a process of its own, in which it can be left behind.
 
     Agents and flows as tools stay in this task: what is inside them is left behind leaf by leaf, so that what they
@@ -146,7 +146,7 @@ def _launch(run: LeafRun, tool: Tool, value: Any) -> Awaitable[Any]:
     return (inline if run.policy.abandon_after is None else in_task)(run, call, value)
 
 
-def _is_for_the_task(error: BaseException, before: int, tool: Tool) -> bool:
+def _is_for_the_task(error: BaseException, before: int, tool: AnyTool) -> bool:
     # A tool may raise anything, also a cancellation that is a private matter of its own.
     if isinstance(error, asyncio.CancelledError):
         return asked_from_outside() > before
@@ -155,7 +155,7 @@ def _is_for_the_task(error: BaseException, before: int, tool: Tool) -> bool:
     return here and isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
 
 
-def _ended(ctx: Context, talk: Talk, call: ToolCall, tool: Tool, run: LeafRun, error: BaseException) -> ToolResult:
+def _ended(ctx: Context, talk: Talk, call: ToolCall, tool: AnyTool, run: LeafRun, error: BaseException) -> ToolResult:
     """What is said of a call that raised. A stop plus any error is a stop; without one it is the tool's failure."""
     if run.line.fate == "not_started":
         return NOT_RUN.result(call)

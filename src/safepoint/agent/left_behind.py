@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from ..errors import describe
 from ..run.messages import AssistantMessage, ToolCall, ToolResult
 from .talk import AgentResult
-from .tool import Tool
+from .tool import AnyTool
 
 __all__ = ["stop_left_behind"]
 
@@ -17,7 +17,7 @@ __all__ = ["stop_left_behind"]
 STOP_SECONDS = 5.0
 
 
-async def stop_left_behind(tools: Mapping[str, Tool], left: AgentResult) -> tuple[str, ...]:
+async def stop_left_behind(tools: Mapping[str, AnyTool], left: AgentResult) -> tuple[str, ...]:
     """Stop what the unfinished calls of a conversation have left elsewhere, side by side, and wait for its end.
 
     Args:
@@ -32,7 +32,7 @@ async def stop_left_behind(tools: Mapping[str, Tool], left: AgentResult) -> tupl
     return tuple(warning for stop in stops if (warning := stop.result()))
 
 
-async def _stop(tool: Tool, key: str) -> str:
+async def _stop(tool: AnyTool, key: str) -> str:
     assert tool.stop_left is not None  # for the type checker: it was looked for
     try:
         async with asyncio.timeout(STOP_SECONDS) as limit:
@@ -43,7 +43,7 @@ async def _stop(tool: Tool, key: str) -> str:
     return ""
 
 
-def _left_elsewhere(tools: Mapping[str, Tool], left: AgentResult, talk_id: str) -> Iterator[tuple[Tool, str]]:
+def _left_elsewhere(tools: Mapping[str, AnyTool], left: AgentResult, talk_id: str) -> Iterator[tuple[AnyTool, str]]:
     """The unfinished calls that may have left something, also those of sub-agents, each with its idempotency key."""
     for call in _unfinished(left):
         tool, key = tools.get(call.name), f"{talk_id}:{call.call_id}"

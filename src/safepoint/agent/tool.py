@@ -8,7 +8,20 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Unpack, get_args, get_type_hints, overload
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    get_args,
+    get_type_hints,
+    overload,
+)
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -24,9 +37,11 @@ from ..run.receipt import LeafKind, Usage
 from .history import NAME, unreadable
 from .model import ToolSpec
 
-__all__ = ["BadArguments", "Effects", "Tool", "ToolContext", "ToolOptions", "tool"]
+__all__ = ["AnyTool", "BadArguments", "Effects", "Tool", "ToolContext", "ToolLike", "ToolOptions", "tool"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 Effects: TypeAlias = Literal["read", "idempotent", "reversible", "irreversible"]
 AskUserFn: TypeAlias = Callable[[Context, str, tuple[str, ...]], Awaitable[str]]
 
@@ -115,8 +130,10 @@ class ToolOptions(PolicySettings, total=False):
 
 
 @dataclass(frozen=True)
-class Tool:
+class Tool(Generic[P, R]):
     """A tool that a model can call. Make one with `@tool` or `tool(work, name=…)`.
+
+    It has the signature of its function, so that a type checker sees through the decorator.
 
     Attributes:
         inside: Of an agent as a tool: its own tools.
@@ -126,7 +143,7 @@ class Tool:
 
     name: str
     description: str
-    fn: Callable[..., Any]
+    fn: Callable[P, R]
     policy: Policy
     kind: LeafKind
     effects: Effects | None
@@ -135,15 +152,15 @@ class Tool:
     arguments: type[BaseModel]
     single: str | None = None  # the value is this field of the arguments
     whole: Any = None  # the value is made of all arguments
-    inside: "Mapping[str, Tool]" = field(default_factory=dict)
+    inside: "Mapping[str, AnyTool]" = field(default_factory=dict)
     stop_left: Callable[[str], Awaitable[None]] | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function as it is, for tests and other code."""
         return self.fn(*args, **kwargs)
 
     @property
-    def __wrapped__(self) -> Callable[..., Any]:
+    def __wrapped__(self) -> Callable[P, R]:
         """By which a process finds the function under the tool's name."""
         return self.fn
 
@@ -183,12 +200,31 @@ class Tool:
         return self.single is not None or self.whole is not None
 
 
-@overload
-def tool(work: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> Tool: ...
+AnyTool: TypeAlias = Tool[..., Any]
+
+
+class SupportsAsTool(Protocol):
+    """What can make a tool of itself, as an agent does."""
+
+    def as_tool(self, name: str | None = None) -> AnyTool:
+        """Itself as a tool."""
+        ...
+
+
+# What an agent takes as a tool.
+ToolLike: TypeAlias = AnyTool | SupportsAsTool | Callable[..., Any]
 
 
 @overload
-def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(work: SupportsAsTool, /, **options: Unpack[ToolOptions]) -> AnyTool: ...
+
+
+@overload
+def tool(work: Callable[P, R], /, **options: Unpack[ToolOptions]) -> Tool[P, R]: ...
+
+
+@overload
+def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
 
 def tool(work: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
@@ -234,7 +270,7 @@ def _common(work: Any, options: ToolOptions, policy: Policy) -> dict[str, Any]:
     }
 
 
-def _changed(made: Tool, options: ToolOptions) -> Tool:
+def _changed(made: AnyTool, options: ToolOptions) -> AnyTool:
     policy = _policy(options, **asdict(made.policy))
     kind = made.kind if made.kind == "child" else kind_of(made.fn, policy)
     return replace(made, **{**_common(made, options, policy), "fn": made.fn, "kind": kind})
@@ -246,7 +282,7 @@ def _policy(options: ToolOptions, **defaults: Any) -> Policy:
     return Policy(**settings)
 
 
-def _from_function(fn: Callable[..., Any], options: ToolOptions) -> Tool:
+def _from_function(fn: Callable[..., Any], options: ToolOptions) -> AnyTool:
     policy = _policy(options)
     hints = _hints(fn)
     told = _told_of_parameters(inspect.getdoc(_written(fn)) or "")
@@ -277,7 +313,7 @@ def _field(default: Any, told: str | None) -> Any:
     return Field(default, description=told) if told else Field(default)
 
 
-def _from_work(work: Any, options: ToolOptions) -> Tool:
+def _from_work(work: Any, options: ToolOptions) -> AnyTool:
     # An agent or a flow handles the abort itself, leaf by leaf: from outside it is only shown the signal.
     common = _common(work, options, _policy(options, on_abort="cooperate"))
     kind = options.get("input") or getattr(work, "input_type", None) or _hints(type(work).__call__).get("value", str)

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from ..abort import AbortSignal, run_process
 from ..agent.agent import Agent
 from ..agent.model import AnswerEnded, CallDelta, Chunk, Model, ModelRequest, TextDelta, UsageReported
-from ..agent.tool import ToolContext, tool
+from ..agent.tool import AnyTool, ToolContext, tool
 from ..run.messages import ToolResult, UserMessage
 from ..run.receipt import Usage
 
@@ -168,7 +168,7 @@ def demo_agent() -> Agent:
     """The agent of `make demo`: with OPENAI_API_KEY or OLLAMA_HOST a real model, else a scripted one."""
     model, inner = _models()
     researcher = Agent(inner, tools=[search, dig], name="researcher", instructions="You look things up.")
-    tools = [search, dig, grind, build, pay, ask, researcher.as_tool()]
+    tools: list[AnyTool] = [search, dig, grind, build, pay, ask, researcher.as_tool()]
     return Agent(model, tools=tools, name="demo", instructions="You are helpful, and you can be stopped at any moment.")
 
 

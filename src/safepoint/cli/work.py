@@ -49,7 +49,7 @@ def work(options: argparse.Namespace) -> int:
                 failure = group.create_task(_until_ended(worker, going))
                 await going.wait()
                 with suppress(Exception):  # why it has ended is told by the other task
-                    await worker.close(options.within)
+                    await worker.close(within=options.within)
             if (error := failure.result()) is not None:
                 raise error
 

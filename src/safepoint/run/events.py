@@ -302,7 +302,7 @@ class UnknownEvent(Happened):
 
     name: str
     document: str
-    kind: Literal["unknown"] = "unknown"
+    kind: Literal["unknown_event"] = "unknown_event"
 
 
 Event: TypeAlias = (

@@ -138,6 +138,21 @@ class Running(ABC, Generic[T, R]):
     def __await__(self) -> Generator[Any, None, R]:
         return self._wait().__await__()
 
+    async def wait(self, timeout: float | None = None) -> R:
+        """Start the run if it has not begun, and wait for its result. Whoever stops waiting here does not stop it.
+
+        Args:
+            timeout: Seconds to wait for.
+
+        Raises:
+            TimeoutError: It has not ended by then. It goes on.
+        """
+        task = self._start()
+        limit = AbortSignal.never() if timeout is None else AbortSignal.timeout(timeout)
+        if not task.done():
+            await limit.run(asyncio.wait([task]))
+        return task.result()
+
     async def _wait(self) -> R:
         task = self._start()
         try:

@@ -349,7 +349,8 @@ def stop_request(
     if scope not in (None, "root", "tree"):
         raise UsageError(f"scope must be 'root' or 'tree', not {scope!r}")
     if at is not None and not isinstance(at, StopAt):
-        raise UsageError(f"at must be a StopAt, such as StopAt.SAFE_POINT, not {at!r}")
+        instead = f": to say why, use reason={at!r}" if isinstance(at, str) else ""
+        raise UsageError(f"at must be a StopAt, such as StopAt.SAFE_POINT, not {at!r}{instead}")
     if within is not None and check_seconds("within", within) <= 0:
         raise UsageError(f"within must be more than 0 seconds, not {within!r}; to stop at once use at=StopAt.NOW")
     if abandon is not None:

@@ -63,7 +63,7 @@ class App:
         await self.host.recover()
         yield
         self.drain()
-        await self.host.close(self._within, "the server shuts down")
+        await self.host.close(within=self._within, reason="the server shuts down")
 
     def drain(self) -> None:
         """Take no new work; what runs goes on."""

@@ -88,7 +88,7 @@ class Server:
                     self._started(f"http://{self._name()}:{listening.getsockname()[1]}")
                 await going.wait()
                 self.app.drain()
-                await self._host.close(self._within / 2, "the server shuts down")
+                await self._host.close(within=self._within / 2, reason="the server shuts down")
                 server.should_exit = True
 
     async def _recover(self) -> None:

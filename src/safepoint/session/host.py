@@ -3,13 +3,14 @@
 Knows nothing of the network: a host in this process and one on other machines have the same face.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..abort import AbortReason
+from ..agent.agent import Agent
 from ..agent.talk import AgentResult
-from ..errors import SafepointError, UsageError
+from ..errors import SafepointError, UsageError, require_method
 from ..run.outcome import Outcome
 from ..run.stop import Scope, StopAck, StopAt
 from .admission import as_messages
@@ -19,7 +20,7 @@ from .log import Recorded
 from .past import Past
 from .turn import TurnStatus
 
-__all__ = ["Host", "NotFound", "SessionView", "TurnView", "refuse_other_text", "view_of"]
+__all__ = ["Host", "NotFound", "SessionView", "TurnView", "agents_by_name", "refuse_other_text", "view_of"]
 
 
 class NotFound(SafepointError):
@@ -100,8 +101,8 @@ class Host(Protocol):
         self,
         session_id: str,
         turn_id: str,
-        *,
         at: StopAt | None = None,
+        *,
         scope: Scope | None = None,
         within: float | None = None,
         abandon: float | None = None,
@@ -149,7 +150,7 @@ class Host(Protocol):
         """Stop what runs there, and let it go. It stays in the store."""
         ...
 
-    async def close(self, within: float = 0.0, reason: str = "shutdown") -> None:
+    async def close(self, *, within: float = 0.0, reason: str = "shutdown") -> None:
         """Stop what runs here, at safe points for so many seconds, then at once, so that it can go on later.
 
         What waits stays queued. Whoever serves the sessions next takes both up.
@@ -173,3 +174,17 @@ def refuse_other_text(session_id: str, turn_id: str, text: str, said: object) ->
             f"there was a turn {turn_id!r} already in session {session_id!r}, with another message: an id is for life."
             " Send this message under an id of its own"
         )
+
+
+def agents_by_name(agents: Agent | Mapping[str, Agent]) -> dict[str, Agent]:
+    """The agents of a host, each under its name.
+
+    Raises:
+        UsageError: One of them is no agent.
+    """
+    if isinstance(agents, Mapping):
+        for name, agent in agents.items():
+            require_method(agent, "run", f"agents[{name!r}] must be an Agent")
+        return dict(agents)
+    require_method(agents, "run", "agents must be an Agent, or a dict of names and agents")
+    return {agents.name: agents}

@@ -286,14 +286,16 @@ class Lane:
         why: Any = {"reason": reason.message, "reason_kind": reason.kind}
         self.add(StopRequested(**self.stamp(turn.id), turn_id=turn.id, **asked, **why), keep=True)
 
-    async def shut_down(self, cause: AbortReason) -> None:
+    async def shut_down(self, cause: AbortReason, within: float) -> None:
         """Stop what runs and waits, and let the session go. Raises: what the store raised, when all that is done."""
+        gracefully = StopOptions(StopAt.SAFE_POINT, "tree", within, reason=cause)
+        at_once = StopOptions(StopAt.NOW, reason=cause)
         try:
             for turn in list(self.turns.values()):
-                self.stops.stop(turn, StopOptions(StopAt.NOW, reason=cause), None)
+                self.stops.stop(turn, gracefully if turn.runs and within > 0 else at_once, None)
             for turn in list(self.turns.values()):
                 await turn.until_ended()
-            self.loop.stop(StopAt.NOW, cause=cause.message)
+            self.loop.stop(StopAt.NOW, reason=cause.message)
             await self._end_of_log(cause)
         finally:
             await self.home.empty()

@@ -20,11 +20,11 @@ from ..run.stop import Scope, StopAck, StopAt
 from .admission import as_messages
 from .answers import ChangeAck, change_ack, stop_ack
 from .home import Home
-from .host import NotFound, SessionView, TurnView, refuse_other_text, view_of
+from .host import NotFound, SessionView, TurnView, agents_by_name, refuse_other_text, view_of
 from .lane import SessionEnded, WhenBusy
 from .log import PAGE, Recorded, read
 from .session import Session
-from .store import MemoryStore, Store
+from .store import Store, check_store
 from .stored import StoredSession, StoredSessions
 from .turn import SessionTurn, check_id
 
@@ -50,8 +50,8 @@ class LocalHost:
         resume: bool = False,
         on_disconnect: Literal["continue"] | float = "continue",
     ) -> None:
-        self._agents = {agents.name: agents} if isinstance(agents, Agent) else dict(agents)
-        self._store: Store = store or MemoryStore()
+        self._agents = agents_by_name(agents)
+        self._store = check_store(store)
         self._stored = StoredSessions(self._store)
         self._resume = resume
         self._on_disconnect: Literal["continue"] | float = on_disconnect
@@ -139,7 +139,7 @@ class LocalHost:
         if session is None:
             return
         try:
-            await session.close("it broke down")
+            await session.close(reason="it broke down")
         except Exception as error:
             log.warning("session %s broke down, and is opened anew: %s", session_id, describe(error))
         self._drop(session_id, session)
@@ -296,11 +296,11 @@ class LocalHost:
     async def continue_turn(self, session_id: str, turn_id: str | None = None) -> TurnView:
         """Go on with a stopped turn."""
 
-        def begin_again(session: Session) -> SessionTurn:
+        def continued(session: Session) -> SessionTurn:
             self._check_open()
-            return session.begin_again(turn_id)
+            return session.continue_turn(turn_id)
 
-        return await self._accepted(*await self._with(session_id, begin_again))
+        return await self._accepted(*await self._with(session_id, continued))
 
     async def _accepted(self, session: Session, turn: SessionTurn) -> TurnView:
         await session.saved()
@@ -310,8 +310,8 @@ class LocalHost:
         self,
         session_id: str,
         turn_id: str,
-        *,
         at: StopAt | None = None,
+        *,
         scope: Scope | None = None,
         within: float | None = None,
         abandon: float | None = None,
@@ -352,11 +352,11 @@ class LocalHost:
         if session is None:
             raise NotFound(f"session {session_id!r} is not live")
         try:
-            await session.close(reason)
+            await session.close(reason=reason)
         finally:
             self._drop(session_id, session)
 
-    async def close(self, within: float = 0.0, reason: str = "shutdown") -> None:
+    async def close(self, *, within: float = 0.0, reason: str = "shutdown") -> None:
         """Leave everything to whoever serves these sessions next. Raises: what a store raised, when all is done."""
         check_seconds("within", within)
         self._closed = True
@@ -370,7 +370,7 @@ class LocalHost:
 
         async def let_go(session: Session) -> None:
             try:
-                await session.hand_over(reason, within)
+                await session.hand_over(within=within, reason=reason)
             except Exception as error:  # the others are closed all the same
                 failures.append(error)
 

@@ -16,7 +16,7 @@ from ..abort.reason import caller
 from ..abort.renamed import accepts_deadline
 from ..agent.agent import Agent
 from ..agent.talk import AgentResult
-from ..errors import UsageError
+from ..errors import UsageError, require_method
 from ..run.events import TurnEdited, TurnForgotten
 from ..run.messages import Message
 from ..run.outcome import Outcome
@@ -31,7 +31,7 @@ from .lane import Lane, SessionBusy, SessionEnded, WhenBusy
 from .log import Recorded
 from .opening import Opening
 from .presence import Presence
-from .store import MemoryStore, Store
+from .store import Store, check_store
 from .streaming import TurnStream
 from .turn import MessagesFn, SessionTurn, StopOptions, TurnResult, check_id
 
@@ -67,15 +67,17 @@ class Session:
         may_still_run  whoever had the session before may be at work on it, as a worker that has lost its lease
         on_disconnect  "continue", or the seconds after the last reader has gone before the turn is stopped
         """
+        require_method(agent, "run", "agent must be an Agent")
+        kept = check_store(store)
         grace = None if on_disconnect == "continue" else float(on_disconnect)
 
         async def opens() -> Session:
-            session = cls(session_id, agent, MemoryStore() if store is None else store, grace)
+            session = cls(session_id, agent, kept, grace)
             await session._lane.open(resume, paused, may_still_run)
             try:
                 await session.saved()
             except BaseException:
-                await session.close("it could not be opened")
+                await session.close(reason="it could not be opened")
                 raise
             return session
 
@@ -158,24 +160,25 @@ class Session:
         return await self._lane.admit(turn)
 
     @accepts_deadline
-    async def continue_turn(
-        self, turn_id: str | None = None, *, signal: AbortSignal | None = None, timeout: float | None = None
-    ) -> TurnResult:
-        """Go on with a turn that was stopped: only what has not run is run. By default the last one. Any event loop."""
-        self._refuse_cycle("continue_turn()")
-        turn = self._turn(None, (), signal, timeout, caller(1))
-        return await self._lane.home.bring(self._continued(turn, turn_id))
-
-    async def _continued(self, turn: SessionTurn, turn_id: str | None) -> TurnResult:
-        turn.continues = self._lane.to_continue(turn_id)
-        return await self._lane.admit(turn)
-
-    @accepts_deadline
-    def begin_again(
+    def continue_turn(
         self, turn_id: str | None = None, *, signal: AbortSignal | None = None, timeout: float | None = None
     ) -> SessionTurn:
-        """The same, as a turn that need not be waited for. Raises: UsageError; SessionBusy if one runs or waits."""
-        self._refuse_elsewhere("begin_again")
+        """Go on with a turn that was stopped or has failed: only what has not run is run.
+
+        Args:
+            turn_id: Which one; by default the last.
+            signal: Stops the new turn when it is aborted.
+            timeout: Seconds that the new turn may take.
+
+        Returns:
+            The new turn, which continues the other one. Await it for its result.
+
+        Raises:
+            UsageError: There is no such turn, or nothing to go on with.
+            SessionBusy: A turn runs or waits.
+        """
+        self._refuse_cycle("continue_turn()")
+        self._refuse_elsewhere("continue_turn")
         turn = self._turn(None, (), signal, timeout, caller(1))
         turn.continues = self._lane.to_continue(turn_id)
         return self._lane.admit(turn)
@@ -222,7 +225,7 @@ class Session:
         instead = f"hand it over with loop.call_soon_threadsafe(session.{method}, …)"
         if method in ("events", "stream"):
             instead = "read the events in a task of that event loop"
-        elif method == "send":
+        elif method in ("send", "continue_turn"):
             instead += ", or await session.save_messages(…), which any thread's event loop may do"
         self._lane.home.require(f"{method}() of session {self.id!r}", instead)
 
@@ -337,19 +340,33 @@ class Session:
         """True: it was closed, or broke down. It takes no more turns: open it again."""
         return self._lane.ended
 
-    async def close(self, reason: str = "closed") -> None:
-        """Stop what runs and waits, at once, and end. A second call waits for the first.
+    async def close(self, *, within: float = 0.0, reason: str = "closed") -> None:
+        """Stop what runs and waits, and end. A second call waits for the first. Any event loop.
 
-        Called by the work of one of its own turns, it does not wait. In another thread's event loop it is done at home;
-        when the session's own event loop is closed, what the session holds is let go. Raises: what the store raised.
+        Called by the work of one of its own turns, it does not wait. If the event loop of the session is closed, only
+        what the session holds is released.
+
+        Args:
+            within: Seconds in which the running turn may reach a safe point; then it is stopped at once.
+            reason: Why, for the receipts of the turns that are stopped.
+
+        Raises:
+            StoreError: Something could not be written. The session is closed all the same.
         """
-        await self._end(self._lane.shut_down, AbortReason("shutdown", reason, caller(1)))
+        shut_down = partial(self._lane.shut_down, within=check_seconds("within", within))
+        await self._end(shut_down, AbortReason("shutdown", reason, caller(1)))
 
-    async def hand_over(self, reason: str = "shutdown", within: float = 0.0) -> None:
+    async def hand_over(self, *, within: float = 0.0, reason: str = "shutdown") -> None:
         """End as a host does that is shut down: whoever opens the session next goes on where it was.
 
-        What waits stays queued. What runs is stopped, at a safe point if it reaches one within so many seconds, and can
-        be resumed. Raises: what the store raised.
+        Messages that wait stay queued. The running turn is stopped and can be resumed.
+
+        Args:
+            within: Seconds in which the running turn may reach a safe point; then it is stopped at once.
+            reason: Why, for the receipt of the turn that is stopped.
+
+        Raises:
+            StoreError: Something could not be written. The session is closed all the same.
         """
         hand_over = partial(self._lane.hand_over, within=check_seconds("within", within))
         await self._end(hand_over, AbortReason("shutdown", reason, caller(1)))

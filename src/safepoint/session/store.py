@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from ..errors import SafepointError
+from ..errors import SafepointError, require_method
 
-__all__ = ["MemoryStore", "Record", "SessionInUse", "SessionInfo", "Store", "StoreError", "number_taken"]
+__all__ = ["MemoryStore", "Record", "SessionInUse", "SessionInfo", "Store", "StoreError", "check_store", "number_taken"]
 
 
 class StoreError(SafepointError):
@@ -153,3 +153,15 @@ def _place(log: list[Record], seq: int) -> int:
 def _at(log: list[Record], seq: int) -> Record | None:
     place = _place(log, seq)
     return log[place] if place < len(log) and log[place].seq == seq else None
+
+
+def check_store(store: Store | None) -> Store:
+    """The store, or a new one in memory for None.
+
+    Raises:
+        UsageError: It is no store.
+    """
+    if store is None:
+        return MemoryStore()
+    require_method(store, "append", 'store must be a store such as SqliteStore("chat.db")')
+    return store

@@ -164,15 +164,21 @@ class SessionTurn:
     def __await__(self) -> Generator[Any, None, TurnResult]:
         return self.wait().__await__()
 
-    async def wait(self) -> TurnResult:
-        """The result. Whoever stops waiting does not stop the turn.
+    async def wait(self, timeout: float | None = None) -> TurnResult:
+        """Wait for the result. Whoever stops waiting does not stop the turn. Any event loop.
 
-        Raises: UsageError in the work of a turn that this one has to wait for.
+        Args:
+            timeout: Seconds to wait for.
+
+        Raises:
+            TimeoutError: It has not ended by then. It goes on.
+            UsageError: The caller is the work of a turn for which this one has to wait.
         """
         if self.result is not None:
             return self.result
+        limit = AbortSignal.never() if timeout is None else AbortSignal.timeout(timeout)
         with self.awaited("awaiting this turn"):
-            return await self.until_ended()
+            return await limit.run(self.until_ended())
 
     @contextmanager
     def awaited(self, what: str) -> Iterator[None]:

@@ -181,7 +181,7 @@ class TurnLoop(Generic[T]):
         within: float | None = None,
         abandon: float | None = None,
         when_idle_for: float | None = None,
-        cause: str = "",
+        reason: str = "",
         skip_checkpoint: bool = False,
     ) -> StopAck:
         """Begin no further turn. Answered at once; later calls only make it stricter. Any thread.
@@ -192,14 +192,14 @@ class TurnLoop(Generic[T]):
         abandon          seconds from the abort of the running turn, or from this call if that is later; what has not
                          ended by then is left behind
         when_idle_for    do nothing until the loop has had nothing to do for so many seconds; never touches a turn
-        cause            why; the first that is not empty stays
+        reason           why; the first that is not empty stays
         skip_checkpoint  leave nothing behind
         """
         state = self._state
-        request = _stop_request(at, within, abandon, when_idle_for, cause, state.clock.monotonic(), caller(1))
+        request = _stop_request(at, within, abandon, when_idle_for, reason, state.clock.monotonic(), caller(1))
         if self.finished:
             return StopAck("already_finished", "settled", "the loop has ended", self.id, self._settled)
-        state.cause = state.cause or cause
+        state.cause = state.cause or reason
         state.skip_checkpoint = state.skip_checkpoint or skip_checkpoint
         if when_idle_for is not None:
             return self._stop_when_idle(when_idle_for)

@@ -136,8 +136,8 @@ class RemoteHost(Directory):
         self,
         session_id: str,
         turn_id: str,
-        *,
         at: StopAt | None = None,
+        *,
         scope: Scope | None = None,
         within: float | None = None,
         abandon: float | None = None,
@@ -326,7 +326,7 @@ class RemoteHost(Directory):
         """Nothing to do here: workers take up what was left behind."""
         return []
 
-    async def close(self, within: float = 0.0, reason: str = "shutdown") -> None:
+    async def close(self, *, within: float = 0.0, reason: str = "shutdown") -> None:
         """Let go of everything. What runs on workers goes on."""
         async with self._connecting:
             if self._closed:

@@ -140,7 +140,7 @@ class Runner:
                 failure = error
                 self._store.shut(f"the work on it failed: {error}")  # what runs stays open: the next owner goes on
             try:
-                await session.close(self._closing or "nothing left to do")
+                await session.close(reason=self._closing or "nothing left to do")
             except StoreError as error:
                 failure = failure or error
             finally:
@@ -339,7 +339,7 @@ class Runner:
             case Forget(turn_id):
                 session.forget(turn_id)
             case Continue(turn_id):
-                turn = session.begin_again(turn_id)
+                turn = session.continue_turn(turn_id)
                 self._wake.set()
                 await session.saved()
                 return Reply(turn_id=turn.id)

@@ -12,7 +12,7 @@ from ..abort import AbortController, AbortReason
 from ..abort.ambient import shield
 from ..abort.reason import AbortError, error_from
 from ..agent.talk import AgentResult
-from ..agent.tool import Tool, ToolContext, tool
+from ..agent.tool import AnyTool, ToolContext, tool
 from ..errors import SafepointError, describe
 from ..run.events import Event, SessionClosed, TurnEnded, TurnQueued, TurnStarted
 from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
@@ -30,7 +30,7 @@ SETTLE_SECONDS = 10.0
 PRESSED_SECONDS = 2.0
 
 
-def remote_tool(host: Host, agent: str, *, name: str | None = None, description: str | None = None) -> Tool:
+def remote_tool(host: Host, agent: str, *, name: str | None = None, description: str | None = None) -> AnyTool:
     """`agent`, wherever `host` runs it, as a tool: its events are forwarded, and a stop of the parent stops it too.
 
     The time limit of the parent travels as the seconds that are left.

@@ -123,13 +123,23 @@ class Worker:
         except RuntimeError:
             pass  # the program ends
 
-    async def wait(self) -> None:
-        """Until it has ended. Raises: what went wrong."""
+    async def wait(self, timeout: float | None = None) -> None:
+        """Wait until it has ended. Whoever stops waiting does not end it.
+
+        Args:
+            timeout: Seconds to wait for.
+
+        Raises:
+            TimeoutError: It has not ended by then. It goes on.
+            UsageError: It was not started.
+            SafepointError: What has ended it.
+        """
         if self._ended is None:
             raise UsageError("the worker was not started")
-        await asyncio.shield(self._ended)
+        async with asyncio.timeout(timeout):
+            await asyncio.shield(self._ended)
 
-    async def close(self, within: float = 0.0, *, give_back: bool = True, reason: str = "shutdown") -> None:
+    async def close(self, *, within: float = 0.0, give_back: bool = True, reason: str = "shutdown") -> None:
         """Take no more orders, and end.
 
         within     so many seconds for turns to reach a safe point; then they are stopped at once
