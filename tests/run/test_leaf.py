@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,13 @@ async def test_an_aborted_run_starts_no_leaf_of_any_kind():
     bench = Bench()
     bench.controller.abort()
     effects: list[str] = []
-    for work, policy in (
+    kinds: tuple[tuple[Callable[..., Any], Policy], ...] = (
         (forever, Policy()),
         (forever, Policy(abandon_after=1)),
         (leaf_functions.naive, Policy()),
         (leaf_functions.process_double, Policy(isolation="process")),
-    ):
+    )
+    for work, policy in kinds:
         with pytest.raises(AbortError):
             await leaf(bench.ctx, work, effects, policy=policy)
     assert bench.fates() == ["not_started"] * 4
@@ -232,7 +234,7 @@ async def test_nested_leaves_end_with_one_abort_and_clean_up_in_between_is_left_
 
 async def test_work_that_is_no_callable_is_refused():
     with pytest.raises(TypeError, match="work must be callable"):
-        await leaf(Context(), "search")  # type: ignore[arg-type]
+        await leaf(Context(), "search")  # type: ignore[call-overload]
 
 
 async def test_wait_is_a_leaf_that_ends_at_once_on_abort_and_otherwise_on_time(clock: FakeClock):
@@ -283,7 +285,8 @@ async def test_events_of_a_thread_come_between_its_start_and_its_end_in_the_loop
 
 
 async def test_a_naive_function_is_interrupted_within_a_moment_and_its_finally_blocks_run():
-    bench, effects = Bench(), []
+    bench = Bench()
+    effects: list[str] = []
     task = asyncio.ensure_future(leaf(bench.ctx, leaf_functions.naive, effects))
     await until(lambda: "effect" in effects)
     pressed = time.monotonic()
@@ -301,7 +304,8 @@ async def test_a_naive_function_is_interrupted_within_a_moment_and_its_finally_b
 
 
 async def test_a_polite_function_returns_by_itself_and_keeps_its_value():
-    bench, effects = Bench(), []
+    bench = Bench()
+    effects: list[str] = []
     task = asyncio.ensure_future(leaf(bench.ctx, leaf_functions.polite, effects))
     await until(lambda: effects)
     bench.controller.abort()
@@ -354,7 +358,8 @@ async def test_a_thread_that_cannot_be_interrupted_is_named_and_can_be_abandoned
 
 
 async def test_a_limit_interrupts_a_thread_too():
-    bench, effects = Bench(), []
+    bench = Bench()
+    effects: list[str] = []
     with pytest.raises(LeafTimeout):
         await leaf(bench.ctx, leaf_functions.naive, effects, policy=Policy(timeout=0.05))
     assert effects[-1] == "cleaned"

@@ -7,8 +7,8 @@ back, writes down what happened, and stops at its next look at the signal. Knows
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, overload
 
 from ..abort import AbortError, AbortReason, Guard, shield
 from ..abort.accounting import current_account, reset_account
@@ -28,11 +28,45 @@ from .where import place
 __all__ = ["LeafExit", "LeafTimeout", "leaf", "wait"]
 
 T = TypeVar("T")
+I = TypeVar("I")  # noqa: E741  # what goes in
 DEFAULT = Policy()
 
 
 class LeafExit(SafepointError):
     """The function called `sys.exit()`. It ends that leaf, not the program."""
+
+
+@overload
+async def leaf(
+    ctx: Context,
+    work: Callable[[Context, I], Coroutine[Any, Any, T]],
+    value: I,
+    *,
+    name: str | None = None,
+    policy: Policy = DEFAULT,
+) -> T: ...
+
+
+@overload
+async def leaf(
+    ctx: Context, work: Callable[[Context, I], T], value: I, *, name: str | None = None, policy: Policy = DEFAULT
+) -> T: ...
+
+
+@overload
+async def leaf(
+    ctx: Context,
+    work: Callable[[Context, None], Coroutine[Any, Any, T]],
+    *,
+    name: str | None = None,
+    policy: Policy = DEFAULT,
+) -> T: ...
+
+
+@overload
+async def leaf(
+    ctx: Context, work: Callable[[Context, None], T], *, name: str | None = None, policy: Policy = DEFAULT
+) -> T: ...
 
 
 async def leaf(
@@ -45,8 +79,16 @@ async def leaf(
 ) -> Any:
     """Run `work(ctx, value)` under the policy and return its value. The body does not begin after an abort.
 
-    An async function is awaited here; a synchronous one runs in a thread, or in a process that can be killed.
-    Raises: AbortError; LeafTimeout; what the work raised. After it, look at `ctx.signal`: the state is the truth.
+    Args:
+        ctx: The context of the run.
+        work: An async function is awaited here; a synchronous one runs in a thread, or in a process that can be killed.
+        value: What the work is given.
+        name: What the receipt calls it; by default the name of the function.
+        policy: How it is stopped, and its own limits.
+
+    Raises:
+        AbortError: The run was aborted. After a leaf look at `ctx.signal`: the state is the truth.
+        LeafTimeout: The time limit of the policy was up.
     """
     ctx.admit("leaf()")
     if not callable(work):
