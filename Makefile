@@ -35,10 +35,11 @@ test: $(STAMP)   ## run lint, types and all tests
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-check: $(STAMP)  ## ruff, mypy --strict, the house test
+check: $(STAMP)  ## ruff, mypy --strict, pyright, the house test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/basedpyright
 	$(BIN)/python -m pytest tests/test_house.py
 
 fix: $(STAMP)    ## format, and repair what ruff can repair

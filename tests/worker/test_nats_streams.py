@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from safepoint.errors import UsageError
 from safepoint.worker import BrokerError
-from safepoint.worker.nats_streams import configs, consumer_of, ensure, key_of, subject
+from safepoint.worker.nats_streams import configs, consumer_of, ensure, key_of, subject_of
 from tests.rigs.nats import nats_server, shared_url
 from tests.worker.lab import linked, nats
 
@@ -20,12 +20,12 @@ keys = st.lists(text, min_size=1, max_size=3).map(tuple)
 
 @given(keys)
 def test_a_subject_is_read_back_as_its_key(key: tuple[str, ...]):
-    assert key_of(subject("ns", "log", key)) == key
+    assert key_of(subject_of("ns", "log", key)) == key
 
 
 @given(keys)
 def test_a_subject_has_one_plain_word_for_each_part(key: tuple[str, ...]):
-    words = subject("ns", "log", key).split(".")
+    words = subject_of("ns", "log", key).split(".")
     assert len(words) == 2 + len(key)
     assert all(word and not set(word) & set(" *>\t\r\n") and word.isascii() for word in words)
 
@@ -37,12 +37,12 @@ def test_two_queues_never_share_a_consumer(one: str, other: str):
 
 
 def test_plain_names_stay_as_they_are():
-    assert subject("ns", "stops", ("session-1", "t_2")) == "ns.stops.session-1.t_2"
+    assert subject_of("ns", "stops", ("session-1", "t_2")) == "ns.stops.session-1.t_2"
 
 
 def test_a_name_too_long_for_a_line_is_refused():
     with pytest.raises(UsageError, match="too long"):
-        subject("ns", "log", ("x" * 3000,))
+        subject_of("ns", "log", ("x" * 3000,))
 
 
 async def test_streams_that_are_there_stay_as_they_are():

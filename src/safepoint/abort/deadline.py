@@ -44,7 +44,8 @@ class Deadline(Root):
         self._origin = origin
         self._timer: Timer | None = None
         self._forks = 0  # at the time when the timer was set
-        self.deadline: float | None = self._clock.monotonic() + seconds
+        # A slot in place of the property: it is read at every look.
+        self.deadline: float | None = self._clock.monotonic() + seconds  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @property
     def at(self) -> float:

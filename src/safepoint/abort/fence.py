@@ -60,7 +60,7 @@ class Fence:
         object.__setattr__(self, "_signal", signal)
 
     @property  # type: ignore[misc]  # so that isinstance() sees the resource
-    def __class__(self) -> Any:
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return type(_behind(self))
 
     def __getattribute__(self, name: str) -> Any:

@@ -189,6 +189,7 @@ class Guard(Scope):
         state, self._state = self._state, LEFT
         ours = False
         if state == SENT:
+            left = 0
             for _ in range(self._sent):
                 left = task.uncancel()
             ours = (

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from . import processgroup
 from .accounting import report_survivors
@@ -177,11 +177,11 @@ class _Program:
     def _carry(self, seconds: float | None) -> None:
         """Move what can be moved now, or wait for it at most this long."""
         for key, _ in self._selector.select(seconds):
-            pipe = key.fileobj
+            pipe: Any = key.fileobj
             if pipe in self._output:
                 self._receive(pipe)
             elif key.events & selectors.EVENT_WRITE:
-                self._feed(pipe)  # type: ignore[arg-type]  # the only writable one is the program's stdin
+                self._feed(pipe)  # the only writable one is the program's stdin
             else:  # woken: by the abort or by the program's end; once is enough
                 self._selector.unregister(pipe)
 

@@ -147,7 +147,7 @@ def _close_here(closing: Coroutine[Any, None, None]) -> None:
         entered = entered.outer
 
 
-def _finish(closing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+def _finish(closing: Awaitable[None]) -> "asyncio.Task[None]":
     async def finish() -> None:
         try:
             with shield(CLOSE_SECONDS):
@@ -165,12 +165,11 @@ def _finish(closing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
 def _resume(coroutine: Coroutine[Any, Any, None], waits_for: object) -> Generator[Any, Any, None]:
     """Go on with a coroutine that has already yielded once."""
     while True:
+        value, thrown = None, None
         try:
             value = yield waits_for
         except BaseException as error:
-            thrown: BaseException | None = error
-        else:
-            thrown = None
+            thrown = error
         try:
             waits_for = coroutine.send(value) if thrown is None else coroutine.throw(thrown)
         except StopIteration:

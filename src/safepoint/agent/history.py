@@ -66,7 +66,8 @@ def validate(messages: Sequence[Message], rules: Rules | None = None) -> None:
     known: tuple[Rules, ...] = ("openai-chat", "openai-responses", "anthropic")
     if rules is not None and rules not in known:
         raise UsageError(f"rules must be one of {', '.join(known)}, not {rules!r}")
-    found = [f"{name}: {problem}" for name in ([rules] if rules else known) for problem in problems(messages, name)]
+    wanted = known if rules is None else (rules,)
+    found = [f"{name}: {problem}" for name in wanted for problem in problems(messages, name)]
     if found:
         raise HistoryError("this conversation would be refused:\n  - " + "\n  - ".join(found))
 

@@ -34,8 +34,9 @@ async def stop_left_behind(tools: Mapping[str, AnyTool], left: AgentResult) -> t
 
 async def _stop(tool: AnyTool, key: str) -> str:
     assert tool.stop_left is not None  # for the type checker: it was looked for
+    limit = asyncio.timeout(STOP_SECONDS)
     try:
-        async with asyncio.timeout(STOP_SECONDS) as limit:
+        async with limit:
             await tool.stop_left(key)
     except Exception as error:
         why = f"it has not ended within {STOP_SECONDS:g} s" if limit.expired() else describe(error)

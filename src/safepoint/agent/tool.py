@@ -41,7 +41,7 @@ __all__ = ["AnyTool", "BadArguments", "Effects", "Tool", "ToolContext", "ToolLik
 
 T = TypeVar("T")
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
 Effects: TypeAlias = Literal["read", "idempotent", "reversible", "irreversible"]
 AskUserFn: TypeAlias = Callable[[Context, str, tuple[str, ...]], Awaitable[str]]
 
@@ -246,8 +246,9 @@ def tool(work: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
         raise UsageError(f"{name_of(work)} yields; a tool returns one value, and reports on the way by ctx.progress()")
     if inspect.isroutine(work) or isinstance(work, partial):
         return _from_function(work, options)
-    if hasattr(work, "as_tool"):
-        return _changed(work.as_tool(options.get("name")), options)
+    as_tool = getattr(work, "as_tool", None)
+    if as_tool is not None:
+        return _changed(as_tool(options.get("name")), options)
     return _from_work(work, options)
 
 
@@ -316,11 +317,16 @@ def _field(default: Any, told: str | None) -> Any:
 def _from_work(work: Any, options: ToolOptions) -> AnyTool:
     # An agent or a flow handles the abort itself, leaf by leaf: from outside it is only shown the signal.
     common = _common(work, options, _policy(options, on_abort="cooperate"))
-    kind = options.get("input") or getattr(work, "input_type", None) or _hints(type(work).__call__).get("value", str)
-    if is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, BaseModel)):
+    annotated = _hints(type(work).__call__).get("value", str)
+    kind: Any = options.get("input") or getattr(work, "input_type", None) or annotated
+    if _is_record(kind):
         return Tool(**common, kind="child", context_name=None, arguments=BaseModel, whole=TypeAdapter(kind))
     arguments = create_model(f"{common['name']}_arguments", __config__={"extra": "forbid"}, input=(kind, ...))
     return Tool(**common, kind="child", context_name=None, arguments=arguments, single="input")
+
+
+def _is_record(kind: Any) -> bool:
+    return is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, BaseModel))
 
 
 def _written(fn: Any) -> Any:

@@ -240,7 +240,8 @@ def _would_change(kind: Any, given: type) -> bool:
     """True: what is written as one type would be read as another."""
     if kind is given or not (kind is Any or isinstance(kind, type)):
         return False
-    return any(is_dataclass(each) or issubclass(each, BaseModel) for each in (given, kind) if each is not Any)
+    types: list[Any] = [given] if kind is Any else [given, kind]
+    return any(is_dataclass(each) or issubclass(each, BaseModel) for each in types)
 
 
 def _name(kind: Any) -> str:

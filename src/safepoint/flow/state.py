@@ -153,7 +153,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def _put(state: Any, name: Any, value: Any) -> None:
     """Into a record, also a frozen one. MISSING: take it out."""
-    part: dict[Any, Any] | None = state if isinstance(state, dict) else None
+    part: Any = state if isinstance(state, dict) else None
     if isinstance(state, BaseModel):
         private, extra = state.__pydantic_private__ or {}, state.__pydantic_extra__
         known = name in type(state).model_fields or extra is None

@@ -42,7 +42,7 @@ async def run_step(journey: Journey, ctx: Context, place: Place, step: Step) -> 
         case Returned(output):
             if output is None and len(step.outputs) == 1:
                 output = step.outputs[0]
-            if output not in step.outputs:
+            if output is None or output not in step.outputs:
                 return Broken(_unknown(operation, output, step), operation)
             return Left(output, attempts.working)
         case Interrupted() | Broken() as ended:

@@ -126,7 +126,7 @@ class SqliteCheckpoints:
         A row would need a heartbeat, and a guess at when a silent holder is dead; the kernel knows.
         """
         check_key(key)
-        real = Path(await start_in_thread(os.path.realpath, self._path))  # one database, one lease, whatever its names
+        real = await start_in_thread(self._path.resolve)  # one database, one lease, whatever its names
         lease = FileLease(key, real.with_name(f"{real.name}-leases"), str(self._path))
         try:
             await finish(lease.take)

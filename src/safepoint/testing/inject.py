@@ -261,8 +261,8 @@ def _plan(points: list[Point], modes: Sequence[Mode], only: tuple[int, Mode] | N
             " Await something, hand out `probe.event`, or mark a place with `point('name')`."
         )
     if only is None:
-        chosen = {point: [mode for mode in modes if mode in point.modes] for point in points}
-        return {point: modes for point, modes in chosen.items() if modes}
+        chosen: dict[Point, list[Mode]] = {point: [mode for mode in modes if mode in point.modes] for point in points}
+        return {point: planned for point, planned in chosen.items() if planned}
     number, mode = only
     if not 1 <= number <= len(points) or mode not in points[number - 1].modes:
         raise UsageError(

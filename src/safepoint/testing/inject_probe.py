@@ -96,7 +96,7 @@ class Hearing(Source):
         return bool(_ABORTED.__get__(self))
 
     @aborted.setter
-    def aborted(self, value: bool) -> None:
+    def aborted(self, value: bool) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         _ABORTED.__set__(self, value)
 
     @property
@@ -107,7 +107,7 @@ class Hearing(Source):
         return reason
 
     @reason.setter
-    def reason(self, value: AbortReason | None) -> None:
+    def reason(self, value: AbortReason | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         _REASON.__set__(self, value)
 
     def detach(self, entry: Guard | Waiter) -> bool:

@@ -53,7 +53,7 @@ class Attempt:
     def __init__(self, loop: RunLoop, point: Point | None, mode: Mode | None) -> None:
         self.loop = loop
         self.point = point
-        self.mode = mode
+        self.mode: Mode | None = mode
         self.main: asyncio.Task[object] | None = None
         self.late = False
         self.points = Points(point, self._act)

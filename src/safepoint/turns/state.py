@@ -33,7 +33,7 @@ class LoopState(Generic[T]):
     controller: AbortController
     on_event: Callable[[Event], object] | None
     max_items: int | None
-    exit: LoopExit[T] = field(default_factory=LoopExit)
+    exit: LoopExit[T] = field(default_factory=lambda: LoopExit[T]())
     turn: Turn[T] | None = None
     stopped: Stopped[T] | None = None  # a turn that was stopped, and is to go on
     paused: bool = False

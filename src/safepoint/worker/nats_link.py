@@ -34,7 +34,7 @@ from .broker import (
     TooLate,
     same_lease,
 )
-from .nats_streams import ORDERS, consumer_config, consumer_lease, consumer_of, key_of, stream_name, subject
+from .nats_streams import ORDERS, consumer_config, consumer_lease, consumer_of, key_of, stream_name, subject_of
 from .rotation import Rotation
 
 __all__ = ["NatsLink"]
@@ -96,7 +96,8 @@ class NatsLink:
         until, pause, unsure = time.monotonic() + PATIENCE_SECONDS, 0.02, False
         while True:
             try:
-                ack = await self._js.publish(subject(self._namespace, shelf, key), data, ASK_SECONDS, headers=headers)
+                name = subject_of(self._namespace, shelf, key)
+                ack = await self._js.publish(name, data, ASK_SECONDS, headers=headers)
                 return int(ack.seq)
             except APIError as error:
                 if error.err_code in WRONG_LAST:
@@ -122,7 +123,7 @@ class NatsLink:
 
     async def read(self, shelf: Shelf, key: Key, after: int = 0, limit: int = 1000) -> list[Entry]:
         """The messages of this key. A log can be long: it is read in batches, from any server that has it."""
-        name = subject(self._namespace, shelf, key)
+        name = subject_of(self._namespace, shelf, key)
         if shelf != "log":
             return await self._from_leader(shelf, name, after, limit)
         wanted = {"seq": after + 1, "next_by_subj": name, "batch": limit}
@@ -150,15 +151,15 @@ class NatsLink:
 
     async def last(self, shelf: Shelf, key: Key) -> Entry | None:
         """The newest message of this key."""
-        return await self._get(shelf, subject=subject(self._namespace, shelf, key))
+        return await self._get(shelf, subject=subject_of(self._namespace, shelf, key))
 
     async def lasts(self, shelf: Shelf, under: Key = (), after: int = 0) -> list[Entry]:
         """The message of each key below."""
-        return await self._from_leader(shelf, f"{subject(self._namespace, shelf, under)}.*", after, 100_000)
+        return await self._from_leader(shelf, f"{subject_of(self._namespace, shelf, under)}.*", after, 100_000)
 
     async def trim(self, shelf: Shelf, key: Key, upto: int) -> None:
         """Forget the messages up to this position."""
-        stream, name = stream_name(self._namespace, shelf), subject(self._namespace, shelf, key)
+        stream, name = stream_name(self._namespace, shelf), subject_of(self._namespace, shelf, key)
         await self._patiently(lambda: self._js.purge_stream(stream, seq=upto + 1, subject=name))
 
     async def keys(self, shelf: Shelf) -> list[Key]:
@@ -214,7 +215,7 @@ class NatsLink:
 
     async def order(self, queue: Queue, session: str, data: bytes) -> bool:
         """Put an order up."""
-        name = subject(self._namespace, ORDERS, (*queue, session))
+        name = subject_of(self._namespace, ORDERS, (*queue, session))
 
         async def put() -> bool:
             try:
@@ -293,9 +294,9 @@ class NatsLink:
 
     # Words that fly by
 
-    async def request(self, subject_: Key, data: bytes, timeout: float) -> bytes:
+    async def request(self, subject: Key, data: bytes, timeout: float) -> bytes:
         """Ask whoever serves there."""
-        return await self.ask(subject(self._namespace, "call", subject_), data, timeout)
+        return await self.ask(subject_of(self._namespace, "call", subject), data, timeout)
 
     async def ask(self, place: str, data: bytes, timeout: float) -> bytes:
         """The same, by the whole subject."""
@@ -307,7 +308,7 @@ class NatsLink:
             raise TooLate(f"{place} did not answer within {timeout:g} s ({type(error).__name__})") from error
         return bytes(answer.data)
 
-    async def serve(self, subject_: Key, answer: Answers) -> Callable[[], Awaitable[None]]:
+    async def serve(self, subject: Key, answer: Answers) -> Callable[[], Awaitable[None]]:
         """Answer what is asked there."""
 
         async def respond(message: Msg) -> None:
@@ -318,20 +319,20 @@ class NatsLink:
         async def heard(message: Msg) -> None:  # no question waits for the answer to another one
             self._home.spawn(respond(message), f"answer to {message.subject}")
 
-        return await self._subscribe(subject(self._namespace, "call", subject_), heard)
+        return await self._subscribe(subject_of(self._namespace, "call", subject), heard)
 
-    async def publish(self, subject_: Key, data: bytes) -> None:
+    async def publish(self, subject: Key, data: bytes) -> None:
         """Say something to whoever listens now. What cannot be said is not missed: everything that matters is kept."""
         with contextlib.suppress(errors.Error, OSError):
-            await self._nc.publish(subject(self._namespace, "say", subject_), data)
+            await self._nc.publish(subject_of(self._namespace, "say", subject), data)
 
-    async def listen(self, subject_: Key, hear: Callable[[bytes], object]) -> Callable[[], Awaitable[None]]:
+    async def listen(self, subject: Key, hear: Callable[[bytes], object]) -> Callable[[], Awaitable[None]]:
         """Hear what is said there."""
 
         async def heard(message: Msg) -> None:
             hear(message.data)
 
-        return await self._subscribe(subject(self._namespace, "say", subject_), heard)
+        return await self._subscribe(subject_of(self._namespace, "say", subject), heard)
 
     async def _subscribe(self, name: str, call: Callable[[Msg], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         try:

@@ -15,7 +15,16 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from ..errors import UsageError
 from .broker import KEPT, BrokerError, Key, Queue
 
-__all__ = ["ORDERS", "consumer_config", "consumer_lease", "consumer_of", "ensure", "key_of", "stream_name", "subject"]
+__all__ = [
+    "ORDERS",
+    "consumer_config",
+    "consumer_lease",
+    "consumer_of",
+    "ensure",
+    "key_of",
+    "stream_name",
+    "subject_of",
+]
 
 ORDERS = "orders"
 PLAIN = re.compile(r"[A-Za-z0-9_-]+")
@@ -42,7 +51,7 @@ def text_of(word: str) -> str:
     return base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode()
 
 
-def subject(namespace: str, room: str, key: Key) -> str:
+def subject_of(namespace: str, room: str, key: Key) -> str:
     """The subject of a key: `safepoint.log.SESSION`. Raises: UsageError if it is too long for NATS."""
     made = ".".join([namespace, room, *map(token, key)])
     if len(made) > LONGEST:
@@ -51,7 +60,7 @@ def subject(namespace: str, room: str, key: Key) -> str:
 
 
 def key_of(subject: str) -> Key:
-    """`subject()` backwards."""
+    """`subject_of()` backwards."""
     return tuple(map(text_of, subject.split(".")[2:]))
 
 
@@ -69,7 +78,7 @@ def consumer_config(namespace: str, queue: Queue, lease: float) -> ConsumerConfi
     """Each order to one worker, again when its lease is over, as often as it takes: workers count the attempts."""
     return ConsumerConfig(
         durable_name=consumer_of(queue),
-        filter_subject=f"{subject(namespace, ORDERS, queue)}.*",
+        filter_subject=f"{subject_of(namespace, ORDERS, queue)}.*",
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=lease,
         max_deliver=-1,
