@@ -17,8 +17,7 @@ from typing import Any
 import uvicorn
 
 from safepoint.abort import AbortSignal
-from safepoint.agent import Agent
-from safepoint.agent.model import AnswerEnded, Chunk, ModelRequest, TextDelta
+from safepoint.agent import Agent, AnswerEnded, Chunk, ModelRequest, TextDelta
 from safepoint.messages import UserMessage
 from safepoint.server import create_app
 from safepoint.session import LocalHost, SqliteStore

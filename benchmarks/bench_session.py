@@ -12,11 +12,10 @@ from statistics import median
 from typing import Any
 
 from safepoint.agent import Agent, tool
-from safepoint.events import CallRecorded, TextStreamed
+from safepoint.events import CallRecorded, TextStreamed, event_to_json
 from safepoint.messages import Message
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.outcome import Completed
-from safepoint.run.wire import event_to_json
+from safepoint.run import Completed
 from safepoint.session import MemoryStore, Session, SqliteStore, Store
 from safepoint.session.log import PAGE
 from safepoint.session.store import Record

@@ -5,8 +5,7 @@ import gc
 import tracemalloc
 from collections.abc import Iterator
 
-from safepoint.run.context import Context
-from safepoint.run.stop import StopAt
+from safepoint.run import Context, StopAt
 from safepoint.turns import TurnLoop, TurnPlan
 
 from .measure import AtMost, Limit, Line, Measure, cpu

@@ -11,9 +11,7 @@ from safepoint.agent import Agent, AgentRun, tool
 from safepoint.events import Event, TurnEnded
 from safepoint.messages import ToolResult
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.checkpoints import MemoryCheckpoints
-from safepoint.run.context import Context
-from safepoint.run.stop import StopAt
+from safepoint.run import Context, MemoryCheckpoints, StopAt
 from safepoint.testing import FakeClock, settle
 from safepoint.turns import PreemptAck, Pushed, Stopped, TurnLoop, TurnPlan
 from safepoint.turns.inbox import Inbox

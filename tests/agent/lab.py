@@ -9,8 +9,7 @@ from safepoint.agent import AgentResult, AgentRun, AnswerEnded, CallDelta, Chunk
 from safepoint.agent.model import FinishReason
 from safepoint.events import Event
 from safepoint.messages import AssistantMessage, Message, ToolResult
-from safepoint.run.outcome import Outcome
-from safepoint.run.retry import Retry
+from safepoint.run import Outcome, Retry
 
 ONCE = Retry(attempts=1)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from safepoint.agent import Agent, AgentResult, ToolContext, tool
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.outcome import Completed
+from safepoint.run import Completed
 from safepoint.run.wire import outcome_from_json, outcome_to_json
 from safepoint.testing import settle
 

@@ -25,10 +25,8 @@ from safepoint.errors import UsageError
 from safepoint.events import AnswerFinished, AnswerRestarted, AnswerStarted, RetryScheduled, TextStreamed
 from safepoint.messages import AssistantMessage, SystemMessage, ToolResult, UserMessage
 from safepoint.models.scripted import Call, Delay, Error, Finish, ScriptedModel, Stall
-from safepoint.run import Context, Policy, Usage
+from safepoint.run import Context, Policy, Retry, StopAt, Usage
 from safepoint.run import settle as settle_run
-from safepoint.run.retry import Retry
-from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock
 from tests.agent.lab import ONCE, Raw, called, contents, fates, kinds, of_kind, read, said, so_far, statuses, stopped
 

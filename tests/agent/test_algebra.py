@@ -18,8 +18,8 @@ from safepoint.abort import use_clock
 from safepoint.agent import Agent, AgentResult, AgentRun, ToolContext, tool
 from safepoint.events import ProgressMade, QuestionAsked, RunEnded, TextStreamed
 from safepoint.models.scripted import Call, ScriptedModel, Stall
-from safepoint.run.outcome import Outcome
-from safepoint.run.stop import Scope, StopAck, StopAt, StopRequest
+from safepoint.run import Outcome, StopAck, StopAt, StopRequest
+from safepoint.run.stop import Scope
 from safepoint.run.wire import outcome_from_json, outcome_to_json
 from safepoint.testing import FakeClock
 from safepoint.testing import settle as let_run

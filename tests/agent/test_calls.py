@@ -16,9 +16,8 @@ from safepoint.agent import Agent, AgentRun, ToolContext, tool
 from safepoint.agent import AnswerEnded as Ended
 from safepoint.events import AbortIgnored, LeafStarted, ProgressMade, QuestionAsked, ToolCalled, ToolEnded
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run import Context, leaf
+from safepoint.run import Context, StopAt, leaf
 from safepoint.run.kept import KeptWork
-from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle
 from tests.agent import functions
 from tests.agent.lab import ONCE, Raw, called, contents, fates, kinds, of_kind, read, results, said, statuses, stopped

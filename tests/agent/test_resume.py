@@ -13,9 +13,7 @@ from safepoint import Completed
 from safepoint.agent import Agent, AgentResult, AgentRun, ToolContext, tool, validate
 from safepoint.events import QuestionAsked, TextStreamed
 from safepoint.models.scripted import Call, Error, ScriptedModel, Stall
-from safepoint.run import Usage
-from safepoint.run.outcome import Outcome
-from safepoint.run.retry import Retry
+from safepoint.run import Outcome, Retry, Usage
 from safepoint.run.wire import outcome_from_json, outcome_to_json
 from tests.agent.lab import agents_kept, answers, contents, read, so_far, statuses, stopped
 from tests.agent.shop import ASK_CLERK, CLERK, ROUND, STEPS, Shop

@@ -17,9 +17,7 @@ from safepoint.agent import Agent, AgentResult, AgentRun, CallDelta, Chunk, Mode
 from safepoint.events import Event, LeafStarted, QuestionAsked, RetryScheduled, TextStreamed
 from safepoint.models.anthropic import AnthropicModel
 from safepoint.models.openai import OpenAIModel
-from safepoint.run import LeafTimeout, Policy
-from safepoint.run.outcome import Outcome
-from safepoint.run.retry import Retry
+from safepoint.run import LeafTimeout, Outcome, Policy, Retry
 from safepoint.run.wire import outcome_to_json
 from safepoint.testing import FakeClock, settle
 from tests.agent import functions

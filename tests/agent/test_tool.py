@@ -13,8 +13,7 @@ from safepoint.agent import Agent, AnyTool, BadArguments, ToolContext, tool
 from safepoint.agent.tool import as_text
 from safepoint.errors import UsageError
 from safepoint.models.scripted import ScriptedModel
-from safepoint.run import Context
-from safepoint.run.policy import Policy
+from safepoint.run import Context, Policy
 
 
 class Colour(enum.Enum):

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.flow import END, Flow, NodeContext
-from safepoint.run.checkpoints import CheckpointInUse, Checkpoints, FolderCheckpoints
-from safepoint.run.checkpoints_sqlite import SqliteCheckpoints
+from safepoint.run import CheckpointInUse, Checkpoints, FolderCheckpoints, SqliteCheckpoints
 
 
 @dataclass

@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from safepoint import AbortSignal, Completed
 from safepoint.errors import UsageError
 from safepoint.flow import END, Checkpoint, CheckpointMismatch, Flow, NodeContext
-from safepoint.run.checkpoints import CheckpointError, Checkpoints, FolderCheckpoints, MemoryCheckpoints
-from safepoint.run.checkpoints_sqlite import SqliteCheckpoints
+from safepoint.run import CheckpointError, Checkpoints, FolderCheckpoints, MemoryCheckpoints, SqliteCheckpoints
 from tests.flow.lab import Lab, Trail, again, one
 
 

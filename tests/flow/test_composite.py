@@ -7,7 +7,7 @@ import pytest
 
 from safepoint import AbortController, Aborted, Completed, Failed
 from safepoint.flow import END, End, Flow, JoinConflict, NodeContext
-from safepoint.run.stop import StopAt
+from safepoint.run import StopAt
 from safepoint.testing import FakeClock, settle
 from tests.flow.lab import FOREVER, Lab, Trail, again, one
 

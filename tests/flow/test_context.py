@@ -8,7 +8,7 @@ import pytest
 
 from safepoint import AbortController, Aborted, AbortError, Completed, Failed
 from safepoint.flow import END, Flow, NodeContext
-from safepoint.run.stop import StopAt
+from safepoint.run import StopAt
 from safepoint.testing import FakeClock, settle
 from tests.flow.lab import FOREVER, Lab, Trail, again, one
 

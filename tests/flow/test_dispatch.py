@@ -11,9 +11,7 @@ from safepoint import AbortController, Aborted, AbortSignal, Completed, Failed, 
 from safepoint.events import Event, NodeEnded
 from safepoint.flow import END, End, Flow, FlowResult, NodeContext, StepLimitExceeded
 from safepoint.flow.dispatch import LEAVE_SECONDS
-from safepoint.run.context import Context
-from safepoint.run.leaf import LeafTimeout
-from safepoint.run.stop import StopAt
+from safepoint.run import Context, LeafTimeout, StopAt
 from safepoint.testing import FakeClock, settle
 from tests.flow.lab import FOREVER, Lab, Trail, again, one
 

@@ -11,11 +11,8 @@ import pytest
 from safepoint import AbortController, Aborted, AbortError, AbortSignal, Completed, Failed
 from safepoint.errors import UsageError
 from safepoint.flow import END, Checkpoint, CheckpointMismatch, End, Flow, FlowError, NodeContext
-from safepoint.run.checkpoints import MemoryCheckpoints
-from safepoint.run.context import Context
-from safepoint.run.outcome import Outcome
-from safepoint.run.settle import settle as settle_run
-from safepoint.run.stop import StopAt, StopRequest
+from safepoint.run import Context, MemoryCheckpoints, Outcome, StopAt, StopRequest
+from safepoint.run import settle as settle_run
 from safepoint.testing import FakeClock, settle
 from tests.flow.lab import Lab, Trail, again, one
 

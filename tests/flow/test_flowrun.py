@@ -9,8 +9,7 @@ import pytest
 from safepoint import AbortController, Aborted, Completed, Failed
 from safepoint.flow import END, Checkpoint, End, Flow, NodeContext
 from safepoint.flow.flowrun import SAVE_SECONDS
-from safepoint.run.checkpoints import CheckpointError, MemoryCheckpoints
-from safepoint.run.stop import StopAt
+from safepoint.run import CheckpointError, MemoryCheckpoints, StopAt
 from safepoint.testing import FakeClock, settle
 from tests.flow.lab import Lab, Trail, again
 

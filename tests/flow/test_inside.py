@@ -10,8 +10,7 @@ from safepoint.agent import ToolContext
 from safepoint.errors import UsageError
 from safepoint.events import Event, FlowSaved
 from safepoint.flow import END, Checkpoint, Flow, NodeContext
-from safepoint.run.checkpoints import CheckpointError
-from safepoint.run.context import Context
+from safepoint.run import CheckpointError, Context
 from safepoint.run.journal import Journal
 from safepoint.run.kept import KeptWork
 from safepoint.testing import FakeClock, settle

@@ -6,7 +6,7 @@ import pytest
 
 from safepoint import AbortController, AbortError, AbortSignal
 from safepoint.flow.journey import ITEM_SECONDS, Journey, Saver
-from safepoint.run.context import Context
+from safepoint.run import Context
 from safepoint.testing import FakeClock, settle
 
 NEVER = AbortSignal.never()

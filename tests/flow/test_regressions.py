@@ -10,8 +10,8 @@ import pytest
 from safepoint import AbortController, Aborted, AbortReason, Completed, Failed, Retry, TimedOut
 from safepoint.errors import UsageError
 from safepoint.flow import END, Checkpoint, End, Flow, NodeContext
-from safepoint.run.context import Context
-from safepoint.run.settle import settle as settle_run
+from safepoint.run import Context
+from safepoint.run import settle as settle_run
 from safepoint.testing import FakeClock, settle
 from tests.abort.programs import wait_until
 from tests.flow import process_nodes

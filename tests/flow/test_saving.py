@@ -25,8 +25,14 @@ from safepoint.flow import (
     saving,
 )
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run import FolderCheckpoints, MemoryCheckpoints, SqliteCheckpoints
-from safepoint.run.checkpoints import CheckpointError, CheckpointInUse, Checkpoints
+from safepoint.run import (
+    CheckpointError,
+    CheckpointInUse,
+    Checkpoints,
+    FolderCheckpoints,
+    MemoryCheckpoints,
+    SqliteCheckpoints,
+)
 from safepoint.testing import FakeClock, settle
 from tests.flow.lab import Lab, Trail, one
 

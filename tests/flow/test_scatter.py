@@ -10,7 +10,7 @@ import pytest
 from safepoint import AbortController, Aborted, Completed, Failed, Retry
 from safepoint.events import ProgressMade
 from safepoint.flow import END, End, Flow, NodeContext
-from safepoint.run.stop import StopAt
+from safepoint.run import StopAt
 from safepoint.testing import FakeClock, settle
 from tests.flow import process_nodes
 from tests.flow.lab import FOREVER, Lab, Trail, again, one

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from safepoint.errors import UsageError
-from safepoint.flow.state import JoinConflict, clone, dump, first_parameter, load, merge
+from safepoint.flow import JoinConflict
+from safepoint.flow.state import clone, dump, first_parameter, load, merge
 
 
 @dataclass

@@ -13,8 +13,7 @@ from safepoint.errors import UsageError
 from safepoint.events import RetryScheduled
 from safepoint.flow import END, Flow, NodeContext, UnknownOutput
 from safepoint.flow.step import adapted
-from safepoint.run import LeafExit
-from safepoint.run.stop import StopAt
+from safepoint.run import LeafExit, StopAt
 from safepoint.testing import FakeClock, settle
 from tests.abort.programs import alive, wait_until
 from tests.flow import process_nodes

@@ -31,8 +31,7 @@ from safepoint.agent import (
 )
 from safepoint.messages import AssistantMessage, ToolResult
 from safepoint.models.scripted import ScriptedModel
-from safepoint.run.outcome import Outcome
-from safepoint.run.retry import Retry
+from safepoint.run import Outcome, Retry
 from safepoint.testing import DEFAULT_LAWS, FakeClock, Law, Probe, Run, abort_everywhere, pairs
 from tests.agent.lab import agents_kept
 from tests.conftest import TORTURE

@@ -13,13 +13,12 @@ import pytest
 
 from safepoint import Completed
 from safepoint.agent import Agent, AgentResult, ToolContext, tool
-from safepoint.events import FlowSaved, TurnEnded
+from safepoint.events import FlowSaved, TurnEnded, event_from_json, event_to_json
 from safepoint.flow import END, Flow, NodeContext
 from safepoint.models.scripted import Call, ScriptedModel
+from safepoint.run import Outcome, StopAt
 from safepoint.run.kept import KeptWork
-from safepoint.run.outcome import Outcome
-from safepoint.run.stop import StopAt
-from safepoint.run.wire import event_from_json, event_to_json, outcome_from_json, outcome_to_json
+from safepoint.run.wire import outcome_from_json, outcome_to_json
 from safepoint.session import MemoryStore, Session, SqliteStore
 from tests.agent.lab import contents, statuses, stopped
 from tests.session import shipping

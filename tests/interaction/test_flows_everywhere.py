@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from safepoint import Aborted, Completed, Failed
 from safepoint.abort import current_clock
 from safepoint.flow import Checkpoint, Flow, FlowResult, FlowRun
-from safepoint.run.checkpoints import MemoryCheckpoints
-from safepoint.run.stop import StopAt
+from safepoint.run import MemoryCheckpoints, StopAt
 from safepoint.testing import FakeClock, Probe, abort_everywhere
 from tests.conftest import TORTURE, counts
 from tests.flow.plans import Each, Log, Node, Par, Part, Sub, World, plans

@@ -8,7 +8,7 @@ from safepoint.abort import AbortSignal
 from safepoint.agent import AnswerEnded, CallDelta, Chunk, Model, ModelRequest, TextDelta, ToolSpec, UsageReported
 from safepoint.messages import Message, UserMessage
 from safepoint.run import Usage
-from safepoint.testing.clock import settle
+from safepoint.testing import settle
 
 SEARCH = ToolSpec(
     name="search",

@@ -14,7 +14,7 @@ from safepoint.errors import UsageError
 from safepoint.messages import AssistantMessage, SystemMessage, ToolCall, ToolResult, UserMessage
 from safepoint.models.anthropic import AnthropicModel
 from safepoint.run import Usage
-from safepoint.testing.clock import settle
+from safepoint.testing import settle
 from tests.models.asking import ask, asking, calls_of, ending_of, first_text, text_of
 from tests.rigs import script
 from tests.rigs.anthropic import Anthropic

@@ -17,7 +17,7 @@ from safepoint.models.anthropic import AnthropicModel
 from safepoint.models.ollama import OllamaModel
 from safepoint.models.openai import OpenAIModel
 from safepoint.run import Context, Retry, stream
-from safepoint.testing.clock import settle
+from safepoint.testing import settle
 from tests.models.asking import ask, asking, calls_of, ending_of, first_text, text_of, usage_of
 from tests.rigs import script
 from tests.rigs.anthropic import Anthropic

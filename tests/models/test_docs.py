@@ -19,7 +19,7 @@ from safepoint.models.anthropic import AnthropicModel
 from safepoint.models.ollama import OllamaModel
 from safepoint.models.openai import OpenAIModel
 from safepoint.run import Retry
-from safepoint.testing.clock import settle
+from safepoint.testing import settle
 from tests.models.asking import ask, asking, calls_of, ending_of, text_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")

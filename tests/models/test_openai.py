@@ -18,7 +18,7 @@ from safepoint.errors import UsageError
 from safepoint.messages import AssistantMessage, SystemMessage, ToolCall, ToolResult, UserMessage
 from safepoint.models.openai import OpenAIModel
 from safepoint.run import Context, stream
-from safepoint.testing.clock import settle
+from safepoint.testing import settle
 from tests.models.asking import ask, asking, calls_of, ending_of, first_text, text_of, usage_of
 from tests.rigs.llama import Llama
 from tests.rigs.provider import Provider

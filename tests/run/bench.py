@@ -4,8 +4,7 @@ import asyncio
 
 from safepoint.abort import AbortController
 from safepoint.events import Event
-from safepoint.run.context import Context
-from safepoint.run.receipt import Entry
+from safepoint.run import Context, Entry
 
 
 class Bench:

@@ -8,7 +8,7 @@ import pytest
 
 from safepoint.abort import AbortError, AbortSignal
 from safepoint.events import QuestionAnswered, QuestionAsked, QuestionWithdrawn
-from safepoint.run.ask import ask
+from safepoint.run import ask
 from safepoint.testing import FakeClock, settle
 from tests.run.bench import Bench
 

@@ -15,18 +15,16 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal, shield
 from safepoint.errors import SafepointError, UsageError
-from safepoint.run.checkpoints import (
-    OLD_SECONDS,
+from safepoint.run import (
     CheckpointError,
     CheckpointInUse,
     Checkpoints,
     CheckpointUnreadable,
     FolderCheckpoints,
     MemoryCheckpoints,
-    read_back,
-    write_atomically,
+    SqliteCheckpoints,
 )
-from safepoint.run.checkpoints_sqlite import SqliteCheckpoints
+from safepoint.run.checkpoints import OLD_SECONDS, read_back, write_atomically
 from tests.abort.programs import alive
 from tests.conftest import counts
 

@@ -11,17 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safepoint.run.checkpoints_files import (
-    CheckpointError,
-    CheckpointInUse,
-    CheckpointUnreadable,
-    FileLease,
-    file_name,
-    finish,
-    make_folder,
-    read_back,
-    write_atomically,
-)
+from safepoint.run import CheckpointError, CheckpointInUse, CheckpointUnreadable
+from safepoint.run.checkpoints_files import FileLease, file_name, finish, make_folder, read_back, write_atomically
 from tests.conftest import counts
 
 SECONDS = 30.0

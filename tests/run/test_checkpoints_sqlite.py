@@ -9,9 +9,8 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError
 from safepoint.errors import UsageError
-from safepoint.run import checkpoints_sqlite
-from safepoint.run.checkpoints import CheckpointError, CheckpointInUse, CheckpointUnreadable
-from safepoint.run.checkpoints_sqlite import BUSY_SECONDS, SCHEMA, SqliteCheckpoints
+from safepoint.run import CheckpointError, CheckpointInUse, CheckpointUnreadable, SqliteCheckpoints, checkpoints_sqlite
+from safepoint.run.checkpoints_sqlite import BUSY_SECONDS, SCHEMA
 
 
 @pytest.fixture

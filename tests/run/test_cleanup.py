@@ -13,10 +13,9 @@ import pytest
 
 from safepoint.abort import AbortController, current_signal
 from safepoint.events import Event, ProgressMade
+from safepoint.run import Aborted, Completed, Context, Outcome, settle
 from safepoint.run.cleanup import CleanupCall, runs_on_loop
-from safepoint.run.context import Cleanup, Context
-from safepoint.run.outcome import Aborted, Completed, Outcome
-from safepoint.run.settle import settle
+from safepoint.run.context import Cleanup
 from safepoint.testing import FakeClock
 from safepoint.testing import settle as let_settle
 

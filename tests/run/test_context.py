@@ -8,7 +8,7 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal, Guard
 from safepoint.events import Event, ProgressMade
-from safepoint.run.context import Context
+from safepoint.run import Context
 from safepoint.testing import FakeClock
 
 

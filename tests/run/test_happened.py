@@ -1,8 +1,7 @@
 """What every event says of its place."""
 
-from safepoint.events import ProgressMade
+from safepoint.events import ProgressMade, event_from_json
 from safepoint.run import Context
-from safepoint.run.wire import event_from_json
 
 
 def test_an_event_says_inside_of_which_tool_calls_it_happened():

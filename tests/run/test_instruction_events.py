@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from safepoint.run import instruction_events
-from safepoint.run.interrupt import AbortInterrupt, InterruptibleCall
+from safepoint.run import AbortInterrupt, instruction_events
+from safepoint.run.interrupt import InterruptibleCall
 from tests.abort.programs import SOURCES, VERSIONS, python_of, wait_until
 from tests.conftest import counts
 from tests.run.test_interrupt import SECONDS, Gate, Worker, nap

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from safepoint.errors import UsageError
-from safepoint.run.interrupt import AbortInterrupt, InterruptibleCall
+from safepoint.run import AbortInterrupt
+from safepoint.run.interrupt import InterruptibleCall
 from tests.abort.programs import wait_until
 from tests.conftest import counts
 

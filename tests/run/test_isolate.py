@@ -17,8 +17,8 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal, AbortTimeout, processes, processgroup
 from safepoint.errors import RemoteError, UsageError
-from safepoint.run import isolate
-from safepoint.run.isolate import ChildDied, IsolatedEnd, run_isolated, target_of
+from safepoint.run import ChildDied, isolate
+from safepoint.run.isolate import IsolatedEnd, run_isolated, target_of
 from tests.abort.programs import alive
 from tests.conftest import counts
 from tests.run import isolated_functions as functions

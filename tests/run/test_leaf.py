@@ -12,10 +12,8 @@ import pytest
 
 from safepoint.abort import AbortError, AbortSignal, current_signal
 from safepoint.events import LeafEnded, LeafStarted
-from safepoint.run.context import Context
-from safepoint.run.leaf import LeafTimeout, kind_of, leaf, wait
-from safepoint.run.policy import Policy
-from safepoint.run.receipt import Entry
+from safepoint.run import Context, Entry, LeafTimeout, Policy, leaf, wait
+from safepoint.run.leaf import kind_of
 from safepoint.testing import FakeClock, settle
 from tests.run import leaf_functions
 from tests.run.bench import Bench, forever

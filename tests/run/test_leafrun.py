@@ -8,9 +8,7 @@ import pytest
 
 from safepoint.abort import AbortError, shield
 from safepoint.events import AbortIgnored, LeafAbandoned, ProgressMade
-from safepoint.run.context import Context
-from safepoint.run.leaf import leaf
-from safepoint.run.policy import Policy
+from safepoint.run import Context, Policy, leaf
 from safepoint.testing import FakeClock, settle
 from tests.run.bench import Bench, forever
 

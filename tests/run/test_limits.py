@@ -13,8 +13,7 @@ from safepoint import Agent, tool
 from safepoint.abort import AbortController, AbortError
 from safepoint.errors import UsageError
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run import ChildDied, Context, LeafExit, LeafTimeout, Policy, leaf, settle
-from safepoint.run.outcome import Aborted, Failed, TimedOut
+from safepoint.run import Aborted, ChildDied, Context, Failed, LeafExit, LeafTimeout, Policy, TimedOut, leaf, settle
 from tests.run.bench import Bench
 from tests.run.owned.lab import stop, until
 

@@ -3,8 +3,7 @@
 import pytest
 
 from safepoint.abort import AbortError, AbortReason, AbortTimeout
-from safepoint.run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
-from safepoint.run.receipt import Receipt
+from safepoint.run import Aborted, Completed, Failed, Outcome, Receipt, TimedOut
 
 RECEIPT = Receipt(None, None, 0.0)
 

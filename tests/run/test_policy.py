@@ -3,7 +3,7 @@
 import pytest
 
 from safepoint.errors import UsageError
-from safepoint.run.policy import Policy
+from safepoint.run import Policy
 
 
 def test_the_defaults_interrupt_at_once_warn_after_three_seconds_and_never_abandon():

@@ -9,7 +9,8 @@ import pytest
 
 from safepoint.abort import AbortController, AbortReason
 from safepoint.errors import RemoteError, WireError
-from safepoint.run.receipt import LISTED, LISTED_OF_INTEREST, NOTE_LIMIT, Entry, Fate, Ledger, Receipt, Usage, duration
+from safepoint.run import Entry, Fate, Ledger, Receipt, Usage
+from safepoint.run.receipt import LISTED, LISTED_OF_INTEREST, NOTE_LIMIT, duration
 from safepoint.testing import FakeClock
 
 

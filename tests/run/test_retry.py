@@ -10,9 +10,8 @@ import pytest
 from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal, Guard
 from safepoint.errors import UsageError
 from safepoint.events import Event, RetryScheduled
-from safepoint.run.context import Context
-from safepoint.run.retry import Retry, as_seconds
-from safepoint.run.stop import StopAt, StopRequest
+from safepoint.run import Context, Retry, StopAt, StopRequest
+from safepoint.run.retry import as_seconds
 from safepoint.testing import FakeClock, settle
 
 STEADY = Retry(attempts=3, delay=1, factor=2, jitter=0)

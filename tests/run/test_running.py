@@ -10,11 +10,8 @@ from safepoint.abort import AbortController, AbortReason, AbortSignal
 from safepoint.abort.guard import Ambient
 from safepoint.errors import UsageError
 from safepoint.events import Event
-from safepoint.run.context import Context
-from safepoint.run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
-from safepoint.run.receipt import Receipt
+from safepoint.run import Aborted, Completed, Context, Failed, Outcome, Receipt, StopAt, TimedOut
 from safepoint.run.running import Running
-from safepoint.run.stop import StopAt
 from safepoint.testing import FakeClock, settle
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")

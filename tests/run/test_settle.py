@@ -7,9 +7,7 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal
 from safepoint.events import CleanupFailed, Event, RunEnded, RunStarted
-from safepoint.run.context import Context
-from safepoint.run.outcome import Aborted, Completed, Failed, TimedOut
-from safepoint.run.settle import settle
+from safepoint.run import Aborted, Completed, Context, Failed, TimedOut, settle
 from safepoint.testing import FakeClock
 from safepoint.testing import settle as let_settle
 

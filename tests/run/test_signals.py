@@ -9,9 +9,7 @@ import pytest
 
 from safepoint.abort import AbortController, AbortReason
 from safepoint.errors import UsageError
-from safepoint.run.context import Context
-from safepoint.run.leaf import leaf
-from safepoint.run.outcome import Aborted
+from safepoint.run import Aborted, Context, leaf
 from safepoint.testing import FakeClock, settle
 from tests.run.test_running import Run
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from safepoint.abort import AbortController, AbortError, AbortReason
 from safepoint.errors import UsageError
-from safepoint.run.stop import NO_STOP, Stop, StopAck, StopAt, StopRequest, stop_request
+from safepoint.run import Stop, StopAck, StopAt, StopRequest
+from safepoint.run.stop import NO_STOP, stop_request
 from safepoint.testing import FakeClock
 
 times = st.sampled_from(list(StopAt))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepoint.abort import AbortController, AbortReason, use_clock
-from safepoint.run.stop import Stop, StopAt, StopRequest
+from safepoint.run import Stop, StopAt, StopRequest
 from safepoint.testing import FakeClock
 
 

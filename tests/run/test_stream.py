@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from safepoint.abort import AbortError
-from safepoint.run.leaf import LeafTimeout
-from safepoint.run.policy import Policy
-from safepoint.run.stream import stream
+from safepoint.run import LeafTimeout, Policy, stream
 from safepoint.testing import FakeClock, settle
 from tests.run.bench import Bench
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal
-from safepoint.run.ask import ask
-from safepoint.run.terminal import read_line, withdrawable
+from safepoint.run import ask, read_line
+from safepoint.run.terminal import withdrawable
 from tests.run.bench import Bench
 
 SRC = Path(__file__).parents[2] / "src"

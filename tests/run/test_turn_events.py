@@ -2,9 +2,8 @@
 
 from typing import get_args
 
-from safepoint.events import Event, StopRequested, TurnQueued
+from safepoint.events import Event, StopRequested, TurnQueued, event_from_json
 from safepoint.run import turn_events
-from safepoint.run.wire import event_from_json
 
 PLACE = '"v": 1, "run_id": "t", "path": ["agent"], "at": 1.0, "turn_id": "t"'
 

@@ -25,19 +25,21 @@ from safepoint.events import (
     ToolEnded,
     TurnEnded,
     UnknownEvent,
-)
-from safepoint.messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolResult, UserMessage
-from safepoint.run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
-from safepoint.run.receipt import Entry, Receipt, Usage
-from safepoint.run.wire import (
-    WireError,
     event_from_json,
     event_to_json,
+)
+from safepoint.messages import (
+    AssistantMessage,
+    Message,
+    SystemMessage,
+    ToolCall,
+    ToolResult,
+    UserMessage,
     message_from_json,
     message_to_json,
-    outcome_from_json,
-    outcome_to_json,
 )
+from safepoint.run import Aborted, Completed, Entry, Failed, Outcome, Receipt, TimedOut, Usage
+from safepoint.run.wire import WireError, outcome_from_json, outcome_to_json
 
 PLACE: Any = {"run_id": "r1", "path": ("run", "search"), "at": 12.5}
 RECEIPT = Receipt(AbortReason("user", "stop"), 1.0, 2.0, (Entry("a", "thread", "stopped", 0.5),), Usage(1, 2, 3))

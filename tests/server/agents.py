@@ -6,8 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from safepoint import AbortSignal
-from safepoint.agent import Agent, ToolContext, tool
-from safepoint.agent.model import AnswerEnded, CallDelta, Chunk, ModelRequest, TextDelta
+from safepoint.agent import Agent, AnswerEnded, CallDelta, Chunk, ModelRequest, TextDelta, ToolContext, tool
 from safepoint.messages import UserMessage
 
 

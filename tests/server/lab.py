@@ -12,8 +12,7 @@ import httpx
 import uvicorn
 
 from safepoint import AbortSignal
-from safepoint.agent import Agent
-from safepoint.agent.model import AnswerEnded, CallDelta, Chunk, ModelError, ModelRequest, TextDelta
+from safepoint.agent import Agent, AnswerEnded, CallDelta, Chunk, ModelError, ModelRequest, TextDelta
 from safepoint.server import App, Limits, create_app
 from safepoint.session import Host, LocalHost, Store
 

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from starlette.routing import Route
 
-from safepoint.agent import Agent
-from safepoint.agent.model import AnswerEnded, ModelRequest, TextDelta
+from safepoint.agent import Agent, AnswerEnded, ModelRequest, TextDelta
+from safepoint.server import Limits
 from safepoint.server.api import Api
-from safepoint.server.limits import Limits
 from safepoint.server.metrics import Metrics
 from safepoint.server.openapi import document
 from safepoint.session import LocalHost

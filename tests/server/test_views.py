@@ -2,7 +2,7 @@
 
 from safepoint import Aborted, AbortReason, Receipt
 from safepoint.agent import AgentResult
-from safepoint.run.stop import StopAck
+from safepoint.run import StopAck
 from safepoint.server.views import ack_data, change_data, session_data, turn_data
 from safepoint.session import ChangeAck, SessionView, TurnView
 

@@ -9,7 +9,7 @@ import pytest
 
 from safepoint.agent import validate
 from safepoint.events import CallRecorded, ToolEnded, TurnEnded
-from safepoint.run.outcome import Completed
+from safepoint.run import Completed
 from safepoint.session import SqliteStore
 from tests.conftest import counts
 from tests.session.lab import stored

@@ -3,9 +3,9 @@
 from safepoint import Aborted, AbortReason, Completed, Failed, Receipt, TimedOut
 from safepoint.agent import AgentResult
 from safepoint.messages import AssistantMessage, UserMessage
+from safepoint.session import SessionTurn
 from safepoint.session.ending import broken, never_started, only_new, receipt_of, sealed
 from safepoint.session.past import Past, PastTurn
-from safepoint.session.turn import SessionTurn
 from safepoint.testing import FakeClock
 
 HI, HO = UserMessage(text="hi"), AssistantMessage(text="ho")

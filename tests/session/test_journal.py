@@ -10,7 +10,7 @@ from safepoint.abort import use_clock
 from safepoint.agent import Agent, ToolContext, tool
 from safepoint.events import CallRecorded, RecordDelayed, ToolCalled, ToolEnded
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.outcome import Aborted, Completed
+from safepoint.run import Aborted, Completed
 from safepoint.session import MemoryStore, Session, StoreError
 from safepoint.session.store import Record
 from safepoint.testing import FakeClock, settle

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from safepoint import AbortController, Aborted, AbortReason, AbortSignal, Completed, Failed
-from safepoint.agent import Agent, ToolContext, tool
-from safepoint.agent.model import Chunk, ModelRequest, UsageReported
+from safepoint.agent import Agent, Chunk, ModelRequest, ToolContext, UsageReported, tool
 from safepoint.errors import RemoteError, UsageError
 from safepoint.events import (
     AnswerStarted,
@@ -23,12 +22,12 @@ from safepoint.events import (
     ToolEnded,
     TurnQueued,
     TurnStarted,
+    event_to_json,
 )
 from safepoint.messages import ToolResult, UserMessage
 from safepoint.models.scripted import Call, ScriptedModel, Stall
-from safepoint.run.context import Context
-from safepoint.run.receipt import Usage
-from safepoint.run.wire import WireError, event_to_json
+from safepoint.run import Context, Usage
+from safepoint.run.wire import WireError
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionInUse, StoreError
 from safepoint.session.store import Record
 from safepoint.testing import settle

@@ -11,8 +11,7 @@ import pytest
 
 from safepoint import Completed
 from safepoint.agent import AgentResult
-from safepoint.events import Event, TextStreamed, TurnEnded
-from safepoint.run.wire import event_to_json
+from safepoint.events import Event, TextStreamed, TurnEnded, event_to_json
 from safepoint.session import MemoryStore, SessionInUse, SqliteStore, Store, StoreError
 from safepoint.session.log import PAGE, RECENT, Log
 from safepoint.session.store import Record

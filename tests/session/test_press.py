@@ -7,9 +7,8 @@ import pytest
 
 from safepoint import Aborted, StopAt
 from safepoint.agent import tool
-from safepoint.events import LeafAbandoned, StopRequested
+from safepoint.events import LeafAbandoned, StopRequested, event_from_json, event_to_json
 from safepoint.models.scripted import Call
-from safepoint.run.wire import event_from_json, event_to_json
 from safepoint.session import LocalHost, MemoryStore, Session
 from safepoint.testing import FakeClock, settle
 from tests.session.lab import stored, talker

@@ -16,8 +16,7 @@ from safepoint.errors import UsageError
 from safepoint.events import QuestionAsked, QuestionWithdrawn, SessionClosed, TextStreamed, ToolCalled, TurnEnded
 from safepoint.messages import AssistantMessage, ToolResult
 from safepoint.models.scripted import Call, ScriptedModel, Stall
-from safepoint.run.context import Context
-from safepoint.run.stop import StopAck
+from safepoint.run import Context, StopAck
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionInUse, SqliteStore
 from safepoint.session.store import Record
 from safepoint.testing import FakeClock, settle

@@ -3,9 +3,8 @@
 import asyncio
 from typing import Any
 
-from safepoint.events import SessionClosed, SessionOpened, TurnQueued, TurnStarted
+from safepoint.events import SessionClosed, SessionOpened, TurnQueued, TurnStarted, event_to_json
 from safepoint.messages import UserMessage
-from safepoint.run.wire import event_to_json
 from safepoint.session import MemoryStore, SessionInfo
 from safepoint.session.store import Record
 from safepoint.session.stored import KEPT, StoredSessions

@@ -9,8 +9,7 @@ import pytest
 from safepoint import AbortController, Completed, StopAt
 from safepoint.agent import AgentResult
 from safepoint.errors import UsageError
-from safepoint.run.context import Context
-from safepoint.run.stop import StopRequest
+from safepoint.run import Context, StopRequest
 from safepoint.session import SessionTurn, TurnResult
 from safepoint.session.turn import check_id
 from safepoint.testing import FakeClock, settle

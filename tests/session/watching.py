@@ -6,7 +6,7 @@ from typing import Any
 
 from safepoint.agent import AgentResult
 from safepoint.events import Event, TurnEnded
-from safepoint.run.outcome import Outcome
+from safepoint.run import Outcome
 from safepoint.session import Host
 
 SECONDS = 20.0

@@ -16,8 +16,7 @@ from safepoint.abort import (
     run_process,
     shield,
 )
-from safepoint.testing.inject_points import point
-from safepoint.testing.inject_probe import Probe
+from safepoint.testing import Probe, point
 
 
 async def work(seconds: float = 1.0) -> str:

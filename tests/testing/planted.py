@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from safepoint.abort import AbortController, AbortError, current_clock, run_in_thread
-from safepoint.testing.inject_probe import Probe
-from safepoint.testing.inject_run import Scenario
+from safepoint.testing import Probe, Scenario
 
 
 @dataclass

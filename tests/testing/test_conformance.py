@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.run.stop import StopAck, StopAt
+from safepoint.run import StopAck, StopAt
 from safepoint.session import LocalHost
 from safepoint.testing.conformance import CASES, PHASES, SOURCES, Case, Cast, Rig, table
 from tests.session.rigs import local

@@ -7,11 +7,21 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal, current_clock
 from safepoint.errors import UsageError
-from safepoint.testing import FakeClock, Ignore, inject, inject_run
-from safepoint.testing.inject import MODES, abort_everywhere
-from safepoint.testing.inject_points import Mode, Point, point
-from safepoint.testing.inject_report import Progress, Violation
-from safepoint.testing.laws import DEFAULT_LAWS, outcome_is_the_stop, works_again
+from safepoint.testing import (
+    DEFAULT_LAWS,
+    MODES,
+    FakeClock,
+    Ignore,
+    Mode,
+    Point,
+    Progress,
+    Violation,
+    abort_everywhere,
+    inject,
+    inject_run,
+    point,
+)
+from safepoint.testing.laws import outcome_is_the_stop, works_again
 from tests.conftest import counts
 from tests.testing import clean
 from tests.testing.planted import DEFECTS, After

@@ -3,10 +3,9 @@
 import pytest
 
 from safepoint.errors import UsageError
-from safepoint.testing.inject_ignore import LAW_OF, Ignore, Ignored
+from safepoint.testing import DEFAULT_LAWS, Ending, Ignore, Point, Run
+from safepoint.testing.inject_ignore import LAW_OF, Ignored
 from safepoint.testing.inject_left import Thing
-from safepoint.testing.inject_points import Point
-from safepoint.testing.laws import DEFAULT_LAWS, Ending, Run
 
 POINT = Point(
     number=1, what="await", task="main", nth=1, file="app.py", line=7, chain=("app.py:7 main", "asyncio/x.py:9 serve")

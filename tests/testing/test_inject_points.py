@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from safepoint.abort import Stream
+from safepoint.testing import point
 from safepoint.testing.inject_loop import RunLoop
-from safepoint.testing.inject_points import AWAIT, Points, chunks_are_points, point, recording
+from safepoint.testing.inject_points import AWAIT, Points, chunks_are_points, recording
 
 
 def run(main, points):

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal
-from safepoint.testing.inject_probe import Effect, Probe
+from safepoint.testing import Effect, Probe
 
 HERE = os.path.relpath(__file__)
 

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from safepoint.testing import Ignore, inject_report
-from safepoint.testing.inject_points import Point
-from safepoint.testing.inject_report import Progress, Report, Violation
+from safepoint.testing import Ignore, Point, Progress, Report, Violation, inject_report
 
 POINT = Point(number=3, what="await", task="main", nth=2, file="a.py", line=7, chain=("a.py:4 main", "a.py:7 work"))
 GOOD = Report(scenario="download", points=(POINT,), runs=7, aborted=4)

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from safepoint.abort import AbortSignal, current_clock, shield
-from safepoint.testing import FakeClock, inject_run
-from safepoint.testing.inject_ignore import Ignore, Ignored
+from safepoint.testing import FakeClock, Ignore, inject_run
+from safepoint.testing.inject_ignore import Ignored
 from safepoint.testing.inject_left import Thing
 from safepoint.testing.inject_run import Bounds, run_scenario
 from safepoint.testing.inject_watch import Watch

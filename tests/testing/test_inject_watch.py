@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from safepoint.testing import FakeClock
-from safepoint.testing.inject import abort_everywhere
+from safepoint.testing import FakeClock, abort_everywhere
 from safepoint.testing.inject_loop import Hang, RunLoop
 from safepoint.testing.inject_watch import watching
 

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 from safepoint.abort import AbortError, AbortReason, AbortTimeout
-from safepoint.testing import laws
-from safepoint.testing.inject_points import Point
-from safepoint.testing.inject_probe import Effect
-from safepoint.testing.laws import DEFAULT_LAWS, Ending, Run, pairs
+from safepoint.testing import DEFAULT_LAWS, Effect, Ending, Point, Run, laws, pairs
 
 OURS = AbortReason("user", "abort_everywhere, point 1")
 POINT = Point(number=1, what="await", task="main", nth=1, file="a.py", line=7, chain=("a.py:7 work",))

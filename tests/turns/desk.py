@@ -7,8 +7,7 @@ from typing import Any
 
 from safepoint import AbortError
 from safepoint.events import Event, TurnEnded
-from safepoint.run.context import Context
-from safepoint.run.outcome import Outcome
+from safepoint.run import Context, Outcome
 from safepoint.testing import settle
 from safepoint.turns import LoopExit, Pushed, TurnLoop, TurnPlan
 

@@ -13,9 +13,7 @@ from safepoint.flow import END, Flow
 from safepoint.messages import AssistantMessage, Message, ToolResult, UserMessage
 from safepoint.models.openai import OpenAIModel
 from safepoint.models.scripted import Call, Delay, ScriptedModel, Stall
-from safepoint.run.checkpoints import MemoryCheckpoints
-from safepoint.run.outcome import Outcome
-from safepoint.run.stop import StopAt
+from safepoint.run import MemoryCheckpoints, Outcome, StopAt
 from safepoint.testing import FakeClock, Probe, abort_everywhere, settle
 from safepoint.turns import Stopped, TurnLoop, TurnPlan
 from tests.rigs.llama import Llama

@@ -10,10 +10,7 @@ import pytest
 
 from safepoint import AbortController, Aborted, AbortError, Completed, Failed, TimedOut, UsageError
 from safepoint.events import Event, TurnEnded
-from safepoint.run.checkpoints import MemoryCheckpoints
-from safepoint.run.context import Context
-from safepoint.run.outcome import Outcome
-from safepoint.run.stop import StopAt
+from safepoint.run import Context, MemoryCheckpoints, Outcome, StopAt
 from safepoint.testing import FakeClock, settle
 from safepoint.turns import LoopExit, Stopped, Turn, TurnLoop, TurnPlan
 from tests.turns.desk import Desk, balanced

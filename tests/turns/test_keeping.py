@@ -7,7 +7,7 @@ import pytest
 from safepoint import UsageError
 from safepoint.agent import AgentResult
 from safepoint.messages import UserMessage
-from safepoint.run.checkpoints import CheckpointError, CheckpointInUse, MemoryCheckpoints
+from safepoint.run import CheckpointError, CheckpointInUse, MemoryCheckpoints
 from safepoint.turns import CheckpointReport, Stopped
 from safepoint.turns.keeping import Keeper
 from safepoint.turns.saved import AnyPartial, SavedLoop

@@ -11,9 +11,7 @@ import pytest
 
 from safepoint import AbortController, UsageError
 from safepoint.events import LoopStopping, TurnPreempted, TurnStarted
-from safepoint.run.checkpoints import MemoryCheckpoints
-from safepoint.run.context import Context
-from safepoint.run.stop import StopAt
+from safepoint.run import Context, MemoryCheckpoints, StopAt
 from safepoint.testing import FakeClock, settle
 from safepoint.turns import Preempt, Pushed, Turn, TurnLoop, TurnPlan
 from tests.conftest import counts

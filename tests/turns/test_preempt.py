@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from safepoint.run.stop import StopAt
+from safepoint.run import StopAt
 from safepoint.turns import Preempt, PreemptAck, Pushed
 from tests.conftest import counts
 

@@ -8,7 +8,7 @@ import pytest
 
 from safepoint import Aborted, StopAt
 from safepoint.errors import UsageError
-from safepoint.run.context import Context
+from safepoint.run import Context
 from safepoint.testing import FakeClock, settle
 from safepoint.turns import TurnLoop, TurnPlan
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.run.checkpoints import CheckpointInUse
+from safepoint.run import CheckpointInUse
 from safepoint.testing import settle
 from safepoint.turns import TurnLoop, TurnPlan
 from tests.conftest import counts

@@ -8,9 +8,7 @@ import pytest
 
 from safepoint import AbortController, AbortError
 from safepoint.events import Event, TurnEnded
-from safepoint.run.checkpoints import CheckpointError, MemoryCheckpoints
-from safepoint.run.context import Context
-from safepoint.run.stop import StopAt
+from safepoint.run import CheckpointError, Context, MemoryCheckpoints, StopAt
 from safepoint.testing import settle
 from safepoint.turns import Stopped, TurnLoop, TurnPlan
 from tests.turns.desk import Desk

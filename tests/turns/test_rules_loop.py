@@ -7,9 +7,7 @@ import pytest
 
 from safepoint import AbortController, Aborted, AbortError, Failed, UsageError
 from safepoint.events import Event, TurnEnded
-from safepoint.run.checkpoints import MemoryCheckpoints
-from safepoint.run.context import Context
-from safepoint.run.stop import StopAt
+from safepoint.run import Context, MemoryCheckpoints, StopAt
 from safepoint.testing import FakeClock, settle
 from safepoint.turns import TurnLoop, TurnPlan
 from tests.conftest import counts

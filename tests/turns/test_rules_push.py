@@ -8,7 +8,7 @@ import pytest
 from safepoint import AbortController, Aborted, UsageError
 from safepoint.agent import Agent, tool
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.stop import Stop, StopAt
+from safepoint.run import Stop, StopAt
 from safepoint.testing import FakeClock, settle
 from safepoint.turns import Preempt, PreemptAck, Pushed, Turn, TurnPlan
 from tests.conftest import counts

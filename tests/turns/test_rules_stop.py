@@ -9,8 +9,7 @@ import pytest
 from safepoint import AbortController, Aborted, UsageError
 from safepoint.agent import Agent, tool
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.context import Context
-from safepoint.run.stop import StopAt
+from safepoint.run import Context, StopAt
 from safepoint.testing import FakeClock, settle
 from safepoint.turns import TurnLoop, TurnPlan
 from tests.conftest import counts

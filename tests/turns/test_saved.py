@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safepoint import UsageError
 from safepoint.agent import AgentResult
 from safepoint.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
-from safepoint.run.receipt import Usage
+from safepoint.run import Usage
 from safepoint.turns import Stopped
 from safepoint.turns.saved import SavedLoop, adapter
 from safepoint.turns.saved import read as read_with

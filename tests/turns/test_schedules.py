@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from safepoint import Aborted, AbortError
 from safepoint.abort import use_clock
 from safepoint.events import Event, TurnEnded, TurnStarted
-from safepoint.run.checkpoints import MemoryCheckpoints
-from safepoint.run.context import Context
-from safepoint.run.stop import NO_STOP, StopAt, StopRequest
+from safepoint.run import Context, MemoryCheckpoints, StopAt, StopRequest
+from safepoint.run.stop import NO_STOP
 from safepoint.testing import FakeClock, settle
 from safepoint.turns import PreemptAck, Stopped, Turn, TurnLoop, TurnPlan
 from tests.conftest import TORTURE, counts

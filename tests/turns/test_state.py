@@ -8,7 +8,7 @@ import pytest
 from safepoint import AbortController, AbortError, AbortReason
 from safepoint.abort import current_clock
 from safepoint.events import Event, LoopIdle
-from safepoint.run.stop import StopAt, StopRequest
+from safepoint.run import StopAt, StopRequest
 from safepoint.turns.state import LoopState
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")

@@ -4,7 +4,7 @@ import pytest
 
 from safepoint import AbortController, UsageError
 from safepoint.abort import Clock
-from safepoint.run.stop import Stop, StopAt, StopRequest
+from safepoint.run import Stop, StopAt, StopRequest
 from safepoint.testing import FakeClock
 from safepoint.turns import Preempt, PreemptAck, Turn, TurnPlan
 

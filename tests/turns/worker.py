@@ -12,11 +12,7 @@ import sys
 from typing import Any
 
 from safepoint.events import Event, TurnEnded
-from safepoint.run.checkpoints import Checkpoints, FolderCheckpoints
-from safepoint.run.checkpoints_sqlite import SqliteCheckpoints
-from safepoint.run.context import Context
-from safepoint.run.outcome import Completed
-from safepoint.run.stop import StopAt
+from safepoint.run import Checkpoints, Completed, Context, FolderCheckpoints, SqliteCheckpoints, StopAt
 from safepoint.turns import Stopped, TurnLoop, TurnPlan
 
 SECONDS = 0.005

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from safepoint.events import Event
-from safepoint.session.host import Host
-from safepoint.session.log import Recorded
+from safepoint.session import Host, Recorded
 from safepoint.worker import Broker, MemoryBroker, NatsBroker, RemoteHost, Worker
 from safepoint.worker.broker import Link
 from tests.rigs.nats import shared_url

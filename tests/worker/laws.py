@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from safepoint.events import AnswerStarted, SessionOpened, ToolCalled, TurnEnded, TurnQueued, TurnStarted
-from safepoint.run.outcome import Aborted, Outcome
+from safepoint.run import Aborted, Outcome
 from safepoint.run.stop import AckLevel, AckStatus
 from safepoint.session import Recorded
 from safepoint.session.past import MAX_RESUMES

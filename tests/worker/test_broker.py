@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from safepoint.worker.broker import BrokerError, Entry, Fenced, Key, Nobody, Order, Queue, TooLate
+from safepoint.worker import BrokerError
+from safepoint.worker.broker import Entry, Fenced, Key, Nobody, Order, Queue, TooLate
 from tests.worker.lab import LEASE, New, each_broker, eventually, linked
 
 ANY: Queue = ("any", "helper")

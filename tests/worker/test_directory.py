@@ -6,8 +6,7 @@ import pytest
 
 from safepoint.errors import UsageError
 from safepoint.models.scripted import Stall
-from safepoint.session.host import NotFound
-from safepoint.session.lane import SessionEnded
+from safepoint.session import NotFound, SessionEnded
 from safepoint.worker.broker import Link
 from safepoint.worker.orders import Place, Send, StopCall, from_json, to_json
 from tests.session.lab import talker

@@ -10,7 +10,7 @@ import pytest
 
 from safepoint.agent import validate
 from safepoint.events import CallRecorded, ToolEnded, TurnEnded
-from safepoint.run.outcome import Completed
+from safepoint.run import Completed
 from safepoint.session import Recorded
 from tests.conftest import counts
 from tests.rigs.nats import NatsServer, nats_server

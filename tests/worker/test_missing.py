@@ -1,10 +1,8 @@
 """Owns the tests of the stand-in for an agent that is not there: it fails, and the conversation stays as it was."""
 
-from safepoint.agent.talk import AgentResult
+from safepoint.agent import AgentResult
 from safepoint.messages import AssistantMessage, ToolCall, UserMessage
-from safepoint.run.context import Context
-from safepoint.run.outcome import Failed
-from safepoint.run.settle import settle
+from safepoint.run import Context, Failed, settle
 from safepoint.session import Session
 from safepoint.worker.missing import MissingAgent
 from tests.session.lab import said

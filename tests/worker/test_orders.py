@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from safepoint.abort import AbortReason
 from safepoint.errors import UsageError
-from safepoint.run.stop import StopAt
-from safepoint.session.lane import SessionBusy, SessionEnded
-from safepoint.worker import BrokerError
+from safepoint.run import StopAt
+from safepoint.session import SessionBusy, SessionEnded
+from safepoint.worker import BrokerError, WorkerInfo
 from safepoint.worker.orders import (
     Answer,
     Assignment,
@@ -27,7 +27,6 @@ from safepoint.worker.orders import (
     Send,
     StopCall,
     Unreadable,
-    WorkerInfo,
     from_json,
     queue_of,
     to_json,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from safepoint.session.store import Record, SessionInfo, SessionInUse, StoreError
+from safepoint.session import SessionInfo, SessionInUse, StoreError
+from safepoint.session.store import Record
 from safepoint.worker.broker import Entry
 from safepoint.worker.pages import last_seq
 from safepoint.worker.store import BrokerStore, News, packed

@@ -10,7 +10,7 @@ from safepoint import AbortController, AbortReason
 from safepoint.agent import Agent, tool
 from safepoint.events import Event, ToolCalled, TurnEnded
 from safepoint.models.scripted import Call, Error, Stall
-from safepoint.run.outcome import Aborted, Completed
+from safepoint.run import Aborted, Completed
 from safepoint.session import Host, LocalHost, MemoryStore, Recorded, Session
 from safepoint.session.log import read
 from safepoint.session.past import OWN

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from safepoint import AbortController
-from safepoint.run import Context, Policy, Receipt, leaf, settle
-from safepoint.run.outcome import Completed, Outcome
-from safepoint.run.receipt import Entry
+from safepoint.run import Completed, Context, Entry, Outcome, Policy, Receipt, leaf, settle
 
 SECONDS = 20.0
 

@@ -11,8 +11,7 @@ import pytest
 from safepoint import Aborted, Agent, tool
 from safepoint.messages import ToolResult
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run import Context, Policy, leaf
-from safepoint.run.leaf import LeafTimeout
+from safepoint.run import Context, LeafTimeout, Policy, leaf
 from safepoint.run.leafrun import LeafRun
 from safepoint.testing import FakeClock
 from tests.run.bench import Bench
