@@ -10,7 +10,13 @@ ROOT = Path(__file__).parent.parent
 SECONDS = 600
 LAYER = "src/safepoint/abort"
 # Measured, the randomised schedules take as long as all the rest, and no branch that the rest does not take.
-TESTS = ["tests/abort", "--ignore=tests/abort/test_guard_interleavings.py", "-p", "no:cacheprovider"]
+TESTS = [
+    "tests/abort",
+    "tests/internal/abort",
+    "--ignore=tests/abort/test_guard_interleavings.py",
+    "-p",
+    "no:cacheprovider",
+]
 
 
 def measure(data: str) -> int:
@@ -24,7 +30,7 @@ def measure(data: str) -> int:
 
 def main() -> int:
     argparse.ArgumentParser(
-        description=f"Branch coverage of {LAYER} by tests/abort, in one process.",
+        description=f"Branch coverage of {LAYER} by the tests of the abort layer, in one process.",
         epilog="The exit code is 1 when a test fails, when a line or branch is missed, or after ten minutes.",
     ).parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -250,7 +250,10 @@ class Copy:
 
     async def run_tests(self, file: str) -> str:
         suites = sorted(SUITES, key=lambda suite: f"{suite}.py" != file)
-        paths = [f"tests/abort/test_{suite}.py" for suite in (*suites, LAST)]
+        files = [
+            f"tests/{folder}/test_{suite}.py" for suite in (*suites, LAST) for folder in ("abort", "internal/abort")
+        ]
+        paths = [name for name in files if (self.folder / name).exists()]
         options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "pytest_timeout", f"--timeout={TEST_SECONDS}"]
         try:
             code, printed = await self.run("-m", "pytest", *options, *paths)

@@ -83,14 +83,6 @@ def test_every_module_says_what_it_owns() -> None:
     require(each(shape.undescribed, package()), 'Begin the file with a docstring: "Owns X. Knows nothing of Y."')
 
 
-def test_tests_mirror_modules() -> None:
-    paths = {test.path for test in suite()}
-    require(
-        each(lambda source: shape.unmirrored(source, paths), package()),
-        "Every module has its own test file: write it.",
-    )
-
-
 def test_public_names_are_few_and_documented() -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
     require(

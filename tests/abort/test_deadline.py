@@ -9,12 +9,10 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 
 from safepoint.abort import AbortController, AbortReason, AbortSignal, AbortTimeout, SystemClock, Timer, use_clock
-from safepoint.abort.deadline import _forked, _kept
 from safepoint.testing import FakeClock
 from tests.abort.programs import printed, wait_until
 
@@ -197,38 +195,6 @@ async def test_a_deadline_outlives_the_loop_that_first_looked_at_it():
         await signal.run(asyncio.get_running_loop().create_future())
 
 
-def test_a_timeout_is_collected_at_once_without_listeners_and_kept_while_it_has_one(clock: FakeClock):
-    lonely = weakref.ref(AbortSignal.timeout(1200))
-    assert lonely() is None
-    heard: list[int] = []
-    registration = AbortSignal.timeout(5).add_listener(lambda: heard.append(1))
-    gc.collect()
-    clock.advance(5)
-    assert heard == [1]
-    assert not registration.remove()
-    assert not _kept
-
-
-def test_a_timeout_whose_listener_was_removed_is_collected_and_its_timer_disarmed(clock: FakeClock):
-    signal = AbortSignal.timeout(1200)
-    signal.add_listener(lambda: None).remove()
-    ref = weakref.ref(signal)
-    assert clock.pending == 1
-    del signal
-    assert ref() is None
-    assert clock.pending == 0
-    assert not _kept
-
-
-def test_a_deadline_is_kept_until_the_last_of_its_listeners_is_removed(clock: FakeClock):
-    signal = AbortSignal.timeout(5)
-    first, second = signal.add_listener(lambda: None), signal.add_listener(lambda: None)
-    first.remove()
-    assert signal in _kept
-    second.remove()
-    assert signal not in _kept
-
-
 def test_a_timer_that_fires_in_the_moment_its_signal_is_collected_does_nothing():
     fired: list[Callable[[], object]] = []
 
@@ -242,30 +208,6 @@ def test_a_timer_that_fires_in_the_moment_its_signal_is_collected_does_nothing()
         signal.add_listener(lambda: None).remove()
         del signal
     assert fired[0]() is None
-
-
-def test_a_deadline_that_is_listened_to_while_its_last_listener_is_removed_is_kept(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-):
-    signal = AbortSignal.timeout(5)
-    heard: list[int] = []
-    registration = signal.add_listener(lambda: None)
-
-    class Kept(dict[Any, bool]):
-        def pop(self, key: Any, default: Any = None) -> Any:
-            popped = super().pop(key, default)
-            if not heard and signal.observers == 0:
-                signal.add_listener(partial(heard.append, 1))
-                super().pop(key, default)  # in the other order: its entry was there before ours was removed
-            return popped
-
-    kept = Kept(_kept)
-    monkeypatch.setattr("safepoint.abort.deadline._kept", kept)
-    registration.remove()
-    assert signal in kept
-    clock.advance(5)
-    assert heard == [1]
-    assert signal not in kept
 
 
 def test_a_composite_of_a_timeout_with_a_listener_survives_until_it_fired(clock: FakeClock):
@@ -333,16 +275,3 @@ def test_what_was_registered_before_a_fork_is_not_called_by_a_child_that_does_no
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.read(read, 10))
     """)
     assert output == "0 b'x'"
-
-
-def test_after_a_fork_the_timer_is_set_once_more_and_not_at_each_observation(clock: FakeClock):
-    signal = AbortSignal.timeout(5)
-    heard: list[int] = []
-    signal.add_listener(partial(heard.append, 1))
-    _forked()
-    assert clock.pending == 1
-    for number in (2, 3):
-        signal.add_listener(partial(heard.append, number))
-    assert clock.pending == 2, "one of before, which has no thread after a real fork, and a new one"
-    clock.advance(5)
-    assert heard == [1, 2, 3]

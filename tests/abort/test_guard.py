@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal, AbortTimeout, Guard, shield, use_clock
-from safepoint.abort.guard import Ambient, Waiter, asked_from_outside, enclosing
 from safepoint.errors import UsageError
 from safepoint.testing import FakeClock, settle
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
+
+
 Form = Callable[[AbortSignal, Awaitable[Any]], Awaitable[Any]]
 
 
@@ -60,9 +61,6 @@ async def nothing_is_left(signal: AbortSignal, outer_cancels: int = 0) -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert signal.observers == 0
-
-
-# --- one guard --------------------------------------------------------------------------------------------------
 
 
 async def test_an_abort_interrupts_the_await_and_abort_error_comes_out(under: Form):
@@ -343,9 +341,6 @@ async def test_a_timed_out_signal_raises_abort_timeout_which_is_a_timeout_error(
     assert caught.value.reason.kind == "timeout"
 
 
-# --- outer cancellation -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "order", ["cancel", "cancel abort", "abort cancel", "abort cancel cancel", "cancel abort cancel"]
 )
@@ -542,9 +537,6 @@ async def test_an_abort_passes_through_asyncio_timeout_inside(under: Form):
     await nothing_is_left(controller.signal)
 
 
-# --- task groups ---------------------------------------------------------------------------------------------------
-
-
 async def test_an_abort_ends_a_task_group_inside_with_its_children(under: Form):
     controller = AbortController()
     ended = []
@@ -629,9 +621,6 @@ async def test_a_failing_sibling_in_the_tick_of_the_abort_is_not_lost():
                     group.create_task(child())
                     await forever()
         await nothing_is_left(controller.signal)
-
-
-# --- nested guards -------------------------------------------------------------------------------------------------
 
 
 async def test_nested_guards_on_one_signal_raise_one_abort_error_at_the_innermost():
@@ -783,9 +772,6 @@ async def test_a_guard_of_a_parent_task_does_not_hold_back_the_one_of_its_child(
     await nothing_is_left(controller.signal)
 
 
-# --- shields -------------------------------------------------------------------------------------------------------
-
-
 async def test_an_abort_inside_a_shield_waits_for_its_end_and_then_arrives():
     controller = AbortController()
     path = []
@@ -843,9 +829,6 @@ async def test_an_abort_held_by_two_nested_shields_arrives_after_both():
             await forever()
     assert path == ["inner", "outer"]
     await nothing_is_left(controller.signal)
-
-
-# --- from elsewhere ------------------------------------------------------------------------------------------------
 
 
 async def test_an_abort_from_another_thread_wakes_the_loop_at_once(under: Form):
@@ -965,13 +948,6 @@ async def test_wait_async_that_is_cancelled_leaves_nothing():
     assert controller.signal.observers == 0
 
 
-async def test_a_waiter_that_was_cancelled_in_the_tick_of_the_abort_is_left_alone():
-    waiter = Waiter()
-    waiter.future.cancel()
-    waiter.deliver()
-    assert waiter.future.cancelled()
-
-
 async def test_a_waiter_sees_an_abort_that_comes_while_it_attaches(monkeypatch: pytest.MonkeyPatch):
     controller = AbortController()
     attach = type(controller.signal).attach
@@ -994,9 +970,6 @@ async def test_sleep_ends_at_once_on_abort_and_otherwise_on_time():
         with pytest.raises(AbortError):
             await controller.signal.sleep(5)
         assert clock.pending == 0
-
-
-# --- misuse --------------------------------------------------------------------------------------------------------
 
 
 def test_a_guard_outside_of_a_task_says_what_to_do_and_registers_nothing():
@@ -1110,28 +1083,6 @@ async def test_an_eager_child_that_aborts_in_its_first_step_leaves_no_stale_canc
         task = asyncio.ensure_future(child())  # runs here and now, inside our own step
     await nothing_is_left(controller.signal)
     await task
-
-
-def test_the_guards_on_a_thread_that_leaves_while_another_aborts_never_break(monkeypatch: pytest.MonkeyPatch):
-    from safepoint.abort.guard import wake
-
-    class Leaving:
-        task = None
-
-    wake([Leaving()])  # type: ignore[list-item]  # a guard whose own thread is just leaving it
-
-
-# --- small print: each of these is the one test that notices a certain broken line -----------------------------------
-
-
-async def test_an_ambient_signal_adds_to_those_around_and_interrupts_nothing():
-    outer, inner = AbortController(), AbortController()
-    with outer.signal.guard():
-        with Ambient(inner.signal):
-            assert enclosing() == [inner.signal, outer.signal]
-            inner.abort()
-            await settle()
-        assert enclosing() == [outer.signal]
 
 
 async def test_a_guard_that_was_left_does_not_keep_its_task():
@@ -1336,30 +1287,6 @@ async def test_a_shield_holds_off_a_second_interruption_and_a_plain_guard_does_n
     await task
     assert path == [False, True]
     await nothing_is_left(controller.signal)
-
-
-async def test_asked_from_outside_counts_those_of_the_running_task():
-    task = me()
-    assert asked_from_outside() == 0
-    task.cancel()
-    assert asked_from_outside() == 1
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.sleep(0)
-    assert task.uncancel() == asked_from_outside() == 0
-
-
-def test_an_ambient_signal_of_a_coroutine_whose_loop_is_gone_is_dropped_quietly():
-    async def waits() -> None:
-        with Ambient(AbortController().signal):
-            await forever()
-
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(waits())
-    loop.run_until_complete(settle())
-    loop.close()
-    task._log_destroy_pending = False  # type: ignore[attr-defined]  # we destroy it on purpose
-    del task
-    gc.collect()  # pytest would report what a finalizer raises
 
 
 def test_waiting_outside_of_a_task_is_a_clear_error_and_registers_nothing():

@@ -6,7 +6,6 @@ import os
 import random
 import selectors
 import signal as os_signals
-import socket
 import subprocess
 import sys
 import threading
@@ -23,8 +22,6 @@ from safepoint.abort import (
     AbortSignal,
     AbortTimeout,
     ProcessResult,
-    processes,
-    processgroup,
     run_process,
     use_clock,
 )
@@ -34,7 +31,10 @@ from tests.abort.programs import alive, wait_until
 from tests.conftest import counts
 
 LONG = 60.0  # a grace that no test waits for
+
+
 pytestmark = pytest.mark.backends("asyncio", "uvloop")
+
 
 # Each process of these trees writes its pid, a line of the file `pids`, when it is ready.
 POLITE = """
@@ -43,6 +43,8 @@ sh -c 'sh -c "echo \\$\\$ >>pids; exec sleep 60" & echo $$ >>pids; wait' &
 echo $$ >>pids
 wait
 """
+
+
 STUBBORN = "trap '' TERM" + POLITE
 
 
@@ -141,15 +143,6 @@ async def test_the_program_runs_where_it_is_told(tmp_path):
     assert (await run_process(["pwd", "-P"], cwd=tmp_path)).stdout.decode().strip() == str(tmp_path.resolve())
 
 
-async def test_the_program_has_the_environment_it_is_given_and_a_mark(monkeypatch):
-    monkeypatch.setenv("OURS", "1")
-    inherited = (await run_process(["env"])).stdout.decode().splitlines()
-    assert "OURS=1" in inherited
-    given = (await run_process(["env"], env={"PATH": os.environ["PATH"], "THEIRS": "2"})).stdout.decode().splitlines()
-    assert sorted(entry.partition("=")[0] for entry in given) == ["PATH", processgroup.MARK, "THEIRS"]
-    assert "THEIRS=2" in given
-
-
 async def test_the_program_may_be_a_path(tmp_path):
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\necho $1\n")
@@ -196,24 +189,6 @@ async def test_a_polite_tree_ends_on_term_long_before_the_grace(folder):
     assert error.partial == ProcessResult(
         -os_signals.SIGTERM, b"working\n", error.partial.stderr, dropped=0, survivors=(), stopped=True
     )
-
-
-async def test_a_tree_that_ignores_term_is_gone_after_the_grace(folder):
-    controller = AbortController()
-    async with running(sh(STUBBORN), signal=controller.signal, grace=0.2, cwd=folder.path) as task:
-        pids = await folder.ready(3)
-        [group] = {os.getpgid(pid) for pid in pids}
-        assert len(processgroup.members(group)) == 3
-        start = time.monotonic()
-        controller.abort("stop")
-        error = await aborted(task)
-    assert time.monotonic() - start >= 0.2
-    assert processgroup.members(group) == []
-    assert [pid for pid in pids if alive(pid)] == []
-    assert error.partial.returncode == -os_signals.SIGKILL
-    assert error.partial.stdout == b"working\n"
-    assert error.partial.survivors == ()
-    assert error.partial.stopped
 
 
 async def test_a_tree_is_only_killed_when_the_grace_is_over(folder):
@@ -532,22 +507,6 @@ async def test_where_one_cannot_look_without_collecting_a_program_is_collected(m
     assert error.partial.returncode == -os_signals.SIGTERM
 
 
-@pytest.mark.parametrize(("before", "grace"), [("", LONG), ("trap '' TERM; ", 0.05)], ids=["polite", "stubborn"])
-async def test_where_the_system_shows_no_processes_an_empty_group_is_still_noticed(before, grace, monkeypatch, folder):
-    controller = AbortController()
-    monkeypatch.setattr(processgroup, "PROC", str(folder.path / "proc"))
-    start = time.monotonic()
-    script = before + "echo $$ >>pids; exec sleep 60"
-    async with running(sh(script), signal=controller.signal, grace=grace, cwd=folder.path) as task:
-        [pid] = await folder.ready(1)
-        controller.abort("stop")
-        error = await aborted(task)
-    assert time.monotonic() - start < LONG / 4
-    assert error.partial.returncode == (-os_signals.SIGKILL if before else -os_signals.SIGTERM)
-    assert error.partial.survivors == ()
-    assert not alive(pid)
-
-
 @pytest.mark.backends("asyncio")
 async def test_a_host_program_that_ignores_its_children_gets_the_output_all_the_same():
     before = os_signals.signal(os_signals.SIGCHLD, os_signals.SIG_IGN)
@@ -556,22 +515,6 @@ async def test_a_host_program_that_ignores_its_children_gets_the_output_all_the_
             assert (await run_process(["echo", "said"])).stdout == b"said\n"
     finally:
         os_signals.signal(os_signals.SIGCHLD, before)
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_a_program_that_cannot_be_killed_is_reported_as_it_is(monkeypatch, folder):
-    monkeypatch.setattr(processes, "KILL_SECONDS", 0.05)
-    controller = AbortController()
-    async with running(sh("echo $$ >>pids; exec sleep 60"), signal=controller.signal, grace=0, cwd=folder.path) as task:
-        [pid] = await folder.ready(1)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "killpg", lambda group, number: None)  # as if it hung in the kernel
-            controller.abort("stop")
-            error = await aborted(task)
-    assert error.partial.returncode is None
-    assert error.partial.survivors == (pid,)
-    os.kill(pid, os_signals.SIGKILL)
-    await asyncio.to_thread(os.waitpid, pid, 0)
 
 
 async def test_a_failure_of_the_supervisor_does_not_leave_the_program_running(monkeypatch, folder):
@@ -586,13 +529,6 @@ async def test_a_failure_of_the_supervisor_does_not_leave_the_program_running(mo
     pids = folder.pids()
     assert len(pids) == 3
     await asyncio.to_thread(wait_until, lambda: not any(alive(pid) for pid in pids))
-
-
-def test_an_abort_that_finds_the_program_over_is_harmless():
-    heard, tell = socket.socketpair()
-    heard.close()
-    tell.close()
-    processes.poke(tell)
 
 
 def test_the_program_ends_also_when_the_loop_ends(folder):

@@ -5,7 +5,6 @@ import contextvars
 import logging
 import random
 import threading
-from queue import Empty, SimpleQueue
 
 import pytest
 
@@ -19,15 +18,15 @@ from safepoint.abort import (
     abandoned_threads,
     current_signal,
     run_in_thread,
-    threads,
     use_clock,
 )
-from safepoint.testing import settle
 from tests.abort.clocks import TickingClock
 from tests.abort.programs import printed, wait_until
 from tests.conftest import counts
 
 SECONDS = 10.0
+
+
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
 
@@ -182,49 +181,6 @@ async def test_a_stop_ends_the_await_at_once_and_the_late_end_is_dropped_and_cou
     assert "dropped" in caplog.text
 
 
-def let_end(gate):
-    """Open the gate and hold up the loop until the thread behind it has sent its result and is idle again."""
-    idle = len(threads._idle)
-    gate.set()
-    wait_until(lambda: len(threads._idle) > idle)
-
-
-async def test_a_result_on_its_way_when_the_caller_is_cancelled_is_dropped_and_counted(abandoned):
-    began, gate, complaints = threading.Event(), threading.Event(), []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
-
-    def work():
-        began.set()
-        gate.wait(SECONDS)
-
-    task = asyncio.create_task(run_in_thread(work))
-    assert await asyncio.to_thread(began.wait, SECONDS)
-    task.cancel()
-    let_end(gate)
-    assert abandoned() == AbandonedThreads(0, 0)
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert abandoned() == AbandonedThreads(0, 1)
-    await settle()
-    assert complaints == []
-
-
-async def test_a_result_that_arrives_together_with_the_abort_is_not_lost(abandoned):
-    controller, began, gate = AbortController(), threading.Event(), threading.Event()
-
-    def work():
-        began.set()
-        gate.wait(SECONDS)
-        return "value"
-
-    task = asyncio.create_task(run_in_thread(work, signal=controller.signal))
-    assert await asyncio.to_thread(began.wait, SECONDS)
-    let_end(gate)
-    controller.abort("stop")
-    assert await task == "value"
-    assert abandoned() == AbandonedThreads(0, 0)
-
-
 @pytest.mark.parametrize("signal", [AbortSignal.already("before"), AbortSignal.timeout(0)], ids=["abort", "timeout"])
 async def test_under_an_aborted_signal_the_function_never_begins(signal, abandoned):
     begun: list[int] = []
@@ -311,32 +267,6 @@ async def test_threads_are_used_again():
     assert len(used) < 25  # not one: a thread may take a moment to be idle again
 
 
-async def test_a_thread_that_is_idle_for_long_ends(monkeypatch):
-    monkeypatch.setattr(threads, "IDLE_SECONDS", 0.01)
-    thread = await run_in_thread(threading.current_thread)
-    thread.join(SECONDS)
-    assert not thread.is_alive()
-    assert await run_in_thread(lambda: "value") == "value"
-
-
-def test_a_thread_that_was_just_taken_waits_for_its_job():
-    class SlowInbox(SimpleQueue):  # type: ignore[type-arg]
-        """An inbox in which the job arrives only after the thread's time has passed."""
-
-        late = True
-
-        def get(self, block=True, timeout=None):
-            if self.late:
-                self.late = False
-                raise Empty
-            return super().get(block, timeout)
-
-    inbox, done = SlowInbox(), threading.Event()
-    inbox.put(done.set)
-    threading.Thread(target=threads._work, args=(inbox,), daemon=True).start()
-    assert done.wait(SECONDS)
-
-
 async def test_an_idle_thread_holds_on_to_nothing():
     class Heavy:
         def __del__(self):
@@ -345,25 +275,6 @@ async def test_an_idle_thread_holds_on_to_nothing():
     gone = threading.Event()
     await run_in_thread(lambda heavy: None, Heavy())
     assert await asyncio.to_thread(gone.wait, SECONDS)
-
-
-def test_a_loop_that_closes_before_the_thread_ends_is_not_missed(caplog):
-    began, gate = threading.Event(), threading.Event()
-
-    def work():
-        began.set()
-        gate.wait(SECONDS)
-
-    async def start():
-        future = threads.start_in_thread(work)
-        assert not future.done()
-        assert began.wait(SECONDS)
-
-    with caplog.at_level(logging.DEBUG, "safepoint"):
-        with asyncio.Runner() as runner:
-            runner.run(start())
-        gate.set()
-        wait_until(lambda: "is closed" in caplog.text)
 
 
 def test_the_end_of_the_program_abandons_what_is_still_running(abandoned):
@@ -385,22 +296,6 @@ def test_the_end_of_the_program_abandons_what_is_still_running(abandoned):
     assert abandoned() == AbandonedThreads(1, 0)
     gate.set()
     wait_until(lambda: abandoned() == AbandonedThreads(0, 1))
-
-
-async def test_a_function_started_on_its_own_does_not_hear_the_caller():
-    controller, gate = AbortController(), threading.Event()
-    future = None
-    with pytest.raises(AbortError):
-        with controller.signal.guard():
-            future = threads.start_in_thread(gate.wait, SECONDS)
-            controller.abort()
-            await asyncio.Event().wait()
-    assert future is not None
-    assert not future.done()
-    gate.set()
-    async with asyncio.timeout(SECONDS):
-        assert await future
-    await settle()
 
 
 def test_a_stuck_thread_does_not_keep_the_program_from_ending():
@@ -428,14 +323,6 @@ def test_a_stuck_thread_does_not_keep_the_program_from_ending():
     """)
         == "AbandonedThreads(running=1, dropped=0)"
     )
-
-
-def test_after_a_fork_the_threads_of_the_parent_are_forgotten(monkeypatch):
-    monkeypatch.setattr(threads, "_idle", [SimpleQueue()])
-    monkeypatch.setattr(threads, "_abandoned", {"a call": True})
-    threads._forget_threads()
-    assert threads._idle == []
-    assert abandoned_threads().running == 0
 
 
 def test_functions_run_in_a_forked_child_too():

@@ -10,7 +10,6 @@ import pytest
 
 from safepoint import AbortController, Aborted, AbortSignal, Completed, TimedOut
 from safepoint.agent import Agent, AgentRun, Chunk, ModelRequest, TextDelta, ToolContext, ask_user, tool
-from safepoint.agent.agentrun import Questions
 from safepoint.events import QuestionAnswered, QuestionAsked, QuestionWithdrawn, RunEnded, TextStreamed
 from safepoint.models.scripted import Call, Delay, ScriptedModel, Stall
 from safepoint.run import Context
@@ -248,27 +247,6 @@ async def test_a_question_is_answered_through_the_run():
     (answered,) = of_kind(events, QuestionAnswered)
     assert (answered.question_id, answered.text) == (asked[0].question_id, "red")
     assert not run.answer(asked[0].question_id, "blue"), "it waits no more"
-
-
-@pytest.mark.parametrize("answered_by", ["callback", "run"])
-async def test_the_questions_of_a_run_know_whether_somebody_is_asked(answered_by: str):
-    gate = asyncio.Event()
-
-    async def person(question: str) -> str:
-        await gate.wait()
-        return "yes"
-
-    questions = Questions(person if answered_by == "callback" else None)
-    ids: list[str] = []
-    ctx = Context(emit=lambda event: ids.append(event.question_id) if isinstance(event, QuestionAsked) else None)
-    assert not questions.waiting
-    task = asyncio.ensure_future(questions.ask(ctx, "Really?", ()))
-    await settle()
-    assert questions.waiting
-    gate.set()
-    assert questions.answer(ids[0], "yes") == (answered_by == "run")
-    assert await task == "yes"
-    assert not questions.waiting
 
 
 @pytest.mark.parametrize("kind", ["async", "async with signal", "sync"])

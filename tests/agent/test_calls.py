@@ -11,13 +11,12 @@ import pytest
 from pydantic import BaseModel
 
 import safepoint
-from safepoint import AbortController, Aborted, AbortError, AbortReason, Completed, Failed, current_signal
+from safepoint import AbortController, Aborted, Completed, Failed, current_signal
 from safepoint.agent import Agent, AgentRun, ToolContext, tool
 from safepoint.agent import AnswerEnded as Ended
 from safepoint.events import AbortIgnored, LeafStarted, ProgressMade, QuestionAsked, ToolCalled, ToolEnded
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Context, StopAt, leaf
-from safepoint.run.kept import KeptWork
 from safepoint.testing import FakeClock, settle
 from tests.agent import functions
 from tests.agent.lab import ONCE, Raw, called, contents, fates, kinds, of_kind, read, results, said, statuses, stopped
@@ -599,28 +598,6 @@ async def test_huge_outputs_arrive_whole():
     assert len(of_kind(events, ToolEnded)[0].content) == 5_000_000
 
 
-async def test_system_exit_is_meant_for_the_program_and_leaves_every_call_with_a_result():
-    """Raised in this task, as by an agent inside, they pass through everything: the loop ends. Looked at from below."""
-    from safepoint.agent.calls import run_calls
-    from safepoint.agent.talk import Talk
-    from tests.agent.test_talk import answer_of
-
-    class Leaves:
-        async def __call__(self, ctx: Context, value: str) -> str:
-            raise SystemExit(3)
-
-    leaves = tool(Leaves(), name="leaves")
-    talk = Talk([])
-    talk.add(answer_of(called(0, "a", "leaves", '{"input": "go"}')))
-
-    async def nobody(ctx: Context, question: str, options: tuple[str, ...]) -> str:
-        return ""
-
-    with pytest.raises(SystemExit):
-        await run_calls(Context(), talk, {"leaves": leaves}, nobody)
-    assert talk.results["a"].status == "unknown"
-
-
 async def test_a_failed_round_is_not_the_end_of_the_run_but_a_failed_model_is():
     model = ScriptedModel()
     outcome = await Agent(model, retry=ONCE).run("go")
@@ -703,32 +680,3 @@ async def test_a_tool_that_ignores_the_abort_deep_inside_is_warned_about_once(cl
         events = [event async for event in run]
     assert [event.path for event in of_kind(events, AbortIgnored)] == [("agent", "mid", "low", "deaf")]
     assert [record.getMessage().split(" ")[0] for record in caplog.records] == ["agent/mid/low/deaf"]
-
-
-async def test_work_that_can_be_kept_as_text_is_called_again_with_what_it_had_left_behind():
-    class Crawl:
-        """Counts pages, and is stopped at the third."""
-
-        goes_on_from_kept = True
-        input_type = str
-        name = "crawl"
-
-        async def __call__(self, ctx: ToolContext, value: str | KeptWork) -> str:
-            given.append(value)
-            if isinstance(value, KeptWork):
-                return f"the rest after {value.data}"
-            run.abort("enough")
-            raise AbortError(AbortReason(), partial=Pages())
-
-    class Pages:
-        def to_kept(self) -> KeptWork:
-            return KeptWork("crawl", "3")
-
-    given: list[Any] = []
-    agent = Agent(ScriptedModel([Call("crawl", input="owls")], "done"), tools=[Crawl()])
-    run = agent.run("go")
-    partial = stopped(await run)
-    assert list(partial.kept.values()) == [KeptWork("crawl", "3")]
-    outcome = await agent.run(resume=partial)
-    assert contents(outcome) == ["the rest after 3"]
-    assert given == ["owls", KeptWork("crawl", "3")]

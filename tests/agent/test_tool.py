@@ -10,7 +10,6 @@ import pytest
 from pydantic import BaseModel, Field
 
 from safepoint.agent import Agent, AnyTool, BadArguments, ToolContext, tool
-from safepoint.agent.tool import as_text
 from safepoint.errors import UsageError
 from safepoint.models.scripted import ScriptedModel
 from safepoint.run import Context, Policy
@@ -350,36 +349,3 @@ def test_an_agent_is_a_tool_that_describes_itself():
     assert (strict.policy, strict.effects) == (Policy(on_abort="cooperate", timeout=3), "read")
     other = agent.as_tool(name="shovel", description="A shovel.")
     assert (other.name, other.description) == ("shovel", "A shovel.")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ("words", "words"),
-        ("", "(no output)"),
-        (" \n", "(no output)"),
-        (None, "(no output)"),
-        (3, "3"),
-        (True, "true"),
-        ([1, "zwölf"], '[1,"zwölf"]'),
-        ({"a": None}, '{"a":null}'),
-        (Span(1), '{"start":1,"end":10}'),
-        ([Place(city="Ulm")], '[{"city":"Ulm","zip_code":0}]'),
-        (Colour.RED, '"red"'),
-        ({1}, "[1]"),
-        ({"at": functools.partial(len)}, None),
-        ("half \udc80 a character", "half ? a character"),
-        (float("nan"), "NaN"),
-        (b"\xff", "b'\\xff'"),
-    ],
-)
-def test_whatever_a_tool_returns_becomes_text_that_can_be_sent(value: object, text: str | None):
-    written = as_text(value)
-    written.encode()
-    assert text is None or written == text
-
-
-def test_a_value_that_contains_itself_becomes_text():
-    endless: list[object] = []
-    endless.append(endless)
-    assert as_text(endless) == "[[...]]"

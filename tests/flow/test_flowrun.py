@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from safepoint import AbortController, Aborted, Completed, Failed
+from safepoint import Aborted, Completed, Failed
 from safepoint.flow import END, Checkpoint, End, Flow, NodeContext
-from safepoint.flow.flowrun import SAVE_SECONDS
 from safepoint.run import CheckpointError, MemoryCheckpoints, StopAt
 from safepoint.testing import FakeClock, settle
 from tests.flow.lab import Lab, Trail, again
@@ -224,22 +223,6 @@ async def test_a_store_that_fails_at_the_end_does_not_change_how_the_flow_ended(
     assert error.code == "checkpoint_failed"
     assert "checkpoint 'run' could not be written: CheckpointError: the disk is full" in error.message
     assert kinds[-1] == "run_ended"
-
-
-async def test_a_store_that_hangs_does_not_keep_a_stopped_flow(clock: FakeClock):
-    lab, store = Lab(), Failing()
-    store.hanging = True
-    controller = AbortController()
-    flow = lab.line("flow", "a", "b")
-    async with flow.start(Trail(), signal=controller.signal, checkpoints=store, checkpoint_id="run") as run:
-        await settle()
-        controller.abort("enough")
-        await clock.elapse(SAVE_SECONDS)
-        assert run.finished
-        result = await run
-    assert isinstance(result.outcome, Aborted)
-    assert (result.cursor, lab.ran) == ("b", ["a"])
-    assert [error.code for error in result.errors] == ["checkpoint_failed"]
 
 
 async def test_a_run_that_crashed_after_its_last_node_completes_at_once_when_resumed():

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from safepoint.flow import END, End, Flow, FlowError
-from safepoint.flow.graph import Graph, children
 from tests.flow.lab import Lab, Trail
 
 
@@ -142,25 +141,6 @@ def test_a_broken_child_is_told_by_its_own_name():
     assert "flow 'flow' does not fit together" in refused(parent)
 
 
-def fingerprint(*names: str, **more: Any) -> str:
-    return Lab().line("flow", *names, **more).graph().fingerprint
-
-
-def test_the_fingerprint_changes_with_the_shape_and_only_with_it():
-    assert fingerprint("a", "b") == fingerprint("a", "b")
-    assert fingerprint("a", "b") != fingerprint("a", "c")
-    assert fingerprint("a", "b") != fingerprint("b", "a")
-    assert fingerprint("a", "b") != fingerprint("a", "b", end=End("found"))
-
-    def around(child: Flow[Trail, Any]) -> Graph:
-        flow: Flow[Trail, Any] = Flow("parent", start="sub")
-        flow.subflow("sub", child)
-        flow.route("sub", END)
-        return flow.graph()
-
-    assert around(Lab().line("c", "x")).fingerprint != around(Lab().line("c", "y")).fingerprint
-
-
 def test_a_node_and_an_end_of_one_name_are_not_one_shape():
     flow = flow_of("a", "done")
     flow.route("a", "done")
@@ -180,17 +160,3 @@ def test_a_branch_that_is_one_function_is_named_once_and_any_other_is_a_flow():
     deeper.subflow("x", lab.line("child", "c"))
     deeper.route("x", END)
     assert not deeper.graph().is_just("x")
-
-
-def test_the_flows_inside_a_node_are_known_by_name():
-    lab = Lab()
-    flow: Flow[Trail, Any] = Flow("flow", start="sub")
-    left = lab.line("left", "l")
-    flow.subflow("sub", left)
-    flow.parallel("both", {"left": left, "fn": nothing})
-    flow.scatter("each", items="found", body=left)
-    flow.scatter("plain", items="found", body=nothing)
-    for name, target in (("sub", "both"), ("both", "each"), ("each", "plain"), ("plain", END)):
-        flow.route(name, target)
-    nodes = flow.graph().nodes
-    assert [list(children(node)) for node in nodes.values()] == [[""], ["left", "fn"], [""], []]

@@ -22,7 +22,6 @@ from safepoint.flow import (
     Flow,
     FlowResult,
     NodeContext,
-    saving,
 )
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import (
@@ -37,6 +36,8 @@ from safepoint.testing import FakeClock, settle
 from tests.flow.lab import Lab, Trail, one
 
 ID = "visit-7"
+
+
 EACH: list[Any] = [{}, {"resume": "auto"}]
 
 
@@ -65,9 +66,6 @@ async def is_free(store: Checkpoints) -> bool:
             return True
     except CheckpointInUse:
         return False
-
-
-# Before the first node
 
 
 async def test_a_run_is_on_record_with_its_key_before_its_first_node_begins(store: Checkpoints):
@@ -108,9 +106,6 @@ async def test_a_flow_whose_first_checkpoint_cannot_be_written_runs_nothing():
     assert isinstance(result.outcome, Failed)
     assert str(result.outcome.error) == "the disk is full"
     assert (result.cursor, lab.ran) == ("a", [])
-
-
-# A fresh run
 
 
 async def test_a_fresh_run_does_not_overwrite_an_unfinished_one_and_is_told_what_to_do(store: Checkpoints):
@@ -156,9 +151,6 @@ async def test_what_cannot_be_read_is_neither_run_nor_overwritten(store: Checkpo
             await lab.line("flow", "a").execute(Trail(), **given(store), **more)
     assert await store.load(ID) == "not json"
     assert lab.ran == []
-
-
-# One at a time
 
 
 @pytest.mark.parametrize("resume", [None, "auto", "checkpoint"])
@@ -221,9 +213,6 @@ async def test_a_lease_that_cannot_be_given_back_does_not_change_how_the_flow_en
     result = await Lab().line("flow", "a").execute(Trail(), **given(Sticky()))
     assert isinstance(result.outcome, Completed)
     assert "the lease of its checkpoint could not be given back: OSError: the lock is gone" in caplog.text
-
-
-# resume="auto"
 
 
 async def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is_something(store: Checkpoints):
@@ -289,9 +278,6 @@ async def test_auto_mends_what_it_finds_as_migrate_says(store: Checkpoints):
     assert result.state.notes == ["a", "b", "d"]
 
 
-# What has completed
-
-
 async def test_a_fresh_run_of_what_has_completed_is_told_when_and_runs_nothing(store: Checkpoints, clock: FakeClock):
     lab = Lab()
     flow = lab.line("flow", "a")
@@ -310,16 +296,6 @@ async def test_a_fresh_run_of_what_has_completed_is_told_when_and_runs_nothing(s
     assert lab.ran == ["a"]
 
 
-async def test_a_result_that_is_too_long_is_not_kept_but_that_it_has_completed_is(store: Checkpoints, monkeypatch):
-    monkeypatch.setattr(saving, "LONGEST_COMPLETED", 2_000)
-    flow = one(lambda state: state.notes.append("long " * 1_000), Trail)
-    await flow.execute(Trail(), **given(store))
-    assert len(await store.load(ID) or "") < 1_000
-    for more in EACH:
-        with pytest.raises(CheckpointCompleted, match="its result was too long to be kept"):
-            await flow.execute(Trail(), **given(store), **more)
-
-
 async def test_the_result_of_a_completed_run_is_given_also_when_the_flow_has_changed(store: Checkpoints):
     lab = Lab()
     await lab.line("flow", "a", "b").execute(Trail(), **given(store))
@@ -329,9 +305,6 @@ async def test_the_result_of_a_completed_run_is_given_also_when_the_flow_has_cha
         await lab.line("other", "a").execute(Trail(), resume="auto", **given(store))
     with pytest.raises(CheckpointMismatch, match=r"has completed .*, and its result cannot be read"):
         await one(lambda state: None, int).execute(1, resume="auto", **given(store))
-
-
-# resume=Checkpoint
 
 
 async def test_a_checkpoint_of_the_same_run_that_completed_meanwhile_gives_its_result(store: Checkpoints):
@@ -380,9 +353,6 @@ async def test_a_checkpoint_from_elsewhere_goes_on_in_a_store_that_has_nothing(s
     assert saved.completed
 
 
-# Stops
-
-
 async def test_a_run_that_is_stopped_before_it_begins_leaves_the_store_as_it_was(store: Checkpoints):
     lab = Lab()
     await stopped_in("b", lab, store)
@@ -412,9 +382,6 @@ async def test_a_stop_ends_the_wait_for_a_store_that_does_not_answer(clock: Fake
     assert await is_free(store)
 
 
-# The format
-
-
 async def test_what_is_recorded_once_travels_with_the_checkpoint():
     lab = Lab()
     run = lab.line("flow", "a", "b").start(Trail())
@@ -440,9 +407,6 @@ async def test_a_checkpoint_of_an_older_writer_can_be_read():
     await store.save(ID, json.dumps(data))
     result = await lab.line("flow", "a", "b").execute(Trail(), resume="auto", **given(store))
     assert result.state.notes == ["a", "b"]
-
-
-# Parts that run once
 
 
 async def test_what_a_part_returned_is_in_the_checkpoint_before_the_node_goes_on(store: Checkpoints):

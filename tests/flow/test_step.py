@@ -12,7 +12,6 @@ from safepoint import AbortController, Aborted, Completed, Failed, Retry
 from safepoint.errors import UsageError
 from safepoint.events import RetryScheduled
 from safepoint.flow import END, Flow, NodeContext, UnknownOutput
-from safepoint.flow.step import adapted
 from safepoint.run import LeafExit, StopAt
 from safepoint.testing import FakeClock, settle
 from tests.abort.programs import alive, wait_until
@@ -40,15 +39,6 @@ async def test_an_output_that_is_not_declared_fails_with_those_that_are():
     assert isinstance(result.outcome, Failed)
     assert "node 'it' returned 'fuond'; its outputs are 'found', 'empty'" in str(result.outcome.error)
     assert result.cursor == "it"
-
-
-async def test_a_node_may_do_without_the_context():
-    class Method:
-        async def node(self, state: Trail) -> None:
-            state.notes.append("method")
-
-    assert (await one(Method().node).execute(Trail())).state.notes == ["method"]
-    assert adapted(len)(None, [1, 2]) == 2
 
 
 async def test_each_attempt_has_a_fresh_copy_a_number_and_the_same_key(clock: FakeClock):

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,16 @@ import pytest
 
 from safepoint import Completed
 from safepoint.agent import Agent, AgentResult, ToolContext, tool
-from safepoint.events import FlowSaved, TurnEnded, event_from_json, event_to_json
+from safepoint.events import TurnEnded
 from safepoint.flow import END, Flow, NodeContext
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Outcome, StopAt
-from safepoint.run.kept import KeptWork
 from safepoint.run.wire import outcome_from_json, outcome_to_json
 from safepoint.session import MemoryStore, Session, SqliteStore
 from tests.agent.lab import contents, statuses, stopped
+from tests.internal.session.test_crash import lines
 from tests.session import shipping
 from tests.session.lab import stored
-from tests.session.test_crash import lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,6 +76,8 @@ class Office:
 
 
 ASK = [Call("report", topic="owls")]
+
+
 DONE = '{"topic":"owls","notes":["a","b","c"]}'
 
 
@@ -90,23 +91,6 @@ async def stop_in_b(office: Office, agent: Agent) -> Outcome[AgentResult]:
 
 def through_json(outcome: Outcome[AgentResult]) -> AgentResult:
     return stopped(outcome_from_json(outcome_to_json(outcome, AgentResult), AgentResult))
-
-
-@pytest.mark.parametrize("travels", [stopped, through_json], ids=["as an object", "as JSON"])
-async def test_a_flow_goes_on_where_it_was_when_its_agent_is_resumed(
-    travels: Callable[[Outcome[AgentResult]], AgentResult],
-):
-    office = Office("b")
-    partial = travels(await stop_in_b(office, office.agent(ASK)))
-    assert statuses(partial) == ["interrupted"]
-    (kept,) = partial.kept.values()
-    assert isinstance(kept, KeptWork)
-    outcome = await office.agent("done").run(resume=partial)
-    assert isinstance(outcome, Completed)
-    assert contents(outcome) == [DONE]
-    assert office.ran == ["a", "b", "b", "c"]
-    assert [len(keys) for keys in office.keys.values()] == [1, 1, 1]
-    assert outcome.value.kept == {}
 
 
 async def test_it_goes_on_again_and_again():
@@ -147,21 +131,6 @@ async def test_a_call_that_was_stopped_before_its_flow_began_again_keeps_what_it
     outcome = await office.agent("done").run(resume=again)
     assert office.ran == ["a", "b", "b", "c"]
     assert contents(outcome) == [DONE]
-
-
-async def test_a_flow_of_a_sub_agent_goes_on_where_it_was():
-    def chief(clerk: Agent, *answers: Any) -> Agent:
-        return Agent(ScriptedModel(*answers), tools=[clerk.as_tool("clerk")])
-
-    office = Office("b")
-    partial = through_json(await stop_in_b(office, chief(office.agent(ASK), [Call("clerk", prompt="owls")])))
-    (kept,) = partial.kept.values()
-    assert isinstance(kept, AgentResult)
-    assert [type(inside) for inside in kept.kept.values()] == [KeptWork]
-    outcome = await chief(office.agent("reported"), "done").run(resume=partial)
-    assert contents(outcome) == ["reported"]
-    assert office.ran == ["a", "b", "b", "c"]
-    assert [len(keys) for keys in office.keys.values()] == [1, 1, 1]
 
 
 async def test_a_function_that_runs_a_flow_hands_it_what_it_had_left_behind():
@@ -214,26 +183,6 @@ async def test_a_flow_goes_on_where_it_was_when_a_turn_of_a_session_is_continued
         result = await session.continue_turn("1")
         assert isinstance(result.outcome, Completed)
         assert contents(result.outcome) == [DONE]
-    assert office.ran == ["a", "b", "b", "c"]
-    assert [len(keys) for keys in office.keys.values()] == [1, 1, 1]
-
-
-async def test_what_a_flow_has_told_is_enough_to_go_on_after_a_crash():
-    office = Office("b")
-    run = office.agent(ASK).run("go")
-    told: list[FlowSaved] = []
-    async for event in run:
-        if isinstance(event, FlowSaved):
-            assert event_from_json(event_to_json(event)) == event
-            told.append(event)
-        if office.reached.is_set():
-            run.abort("as if the process had ended here")
-    # Of what was kept at the stop nothing is used: only what is in the log.
-    (call_id,) = stopped(await run).kept
-    partial = replace(stopped(await run), kept={call_id: KeptWork("flow", told[-1].checkpoint)})
-    assert [saved.path for saved in told] == [("agent", "report")] * 2
-    outcome = await office.agent("done").run(resume=partial)
-    assert contents(outcome) == [DONE]
     assert office.ran == ["a", "b", "b", "c"]
     assert [len(keys) for keys in office.keys.values()] == [1, 1, 1]
 

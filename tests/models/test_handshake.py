@@ -17,7 +17,6 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError
 from safepoint.models.anthropic import AnthropicModel
-from safepoint.models.handshake import close_interrupted_handshakes
 from safepoint.models.ollama import OllamaModel
 from safepoint.models.openai import OpenAIModel
 from tests.models.asking import ask, text_of
@@ -25,11 +24,14 @@ from tests.rigs.provider import Provider
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
+
 MODELS: dict[str, Callable[[str], Any]] = {
     "openai": lambda url: OpenAIModel("tiny", base_url=f"{url}/v1", api_key="any"),
     "anthropic": lambda url: AnthropicModel("tiny", base_url=url, api_key="any"),
     "ollama": lambda url: OllamaModel("tiny", host=url),
 }
+
+
 each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 
 
@@ -172,24 +174,6 @@ async def test_certificates_and_proxies_of_the_environment_still_count(
             async with MODELS["openai"](f"https://127.0.0.1:{port}") as model:
                 assert text_of(await ask(model)) == "Good day"
             assert asked == ([f"127.0.0.1:{port}"] if proxied else [])
-
-
-def test_every_pool_of_a_client_is_changed_that_of_a_proxy_too(monkeypatch: pytest.MonkeyPatch):
-    from ollama import AsyncClient
-    from openai import AsyncOpenAI
-
-    assert close_interrupted_handshakes(AsyncOpenAI(api_key="any")) == 1
-    assert close_interrupted_handshakes(AsyncClient()) == 1
-    for_proxy(monkeypatch, 1)
-    assert close_interrupted_handshakes(AsyncOpenAI(api_key="any")) == 2
-
-
-def test_a_client_of_an_unknown_make_is_left_as_it_is():
-    class Renamed:
-        _client = object()
-
-    assert close_interrupted_handshakes(Renamed()) == 0
-    assert close_interrupted_handshakes(object()) == 0
 
 
 async def test_a_client_that_is_given_is_left_as_it_is():

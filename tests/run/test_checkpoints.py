@@ -24,18 +24,27 @@ from safepoint.run import (
     MemoryCheckpoints,
     SqliteCheckpoints,
 )
-from safepoint.run.checkpoints import OLD_SECONDS, read_back, write_atomically
 from tests.abort.programs import alive
 from tests.conftest import counts
 
 SECONDS = 30.0
+
+
 ROOT = Path(__file__).parent.parent.parent
+
+
 DURABLE: dict[str, Callable[[Path], Checkpoints]] = {
     "folder": lambda place: FolderCheckpoints(place / "kept"),
     "sqlite": lambda place: SqliteCheckpoints(place / "kept" / "kept.db"),
 }
+
+
 STORES: dict[str, Callable[[Path], Checkpoints]] = {"memory": lambda place: MemoryCheckpoints(), **DURABLE}
+
+
 TEXTS = ["", "one", "ünï ☃ 𝄞", "a\r\nb\n\0c\n", "half a pair: \ud800", "long " * 200_000]
+
+
 KEYS = [
     *("", " ", ".", "..", "../x", "..%2fx", "/x", "x", "X", "a/b", "a\\b", "a b", "%empty", "%", "%2e", "aside"),
     *("x.checkpoint", "nul\0", "line\nline", "ünï", "u\u0308ni\u0308", "☃", "k" * 300, "k" * 299, "☃" * 300, "'; --"),
@@ -51,9 +60,6 @@ def store(request, tmp_path) -> Checkpoints:
 def kind(request) -> str:
     """A store that outlives its process."""
     return str(request.param)
-
-
-# What every store promises.
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=["empty", "short", "unicode", "controls", "surrogate", "long"])
@@ -219,9 +225,6 @@ async def test_clean_up_after_an_abort_may_save(store):
                 with shield(SECONDS):
                     await store.save("k", "saved before anyone is told")
     assert await store.load("k") == "saved before anyone is told"
-
-
-# What those promise that outlive their process.
 
 
 async def test_another_object_at_the_same_place_sees_the_same(kind, tmp_path):
@@ -417,17 +420,11 @@ def test_a_forked_child_does_not_keep_the_lease_of_its_parent(kind, tmp_path):
         leased(kind, tmp_path)
 
 
-# The one in memory.
-
-
 async def test_memory_keeps_what_was_set_aside_with_the_reason():
     store = MemoryCheckpoints()
     await store.save("k", "text")
     assert await store.set_aside("k", "why") == "`.aside[0]` of this MemoryCheckpoints"
     assert store.aside == [("k", "text", "why")]
-
-
-# The one in a folder.
 
 
 async def test_no_key_leaves_the_folder(tmp_path):
@@ -484,21 +481,6 @@ async def test_bytes_that_are_no_text_are_named_and_can_be_set_aside(tmp_path):
     place = await store.set_aside("k", "not text")
     assert Path(place).read_bytes() == b"\xff\xfe half"
     assert await store.load("k") is None
-
-
-async def test_what_crashed_savers_left_is_ignored_and_swept_when_it_is_old(tmp_path):
-    old, young = tmp_path / ".safepoint-0123.tmp", tmp_path / ".safepoint-4567.tmp"
-    for path in (old, young):
-        path.write_text("half")
-    os.utime(old, (1, time.time() - OLD_SECONDS - 10))
-    store = FolderCheckpoints(tmp_path)
-    assert await store.load("k") is None
-    await store.save("k", "text")
-    assert not old.exists()
-    assert young.exists()
-    os.utime(young, (1, 1))
-    await store.save("k", "text")
-    assert young.exists(), "it looks at every file, so not every time"
 
 
 async def test_an_old_file_that_cannot_be_swept_does_not_hinder_saving(tmp_path):
@@ -584,8 +566,3 @@ async def test_a_load_from_a_disk_that_hangs_can_be_left(tmp_path):
             break
         except OSError:
             await asyncio.sleep(0.001)  # real time: the thread of the load has to get there
-
-
-def test_the_names_everybody_needs_come_from_here(tmp_path):
-    write_atomically(tmp_path / "x", "text")
-    assert read_back(tmp_path / "x") == "text"

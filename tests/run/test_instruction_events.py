@@ -4,20 +4,22 @@ import json
 import subprocess
 import sys
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from safepoint.run import AbortInterrupt, instruction_events
-from safepoint.run.interrupt import InterruptibleCall
+from safepoint.run import AbortInterrupt
 from tests.abort.programs import SOURCES, VERSIONS, python_of, wait_until
 from tests.conftest import counts
-from tests.run.test_interrupt import SECONDS, Gate, Worker, nap
+from tests.internal.run.test_interrupt import Gate, Worker, nap
 
 PROGRAM = Path(__file__).with_name("interrupts_program.py")
+
+
 monitoring = pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12")
+
+
 tracing = pytest.mark.skipif(sys.version_info >= (3, 12), reason="from Python 3.12 on nothing is traced")
 
 
@@ -39,28 +41,6 @@ def test_contended_interrupts_leave_nothing_held_lost_or_open(version, at_once):
     wrong = {name: each for name, each in counted.items() if each["bad"] or each["interrupted"] != each["calls"]}
     assert wrong == {}
     assert {each["calls"] for each in counted.values()} == {counts(50, 1_000)}
-
-
-def test_it_is_switched_on_by_the_first_and_off_by_the_last():
-    def off():
-        return instruction_events._calls == {} and getattr(instruction_events, "_tool", None) is None
-
-    gates = [Gate(), Gate()]
-    workers = [Worker(partial(blocked, gate)).is_at("in blocked") for gate in gates]
-    assert off()
-    for worker in workers:
-        assert worker.call.interrupt()
-    for gate, worker in zip(gates, workers, strict=True):
-        assert not off()
-        gate.open()
-        assert worker.end() is AbortInterrupt
-    assert off()
-
-
-def blocked(gate):
-    gate.wait()
-    nap()
-    return "not interrupted"
 
 
 @monitoring
@@ -93,34 +73,6 @@ def test_the_code_is_left_as_it_was():
             assert names.get_events(number) == 0
             assert names.get_local_events(number, sleepy.__code__) == 0
             names.free_tool_id(number)
-
-
-@tracing
-def test_a_trace_function_of_somebody_else_is_given_back():
-    found = []
-
-    def tracer(frame, event, arg):
-        return None
-
-    def tool():
-        while True:
-            nap()
-
-    def traced():
-        sys.settrace(tracer)
-        try:
-            call.run()
-        except AbortInterrupt:
-            found.append(sys.gettrace())
-        sys.settrace(None)
-
-    call = InterruptibleCall(tool)
-    thread = threading.Thread(target=traced)
-    thread.start()
-    wait_until(lambda: "in tool" in (call.where() or ""))
-    assert call.interrupt()
-    thread.join(SECONDS)
-    assert found == [tracer]
 
 
 @tracing

@@ -13,7 +13,6 @@ import pytest
 from safepoint.abort import AbortError, AbortSignal, current_signal
 from safepoint.events import LeafEnded, LeafStarted
 from safepoint.run import Context, Entry, LeafTimeout, Policy, leaf, wait
-from safepoint.run.leaf import kind_of
 from safepoint.testing import FakeClock, settle
 from tests.run import leaf_functions
 from tests.run.bench import Bench, forever
@@ -24,9 +23,6 @@ COOPERATE = Policy(on_abort="cooperate")
 async def until(condition: Any) -> None:
     while not condition():
         await asyncio.sleep(0.001)  # real time: a thread or process has to get somewhere
-
-
-# --- awaits -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_leaf_gives_its_value_and_has_its_events_and_its_line():
@@ -248,27 +244,6 @@ async def test_wait_is_a_leaf_that_ends_at_once_on_abort_and_otherwise_on_time(c
     assert [(e.kind, e.fate) for e in bench.entries()] == [("wait", "finished"), ("wait", "stopped")]
 
 
-# --- threads ----------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_declared_async_is_awaited_and_everything_else_gets_a_thread():
-    import functools
-
-    class AsyncCallable:
-        async def __call__(self, ctx: Context, value: object) -> None: ...
-
-    class Callable:
-        def __call__(self, ctx: Context, value: object) -> None: ...
-
-    policy = Policy()
-    assert kind_of(forever, policy) == "await"
-    assert kind_of(functools.partial(forever), policy) == "await"
-    assert kind_of(AsyncCallable(), policy) == "await"
-    assert kind_of(Callable(), policy) == "thread"
-    assert kind_of(leaf_functions.double, policy) == "thread"
-    assert kind_of(leaf_functions.double, Policy(isolation="process")) == "process"
-
-
 async def test_a_synchronous_function_runs_in_a_thread_and_gives_its_value():
     bench = Bench()
     assert await leaf(bench.ctx, leaf_functions.double, 21) == 42
@@ -362,9 +337,6 @@ async def test_a_limit_interrupts_a_thread_too():
         await leaf(bench.ctx, leaf_functions.naive, effects, policy=Policy(timeout=0.05))
     assert effects[-1] == "cleaned"
     assert not bench.controller.signal.aborted
-
-
-# --- processes --------------------------------------------------------------------------------------------------------
 
 
 async def test_a_function_in_a_process_gives_its_value_and_has_the_context_of_the_leaf():

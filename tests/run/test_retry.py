@@ -11,7 +11,6 @@ from safepoint.abort import AbortController, AbortError, AbortReason, AbortSigna
 from safepoint.errors import UsageError
 from safepoint.events import Event, RetryScheduled
 from safepoint.run import Context, Retry, StopAt, StopRequest
-from safepoint.run.retry import as_seconds
 from safepoint.testing import FakeClock, settle
 
 STEADY = Retry(attempts=3, delay=1, factor=2, jitter=0)
@@ -225,12 +224,6 @@ async def test_an_error_that_makes_up_its_own_text_gets_a_note_about_the_pause(c
     with pytest.raises(Busy, match=r"busy \(2\)") as caught:
         await Retry(attempts=3).run(Flaky(9, clock, Busy("a", "b")))
     assert caught.value.__notes__ == ["it asks to wait 86400 s, longer than max_delay=30"]
-
-
-def test_the_date_of_an_object_counts_too(clock: FakeClock):
-    now = datetime.fromtimestamp(clock.time(), UTC)
-    assert as_seconds(now + timedelta(seconds=5)) == pytest.approx(5)
-    assert as_seconds(now - timedelta(seconds=5)) == 0.0
 
 
 async def test_the_text_of_an_error_that_has_none_does_not_keep_it_from_being_tried_again(clock: FakeClock):

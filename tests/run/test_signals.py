@@ -11,7 +11,7 @@ from safepoint.abort import AbortController, AbortReason
 from safepoint.errors import UsageError
 from safepoint.run import Aborted, Context, leaf
 from safepoint.testing import FakeClock, settle
-from tests.run.test_running import Run
+from tests.internal.run.test_running import Run
 
 SECONDS = 10.0
 

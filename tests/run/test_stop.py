@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from safepoint.abort import AbortController, AbortError, AbortReason
 from safepoint.errors import UsageError
 from safepoint.run import Stop, StopAck, StopAt, StopRequest
-from safepoint.run.stop import NO_STOP, stop_request
 from safepoint.testing import FakeClock
 
 times = st.sampled_from(list(StopAt))
+
+
 reasons = st.none() | st.builds(AbortReason, st.just("user"), st.sampled_from("abc"))
 
 
@@ -52,14 +53,6 @@ def test_times_are_ordered_as_they_are_drawn():
     assert not StopAt.AFTER_TOOLS.includes(StopAt.AFTER_MODEL)
 
 
-@given(requests, requests, requests)
-def test_requests_join_the_same_in_any_order(a: StopRequest, b: StopRequest, c: StopRequest):
-    assert a.join(b) == b.join(a)
-    assert a.join(b).join(c) == a.join(b.join(c))
-    assert a.join(a) == a
-    assert a.join(NO_STOP) == a
-
-
 @given(requests, requests)
 def test_a_joined_request_is_never_weaker(a: StopRequest, b: StopRequest):
     both = a.join(b)
@@ -94,14 +87,6 @@ def family(clock: FakeClock) -> tuple[AbortController, Stop, AbortController, St
 
 def request(at: StopAt = StopAt.SAFE_POINT, scope: str = "root", **more: object) -> StopRequest:
     return StopRequest(at, scope, **{"reason": AbortReason("user", "enough"), "asked_at": 1.0, **more})  # type: ignore[arg-type]
-
-
-def test_nobody_has_asked_at_first(clock: FakeClock):
-    _, root, _, _ = family(clock)
-    assert not root.asked
-    assert not root.due(StopAt.TURN_END)
-    assert root.request is NO_STOP
-    assert root.reason == AbortReason("user", "")
 
 
 def test_a_root_request_leaves_the_runs_below_alone_and_a_tree_request_does_not(clock: FakeClock):
@@ -245,70 +230,6 @@ def test_many_threads_may_ask_at_once_while_children_come_and_go(clock: FakeCloc
         assert not controller.signal.aborted
 
 
-def asked(at: StopAt | None = None, **given: object) -> StopRequest:
-    options = {"scope": None, "within": None, "reason": None, "before": NO_STOP, "now": 10.0, "origin": "x.py:1"}
-    return stop_request(at, **{**options, **given})  # type: ignore[arg-type]
-
-
-def test_the_first_calls_default_is_now_and_with_a_time_it_is_a_safe_point():
-    assert asked().at is StopAt.NOW
-    assert asked().scope == "tree"
-    assert asked(within=2.0).at is StopAt.SAFE_POINT
-    assert asked(within=2.0).deadline == 12.0
-
-
-def test_none_in_a_later_call_leaves_as_it_is():
-    before = asked(StopAt.AFTER_MODEL, reason="first")
-    later = asked(within=1.0, before=before, now=20.0)
-    assert later.at is StopAt.AFTER_MODEL
-    assert later.reason is None
-    joined = before.join(later)
-    assert (joined.at, joined.scope, joined.deadline) == (StopAt.AFTER_MODEL, "root", 21.0)
-    assert joined.reason is before.reason
-    assert joined.reason is not None
-    assert joined.reason.origin == "x.py:1"
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"scope": "all"}, "scope must be 'root' or 'tree', not 'all'"),
-        ({"at": "now"}, "at must be a StopAt"),
-        ({"within": 0}, "within must be more than 0 seconds, not 0; to stop at once use at=StopAt.NOW"),
-        ({"within": -1}, "within"),
-        ({"within": math.nan}, "within"),
-        ({"abandon": -1}, "abandon must be a relative number of seconds, 0 or more, not -1"),
-        ({"abandon": math.nan}, "abandon"),
-    ],
-)
-def test_a_wrong_call_is_refused_with_its_fix(given: dict[str, object], told: str):
-    with pytest.raises(UsageError, match=told):
-        asked(**given)  # type: ignore[arg-type]
-
-
 async def test_an_ack_of_nothing_has_nothing_to_wait_for():
     with pytest.raises(UsageError, match="unknown"):
         await StopAck("unknown", message="no such run").settled()
-
-
-@pytest.mark.parametrize("given", [True, "2", None])
-def test_only_a_number_is_a_time_after_which_things_are_left_behind(given: object):
-    if given is None:
-        assert asked(abandon=None).abandon is None
-        return
-    with pytest.raises(TypeError, match="abandon must be a number of seconds"):
-        asked(abandon=given)
-
-
-def test_a_stop_that_only_says_abandon_is_now_and_a_later_one_leaves_the_rest_as_it_is():
-    assert asked(abandon=0).at is StopAt.NOW
-    before = asked(StopAt.AFTER_MODEL, reason="first")
-    later = asked(abandon=2, before=before, now=20.0)
-    assert (later.at, later.abandon, later.reason) == (StopAt.AFTER_MODEL, 2.0, None)
-    assert asked(within=3.0, abandon=2).at is StopAt.SAFE_POINT
-
-
-def test_a_request_says_what_will_happen():
-    assert str(request()) == "at SAFE_POINT"
-    assert str(asked(abandon=2)) == "at NOW; what has not ended in 2 s is left behind"
-    assert str(asked(abandon=0)) == "at NOW; what has not ended by then is left behind"

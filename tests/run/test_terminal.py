@@ -22,7 +22,6 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal
 from safepoint.run import ask, read_line
-from safepoint.run.terminal import withdrawable
 from tests.run.bench import Bench
 
 SRC = Path(__file__).parents[2] / "src"
@@ -306,13 +305,6 @@ def test_what_is_no_file_is_read_as_input_does(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(sys, "stdin", io.StringIO("from memory\n"))
     assert read_line("well?") == "from memory"
     assert capsys.readouterr().out == "well?"
-
-
-def test_only_the_builtin_input_is_replaced(monkeypatch: pytest.MonkeyPatch):
-    assert withdrawable(builtins.input)
-    assert not withdrawable(read_line)
-    monkeypatch.setattr(builtins, "input", lambda prompt: "of a notebook")
-    assert not withdrawable(builtins.input)
 
 
 PROGRAM = """

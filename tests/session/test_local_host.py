@@ -19,8 +19,6 @@ from safepoint.events import (
 )
 from safepoint.models.scripted import Call, Stall
 from safepoint.session import LocalHost, MemoryStore, SessionInfo, SqliteStore, StoreError
-from safepoint.session.past import MAX_RESUMES
-from safepoint.session.store import Record
 from safepoint.testing import settle
 from tests.session.lab import FailingStore, asked, first_text, happens, held, said, stored, talker
 from tests.session.watching import end_of, seen
@@ -40,9 +38,6 @@ async def speaking(host: LocalHost, session_id: str = "s", turn_id: str = "t") -
     await host.send(session_id, "hi", turn_id=turn_id)
     await first_text(await host.live(session_id))
     await (await host.live(session_id)).saved()
-
-
-# An id for life
 
 
 async def test_the_first_id_of_a_turn_reaches_what_goes_on_with_it_after_a_crash() -> None:
@@ -138,9 +133,6 @@ async def test_a_turn_that_a_crash_has_ended_has_the_time_at_which_it_had_starte
     (started,) = [one.at for one in await stored(left) if isinstance(one, TurnStarted)]
     assert (outcome.started_at, outcome.finished_at >= started) == (started, True)
     await host.close()
-
-
-# A deploy keeps what a crash keeps
 
 
 @pytest.mark.parametrize("within", [0.0, 0.05])
@@ -278,9 +270,6 @@ async def test_a_turn_that_is_just_beginning_when_the_host_is_closed_goes_on_lat
         await host.close()
 
 
-# A turn that kills its process
-
-
 async def test_a_turn_that_kills_its_process_is_resumed_three_times_and_then_the_next_one_begins() -> None:
     store = MemoryStore()
     host = LocalHost(talker(["half", Stall()]), store)
@@ -304,48 +293,6 @@ async def test_a_turn_that_kills_its_process_is_resumed_three_times_and_then_the
     assert isinstance(outcome, Aborted)
     assert "after it was resumed 3 times" in outcome.reason.message
     await host.close()
-
-
-async def test_deploys_do_not_count_as_attempts() -> None:
-    store = MemoryStore()
-    host = LocalHost(talker(["half", Stall()]), store)
-    await speaking(host)
-    for _ in range(MAX_RESUMES + 2):
-        await host.close()
-        host = LocalHost(talker(["more", Stall()]), store, resume=True)
-        await host.recover()
-        goes_on = (await host.turn("s", "t")).continued_by
-        assert goes_on is not None
-        await seen(host, "s", TextStreamed, run_id=goes_on)
-    await host.close()
-
-
-async def test_what_a_person_continues_may_be_resumed_again() -> None:
-    store = MemoryStore()
-    host = LocalHost(talker(["half", Stall()]), store)
-    await speaking(host)
-    for _ in range(MAX_RESUMES + 1):
-        store = crashed(store)
-        await host.close()
-        host = LocalHost(talker(["more", Stall()], ["by hand", Stall()]), store, resume=True)
-        await host.recover()
-        turns = (await host.session("s")).turns
-        if turns:
-            await seen(host, "s", TextStreamed, run_id=turns[0].id)
-            await (await host.live("s")).saved()
-    assert not turns, "it is not resumed by itself any more"
-    by_hand = await host.continue_turn("s")
-    await seen(host, "s", TextStreamed, run_id=by_hand.id)
-    await (await host.live("s")).saved()
-    left = crashed(store)
-    await host.close()
-    host = LocalHost(talker("whole"), left, resume=True)
-    await host.recover()
-    assert (await end_of(host, "s", by_hand.id)).status == "completed"
-    await host.close()
-
-
-# Views and recovery
 
 
 async def test_looking_at_a_stored_session_opens_nothing_and_writes_nothing() -> None:
@@ -416,27 +363,6 @@ async def test_with_resume_the_first_use_of_a_host_begins_the_recovery() -> None
     await host.close()
 
 
-async def test_of_a_session_that_was_closed_with_nothing_left_only_the_last_event_is_read() -> None:
-    class Counting(MemoryStore):
-        reads = 0
-
-        async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[Record]:
-            self.reads += 1
-            return await super().read(session, after, limit)
-
-    store = Counting()
-    host = LocalHost(talker("one"), store)
-    await host.create("s")
-    await host.send("s", "hi", turn_id="t")
-    await end_of(host, "s", "t")
-    await host.close()
-    store.reads = 0
-    host = LocalHost(talker(), store, resume=True)
-    assert await host.recover() == []
-    assert store.reads == 1
-    await host.close()
-
-
 async def test_a_recovery_that_failed_is_tried_again() -> None:
     class Shy(MemoryStore):
         fails = True
@@ -487,9 +413,6 @@ async def test_a_stop_of_what_a_stored_session_has_left_comes_before_it_begins()
     await settle()
     assert asked(agent) == 0
     await host.close()
-
-
-# Sessions that broke down
 
 
 async def test_a_session_whose_store_had_a_hiccup_is_opened_anew() -> None:
@@ -552,9 +475,6 @@ async def test_a_stop_reaches_a_turn_of_a_session_that_is_being_closed() -> None
     await host.send("s", "again", turn_id="t2")
     assert (await end_of(host, "s", "t2")).status == "completed"
     await host.close()
-
-
-# What is refused
 
 
 async def test_a_session_keeps_its_agent_and_says_so() -> None:

@@ -1,9 +1,6 @@
 """A live session as its users hold it."""
 
 import asyncio
-import gc
-import tracemalloc
-from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ from safepoint.messages import AssistantMessage, ToolResult
 from safepoint.models.scripted import Call, ScriptedModel, Stall
 from safepoint.run import Context, StopAck
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionInUse, SqliteStore
-from safepoint.session.store import Record
 from safepoint.testing import FakeClock, settle
 from tests.conftest import counts
 from tests.session.lab import (
@@ -38,9 +34,6 @@ from tests.session.lab import (
 
 def is_question(event: object) -> bool:
     return isinstance(event, QuestionAsked)
-
-
-# When busy
 
 
 async def test_queued_turns_run_one_after_the_other_in_order() -> None:
@@ -145,9 +138,6 @@ async def test_an_unknown_way_is_refused_and_nothing_is_stored() -> None:
     assert [event.kind for event in await stored(store)] == ["session_opened", "session_closed"]
 
 
-# The queue
-
-
 async def test_a_turn_that_waits_can_be_edited() -> None:
     async with Session.open("s", agent=talker(["half", Stall()], "ok")) as session:
         running, waiting = session.send("go", turn_id="1"), session.send("mistake", turn_id="2")
@@ -210,9 +200,6 @@ async def test_a_paused_session_begins_no_turn_and_a_stop_works_all_the_same() -
         session.pause()
         session.send("3")
     assert asked(agent) == 1, "closing a paused session does not hang"
-
-
-# Forgetting and going on
 
 
 async def test_the_last_turn_can_be_forgotten_as_if_it_had_never_been() -> None:
@@ -316,9 +303,6 @@ async def test_a_continuation_that_was_forgotten_can_be_tried_again() -> None:
         assert said(session.messages) == ["go", "right"]
 
 
-# Questions
-
-
 async def test_a_question_is_answered_by_its_id_once() -> None:
     agent = talker([Call("ask_user", question="Which?")], "thanks", ask_user=True)
     async with Session.open("s", agent=agent) as session:
@@ -353,9 +337,6 @@ async def _so_far(session: Session):
             yield recorded
             if recorded.seq >= last:
                 return
-
-
-# Readers
 
 
 async def test_readers_replay_then_follow_without_a_gap_and_without_a_duplicate(tmp_path: Path) -> None:
@@ -512,9 +493,6 @@ async def test_an_agent_that_has_answered_when_a_stop_comes_is_aborted_with_its_
         assert asked(agent) == 1
 
 
-# Opening and closing
-
-
 async def test_closing_stops_everything_and_the_last_event_says_so() -> None:
     store = MemoryStore()
     session = await Session.open("s", agent=talker(["half", Stall()]), store=store)
@@ -592,9 +570,6 @@ async def test_a_session_needs_a_name_that_can_be_kept(name: str) -> None:
         await Session.open(name, agent=talker())
 
 
-# Helpers
-
-
 async def test_the_parents_stop_ends_exactly_the_turn_it_drives_and_leaves_no_listener() -> None:
     rounds = counts(50, 1000)
     long_lived = AbortController()
@@ -648,9 +623,6 @@ async def test_a_parent_that_is_stopped_before_the_child_has_begun_keeps_it_from
         assert asked(helper_agent) == 1
 
 
-# Big and many
-
-
 async def test_huge_and_strange_messages_come_back_as_they_were(tmp_path: Path) -> None:
     huge = "x" * 3_000_000
     strange = "half \ud83d, nul \x00, \u2028, \U0001f9d1‍\U0001f680, \\ \" '"
@@ -663,35 +635,6 @@ async def test_huge_and_strange_messages_come_back_as_they_were(tmp_path: Path) 
     async with Session.open("s", agent=talker(), store=store) as session:
         assert session.messages == before
     await store.close()
-
-
-class Paperless(MemoryStore):
-    """Keeps nothing: what grows is not the store."""
-
-    async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
-        return frozenset()
-
-
-async def test_many_turns_keep_only_what_was_said_and_how_each_ended() -> None:
-    few, many = counts(100, 9_500), 500
-    async with Session.open("s", agent=talker(*["ok"] * (few + many)), store=Paperless()) as session:
-        model = session.agent.model
-
-        async def run(number: int) -> None:
-            for _ in range(number):
-                result = await session.send("hello")
-                session.forget(result.turn_id)  # so that the model is not given more and more to read
-            await session.saved()
-
-        await run(few)
-        gc.collect()
-        tracemalloc.start()
-        await run(many)
-        model.requests.clear()  # type: ignore[attr-defined]
-        gc.collect()
-        kept = tracemalloc.get_traced_memory()[0] / many
-        tracemalloc.stop()
-    assert kept < 4000, f"{kept:.0f} bytes per turn"
 
 
 async def test_stopped_turns_are_let_go() -> None:

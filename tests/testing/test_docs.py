@@ -10,11 +10,14 @@ from typing import Any
 
 import safepoint.testing
 from safepoint.abort import use_clock
-from safepoint.testing import DEFAULT_LAWS, FakeClock, Report, abort_everywhere
-from safepoint.testing.laws import works_again
+from safepoint.testing import Report, abort_everywhere
 
 PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text(encoding="utf-8")
+
+
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
 NAMES = {name: getattr(safepoint.testing, name) for name in safepoint.testing.__all__} | {"use_clock": use_clock}
 
 
@@ -78,13 +81,6 @@ def test_a_long_campaign_is_bounded_and_shows_its_progress_as_shown():
     assert re.fullmatch(r"abort_everywhere\(scenario\): 0 of 3 points, 2 runs, 0 violations, \d+\.\d s", lines[0])
     assert len(lines) == 1 + 3 + 1
     assert lines[-1] == "0 aborts were not tried"
-
-
-def test_a_law_is_left_out_as_shown():
-    [shown] = re.findall(r"`(laws=\[.*?\])`", PAGE)
-    laws = eval(shown.removeprefix("laws="), {**NAMES, "works_again": works_again})
-    assert len(laws) == len(DEFAULT_LAWS) - 1
-    assert abort_everywhere(scenario, clock=FakeClock, laws=laws).aborted > 0
 
 
 def test_the_page_names_every_argument_of_abort_everywhere():

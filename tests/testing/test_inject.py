@@ -17,14 +17,10 @@ from safepoint.testing import (
     Progress,
     Violation,
     abort_everywhere,
-    inject,
-    inject_run,
     point,
 )
-from safepoint.testing.laws import outcome_is_the_stop, works_again
 from tests.conftest import counts
 from tests.testing import clean
-from tests.testing.planted import DEFECTS, After
 
 
 def at(violation: Violation) -> Point:
@@ -65,32 +61,6 @@ def test_a_scenario_of_anyio_tasks_breaks_no_law():
         return "done"
 
     abort_everywhere(scenario, clock=FakeClock)
-
-
-@pytest.mark.parametrize("planted", DEFECTS, ids=lambda planted: planted.name)
-def test_a_planted_defect_is_found_and_named_with_its_place(planted, monkeypatch):
-    monkeypatch.setattr(inject_run, "LINGER_SECONDS", 0.05)
-    after = After()
-    with after.todo:
-        report = abort_everywhere(planted.make(after), clock=FakeClock, check=False)
-    found = [violation for violation in report.violations if violation.law == planted.law]
-    assert planted.says in "\n".join(violation.message for violation in found)
-    assert any(planted.place in line for violation in found for line in at(violation).chain)
-    with pytest.raises(AssertionError) as failure:
-        report.check()
-    text = str(failure.value)
-    assert f" {planted.law}: " in text
-    assert planted.place in text
-    assert f'only=({at(found[0]).number}, "{found[0].mode}")' in text
-
-
-@pytest.mark.parametrize("planted", DEFECTS, ids=lambda planted: planted.name)
-def test_a_planted_defect_breaks_no_other_law(planted, monkeypatch):
-    monkeypatch.setattr(inject_run, "LINGER_SECONDS", 0.05)
-    after = After()
-    with after.todo:
-        report = abort_everywhere(planted.make(after), clock=FakeClock, check=False)
-    assert {violation.law for violation in report.violations} == {planted.law}
 
 
 def test_the_failure_report_reads_like_this():
@@ -403,11 +373,6 @@ def test_what_makes_the_end_of_the_next_run_fail_is_laid_to_its_point():
     assert {(at(found).number, found.law) for found in report.violations} == {(1, "works_again")}
 
 
-def test_without_that_law_there_is_no_run_without_an_abort_in_between():
-    laws = [law for law in DEFAULT_LAWS if law is not works_again]
-    assert abort_everywhere(two_steps, clock=FakeClock, laws=laws).runs == 2 + 2 * 4
-
-
 def test_a_real_hang_is_ended_and_shows_where_every_task_waits():
     async def never():
         await asyncio.Event().wait()
@@ -433,32 +398,6 @@ def test_a_scenario_that_spins_for_ever_is_ended():
 
     report = abort_everywhere(scenario, seconds=0.1, check=False)
     assert [found.law for found in report.violations] == ["ends"]
-
-
-def test_it_gives_up_when_too_many_runs_hang():
-    async def scenario(probe):
-        for _ in range(10):
-            try:
-                await probe.signal.sleep(1)
-            except AbortError:
-                await asyncio.Event().wait()
-
-    report = abort_everywhere(scenario, clock=FakeClock, check=False)
-    assert len(report.violations) == inject.HUNG_RUNS
-    assert "by hanging" in report.unfinished
-
-
-def test_it_gives_up_when_too_many_runs_break_laws():
-    async def scenario(probe):
-        try:
-            for _ in range(20):
-                await probe.signal.sleep(1)
-        except AbortError:
-            return
-
-    report = abort_everywhere(scenario, clock=FakeClock, check=False, laws=[outcome_is_the_stop])
-    assert len(report.violations) == inject.BROKEN_RUNS
-    assert report.unfinished
 
 
 def test_fake_time_jumps_over_sleeps_timeouts_and_deadlines():
@@ -488,42 +427,11 @@ def test_a_long_scenario_is_aborted_at_each_of_its_points():
     assert report.aborted == 4 * length
 
 
-def test_a_campaign_that_reaches_its_time_limit_says_what_it_did_not_try_and_does_not_pass(monkeypatch):
-    times = iter(range(1000))
-    monkeypatch.setattr(inject, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
-    report = abort_everywhere(two_steps, clock=FakeClock, time_limit=5, check=False)
-    assert 0 < report.aborted < 8
-    assert report.aborted + len(report.not_tried) == 8
-    assert report.violations == ()
-    assert report.unfinished == "the time limit of the campaign was reached"
-    assert f"{len(report.not_tried)} not tried" in str(report)
-    with pytest.raises(AssertionError, match="What was not tried has not passed"):
-        report.check()
-
-
 def test_a_campaign_whose_time_is_up_before_the_first_abort_tries_nothing():
     with pytest.raises(AssertionError, match="8 not tried"):
         abort_everywhere(two_steps, clock=FakeClock, time_limit=0)
     report = abort_everywhere(two_steps, clock=FakeClock, time_limit=0, check=False)
     assert (report.runs, report.aborted, len(report.not_tried)) == (2, 0, 8)
-
-
-def test_what_was_done_within_the_time_limit_is_still_checked_for_working_again(monkeypatch):
-    times = iter(range(1000))
-    monkeypatch.setattr(inject, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
-    broken: list[bool] = []
-
-    async def scenario(probe):
-        if broken:
-            raise RuntimeError("broken")
-        try:
-            await two_steps(probe)
-        except AbortError:
-            broken.append(True)
-            raise
-
-    report = abort_everywhere(scenario, clock=FakeClock, time_limit=3, check=False)
-    assert {found.law for found in report.violations} == {"works_again"}
 
 
 def test_within_its_time_limit_everything_is_tried():
@@ -544,18 +452,6 @@ def test_progress_is_told_before_the_first_point_and_after_each():
     assert [each.runs for each in told] == [2, 7, report.runs]
     assert told[0].seconds <= told[1].seconds <= told[2].seconds
     assert str(told[1]).startswith("abort_everywhere(two_steps): 1 of 2 points, 7 runs, 0 violations, ")
-
-
-def test_what_is_not_tried_because_enough_is_broken_is_said_too():
-    async def scenario(probe):
-        try:
-            for _ in range(20):
-                await probe.signal.sleep(1)
-        except AbortError:
-            return
-
-    report = abort_everywhere(scenario, clock=FakeClock, check=False, laws=[outcome_is_the_stop])
-    assert len(report.not_tried) == 80 - report.aborted > 0
 
 
 def test_a_task_that_is_ignored_is_not_counted_and_the_report_says_so():
@@ -584,11 +480,6 @@ def test_a_law_may_be_ignored_where_the_abort_comes_at_a_place():
 
     rule = Ignore(law="outcome_is_the_stop", at="*fragile")
     assert abort_everywhere(scenario, clock=FakeClock, ignore=[rule]).ignored == ((rule, 3),)
-
-
-def test_a_rule_for_a_law_that_is_not_checked_is_refused():
-    with pytest.raises(UsageError, match="there is no such law; the laws are outcome_is_the_stop, ends"):
-        abort_everywhere(two_steps, laws=[outcome_is_the_stop], ignore=[Ignore(law="no_tasks")])
 
 
 def test_progress_that_cannot_be_called_is_refused():

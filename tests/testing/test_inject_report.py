@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from safepoint.testing import Ignore, Point, Progress, Report, Violation, inject_report
+from safepoint.testing import Point, Progress, Report, Violation
 
 POINT = Point(number=3, what="await", task="main", nth=2, file="a.py", line=7, chain=("a.py:4 main", "a.py:7 work"))
+
+
 GOOD = Report(scenario="download", points=(POINT,), runs=7, aborted=4)
 
 
@@ -88,15 +90,6 @@ def test_what_was_not_tried_has_not_passed():
     assert lines[0].endswith("0 violations, 0 not reached, 2 not tried")
     assert "  not tried: 2 aborts, from point 3, 'twice': a.py:7 (await in task main, time 2)" in lines
     assert lines[-1] == "What was not tried has not passed: give it more time, or fewer modes."
-
-
-def test_what_was_ignored_and_what_time_jumped_over_is_said_and_passes():
-    good = report(ignored=((Ignore(name="serve"), 4),), jumped_over=tuple(f"thread {number}" for number in range(9)))
-    good.check()
-    lines = str(good).splitlines()
-    assert lines[1] == "  not counted: 4, by Ignore(name='serve')"
-    assert lines[2] == "  fake time jumped although it had not moved for a second: thread 0"
-    assert len(lines) == 2 + inject_report.LISTED
 
 
 def test_progress_is_one_line():

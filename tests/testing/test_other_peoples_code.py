@@ -1,20 +1,21 @@
 """abort_everywhere over code as people write it: threads, servers and programs inside one scenario, on both clocks."""
 
 import asyncio
-import queue
-import sys
 import threading
 import time
 
 import pytest
 
-from safepoint.abort import AbortError, current_clock, current_signal, run_in_thread, run_process
+from safepoint.abort import AbortError, current_clock, current_signal, run_in_thread
 from safepoint.run import Context, leaf, settle
-from safepoint.testing import FakeClock, Ignore, abort_everywhere, inject_pending
+from safepoint.testing import FakeClock, Ignore, abort_everywhere
 
 CLOCKS = pytest.mark.parametrize("clock", [FakeClock, None], ids=["fake", "real"])
+
+
 # asyncio leaves a listening socket open when create_server() is cancelled in its last `sleep(0)`: a true defect.
 KNOWN_LEAK = Ignore(law="no_descriptor_left", at="asyncio/base_events.py:* BaseEventLoop.create_server")
+
 
 # The sockets that asyncio itself forgets, in the two cases above and when a server is closed while it accepts.
 SOCKETS_OF_ASYNCIO = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -196,60 +197,6 @@ def test_a_server_task_that_really_stays_is_still_reported():
         ("no_task_left", None),
         ("no_descriptor_left", None),
     }
-
-
-def test_an_idle_thread_of_a_library_does_not_stop_fake_time(monkeypatch):
-    monkeypatch.setattr(inject_pending, "STILL_SECONDS", 0.1)
-
-    async def scenario(probe):
-        jobs: queue.SimpleQueue[object] = queue.SimpleQueue()
-        thread = threading.Thread(target=lambda: all(iter(jobs.get, None)), name="driver")
-        thread.start()
-        try:
-            for _ in range(10):
-                await probe.signal.sleep(3600)
-        finally:
-            jobs.put(None)
-            thread.join()
-
-    report = abort_everywhere(scenario, clock=FakeClock, modes=["abort"])
-    assert len(report.points) == 10
-    assert [text for text in report.jumped_over if text.startswith("thread driver at tests/testing/")]
-    assert "fake time jumped although it had not moved" in str(report)
-
-
-def test_a_program_that_waits_for_input_does_not_stop_fake_time(monkeypatch):
-    monkeypatch.setattr(inject_pending, "STILL_SECONDS", 0.1)
-
-    async def scenario(probe):
-        pipe = asyncio.subprocess.PIPE
-        program = await asyncio.create_subprocess_exec("cat", stdin=pipe, stdout=pipe)
-        assert program.stdin is not None
-        assert program.stdout is not None
-        try:
-            await probe.signal.sleep(3600)
-            program.stdin.write(b"hello\n")
-            return await program.stdout.readline()
-        finally:
-            program.stdin.close()
-            await program.wait()
-
-    report = abort_everywhere(scenario, clock=FakeClock, only=(1, "abort"), laws=[], check=False)
-    assert report.unfinished == ""
-    assert any(text.startswith("child process cat") for text in report.jumped_over)
-
-
-def test_fake_time_stands_still_while_a_program_computes(monkeypatch):
-    monkeypatch.setattr(inject_pending, "STILL_SECONDS", 0.1)
-    program = "import time\nuntil = time.monotonic() + 0.4\nwhile time.monotonic() < until: pass"
-
-    async def scenario(probe):
-        async with asyncio.timeout(60):  # fake time: it must not pass while the program, or its child, works
-            await run_process(["sh", "-c", f"{sys.executable} -S -c '{program}'; true"], signal=probe.signal)
-        return current_clock().monotonic()
-
-    report = abort_everywhere(scenario, clock=FakeClock, only=(1, "cancel"))
-    assert report.violations == ()
 
 
 def test_a_run_that_hangs_because_fake_time_stands_still_says_what_holds_it_up():

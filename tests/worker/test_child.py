@@ -3,17 +3,17 @@
 import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 
 from safepoint.worker import RemoteHost
-from safepoint.worker.child import ORPHAN_SECONDS
+from tests.internal.worker.test_seats import gone
 from tests.worker.cast import TARGET
 from tests.worker.lab import eventually, hosting, nats, until_kind
 from tests.worker.processes import WorkerProcess, worker_process
-from tests.worker.test_seats import gone
 
 LEASE = 1.5
+
+
 QUICK = ("--lease", str(LEASE), "--grace", "1", "--within", "0.1")
 
 
@@ -44,23 +44,6 @@ async def at_work(host: RemoteHost, worker: WorkerProcess, text: str, told: str)
     return found, getattr(recorded.event, "message", "")
 
 
-async def test_a_supervisor_that_is_killed_leaves_no_process_that_goes_on():
-    broker = nats()
-    async with (
-        hosting(broker) as host,
-        worker_process(str(broker.url), broker.namespace, *QUICK, agent=TARGET) as worker,
-    ):
-        children, _ = await at_work(host, worker, "talk", "text_streamed")
-        killed = time.monotonic()
-        await worker.kill()
-
-        async def ended() -> bool:
-            return gone(*children)
-
-        await eventually(ended)
-        assert time.monotonic() - killed < ORPHAN_SECONDS, "its work was not told to end, and was cut off at last"
-
-
 async def test_a_supervisor_that_is_killed_leaves_nothing_of_a_child_whose_loop_is_blocked():
     broker = nats()
     async with (
@@ -76,26 +59,6 @@ async def test_a_supervisor_that_is_killed_leaves_nothing_of_a_child_whose_loop_
             return gone(*children, int(grandchild))
 
         await eventually(ended)
-
-
-async def test_a_child_whose_supervisor_is_silent_for_a_lease_ends_itself_and_all_it_has_started():
-    broker = nats()
-    async with (
-        hosting(broker) as host,
-        worker_process(str(broker.url), broker.namespace, *QUICK, agent=TARGET) as worker,
-    ):
-        children, grandchild = await at_work(host, worker, "spawn", "progress_made")
-        frozen = time.monotonic()
-        worker._process.send_signal(signal.SIGSTOP)
-        try:
-
-            async def ended() -> bool:
-                return gone(*children, int(grandchild))
-
-            await eventually(ended)
-            assert time.monotonic() - frozen < LEASE + ORPHAN_SECONDS + 1.5
-        finally:
-            worker._process.send_signal(signal.SIGCONT)
 
 
 async def test_a_child_that_was_frozen_itself_hears_what_its_supervisor_has_said_meanwhile():

@@ -9,13 +9,14 @@ from pathlib import Path
 import nats
 import pytest
 
-from safepoint.worker.orders import Reply, StopCall, from_json, to_json
 from tests.conftest import counts
 from tests.rigs.nats import NatsServer, nats_server
 from tests.worker.faulty import LEASE, Lab, Wire, lab
 from tests.worker.laws import SLACK
 
 ROUNDS = counts(1, 5)
+
+
 LONG = "steps=900 pause=0.1"
 
 
@@ -184,23 +185,3 @@ async def test_a_session_with_many_stops_behind_it_is_opened_within_its_lease(tm
             await client.until(await client.send("steps=10 pause=0.2"), "completed")
             assert sum(one.kind == "session_opened" for one in client.log) == 1, "it has lost its lease"
             await there.check()
-
-
-async def test_a_stop_that_comes_both_ways_is_answered_as_one(tmp_path: Path) -> None:
-    """The record of it may be read before the bell is heard: that is not another stop."""
-    with nats_server() as server:
-        async with lab(tmp_path, server.url) as there:
-            await there.start("a")
-            client = await there.client(1)
-            turn_id = await client.send(LONG)
-            await there.worker_of(client)
-            link = await there.broker.connect("test")
-            try:
-                calls = [StopCall(turn_id, "NOW", id=name) for name in ("one", "one", "two")]
-                answers = [await link.request(("ctl", client.story.session), to_json(call), 2.0) for call in calls]
-            finally:
-                await link.close()
-            one, again, other = (from_json(Reply, answer) for answer in answers)
-            assert (one.status, again.status) == ("accepted", "accepted")
-            assert other.status in ("already_stopping", "already_finished")
-            await client.until(turn_id, "aborted")

@@ -8,7 +8,6 @@ import pytest
 from safepoint.agent import Agent
 from safepoint.models.scripted import Call, ScriptedModel, Stall
 from safepoint.worker import RemoteHost, remote_tool
-from safepoint.worker.lending import Waits, waiting_for_a_sub_agent
 from tests.session.lab import talker
 from tests.worker.chiefs import CHIEF, NAMESPACE, RESEARCHER, URL
 from tests.worker.lab import New, each_broker, eventually, hosting, nats, until_kind, working
@@ -110,23 +109,3 @@ async def test_chiefs_in_processes_of_their_own_lend_their_places_as_well(monkey
             await host.create(session, "chief")
             await host.send(session, "go", turn_id=f"{session}-1")
         await all_complete(host, ["a", "b"])
-
-
-async def test_the_first_call_that_waits_is_told_and_the_last_one_that_does_not_any_more():
-    told: list[bool] = []
-    with waiting_for_a_sub_agent():
-        assert told == []
-
-    async def work() -> None:
-        with waiting_for_a_sub_agent(), waiting_for_a_sub_agent():
-            assert told == [True]
-        assert told == [True, False]
-
-    async def order() -> None:
-        Waits(told.append).observe()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(work())
-
-    await asyncio.create_task(order())
-    with waiting_for_a_sub_agent():
-        assert told == [True, False]

@@ -8,10 +8,7 @@ import pytest
 
 from safepoint.errors import UsageError
 from safepoint.worker import MemoryBroker
-from safepoint.worker.broker import Nobody, Queue
 from tests.worker.lab import SECONDS, linked
-
-ANY: Queue = ("any", "helper")
 
 
 class Elsewhere:
@@ -46,41 +43,6 @@ async def test_a_question_is_answered_in_the_thread_of_whoever_serves():
         await there.gone()
 
 
-async def test_an_event_loop_that_is_closed_serves_nobody():
-    async def answer(data: bytes) -> bytes:
-        return b""
-
-    broker = MemoryBroker()
-    await Elsewhere(broker, answer).gone()
-    async with linked(broker) as link:
-        with pytest.raises(Nobody, match="went away"):
-            await link.request(("ctl", "s"), b"", 5)
-
-
-async def test_who_ends_while_it_answers_has_gone_and_whoever_asked_goes_on():
-    asked = threading.Event()
-
-    async def answer(data: bytes) -> bytes:
-        asked.set()
-        await asyncio.Event().wait()
-        return b""
-
-    broker = MemoryBroker()
-    there = Elsewhere(broker, answer)
-    async with linked(broker) as link, asyncio.TaskGroup() as group:
-        question = group.create_task(_outcome(link.request(("ctl", "s"), b"", SECONDS)))
-        assert await asyncio.to_thread(asked.wait, SECONDS)
-        await there.gone()
-        assert isinstance(await question, Nobody)
-
-
-async def _outcome(question: Awaitable[bytes]) -> bytes | Exception:
-    try:
-        return await question
-    except Exception as error:
-        return error
-
-
 async def test_what_goes_wrong_with_an_answer_is_told_to_whoever_asked():
     async def answer(data: bytes) -> bytes:
         raise ZeroDivisionError
@@ -104,20 +66,6 @@ async def test_who_listens_in_a_loop_that_has_ended_is_not_there():
         await link.publish(("news",), b"new")
         await asyncio.sleep(0)
         assert heard == [b"new"]
-
-
-async def test_whoever_has_lost_its_order_cannot_settle_it_any_more():
-    broker = MemoryBroker(lease=0.05)
-    async with linked(broker) as link:
-        await link.order(ANY, "s", b"")
-        (late,) = await link.take([ANY], 1, 5)
-        (held,) = await link.take([ANY], 1, 5)
-        assert (late.attempt, held.attempt) == (1, 2)
-        await held.renew()
-        await late.done()
-        await late.give_back()
-        assert await link.ordered() == {"s"}
-        assert await link.take([ANY], 1, 0) == []
 
 
 async def test_a_connection_in_memory_is_never_lost():

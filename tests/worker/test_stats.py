@@ -1,14 +1,7 @@
 """Owns the tests of what a worker counts."""
 
-from dataclasses import asdict
-
-from safepoint.worker.stats import Stats
 from tests.session.lab import talker
 from tests.worker.lab import eventually, hosting, memory, until_kind, working
-
-
-def test_a_new_worker_has_counted_nothing():
-    assert set(asdict(Stats()).values()) == {0}
 
 
 async def test_orders_are_counted_and_told_to_whoever_lists_the_workers():

@@ -8,12 +8,10 @@ from typing import Any
 
 from safepoint import AbortController, AbortReason
 from safepoint.agent import Agent, tool
-from safepoint.events import Event, ToolCalled, TurnEnded
+from safepoint.events import Event, TurnEnded
 from safepoint.models.scripted import Call, Error, Stall
-from safepoint.run import Aborted, Completed
+from safepoint.run import Aborted
 from safepoint.session import Host, LocalHost, MemoryStore, Recorded, Session
-from safepoint.session.log import read
-from safepoint.session.past import OWN
 from safepoint.worker import Broker, BrokerError, MemoryBroker, RemoteHost, remote_tool
 from tests.session.lab import asked, talker, until
 from tests.worker.lab import (
@@ -270,9 +268,6 @@ async def test_an_abort_before_the_child_exists_leaves_no_child():
     await host.close()
 
 
-# A parent whose process has died
-
-
 class Lost:
     """A parent in a session, whose process dies while its child works on another machine: nobody stops the child."""
 
@@ -325,23 +320,6 @@ async def lost_parent(new: New = memory) -> AsyncIterator[tuple[Lost, asyncio.Ev
         await lost.crash()
         yield lost, released
         released.set()
-
-
-@each_broker
-async def test_a_parent_whose_process_died_goes_on_with_its_child_and_tells_each_event_once(new: New):
-    async with lost_parent(new) as (lost, released), lost.opened(resume=True) as session:
-        (turn,) = session.turns.values()
-        released.set()
-        outcome = (await turn).outcome
-        assert isinstance(outcome, Completed)
-        assert results(outcome.value)[-1] == "it was done once"
-        assert len(await lost.host.sessions()) == 1
-        events = [read(record).event for record in await lost.store.read("p", 0, 1000)]
-        inside = [event.kind for event in events if event.run_id not in ("t1", turn.id, "p")]
-        there = [one.event.kind async for one in heard(lost.host, lost.child) if not isinstance(one.event, OWN)]
-        assert inside == there
-        keys = {event.idempotency_key for event in events if isinstance(event, ToolCalled) and not event.calls}
-        assert keys == {"t1:parent:call-1"}
 
 
 async def heard(host: RemoteHost, session: str) -> AsyncIterator[Recorded]:

@@ -5,7 +5,6 @@ import os
 import subprocess
 import threading
 import time
-from typing import Any
 
 from safepoint import run_process
 from safepoint.run import Completed, Context, Policy, leaf, settle
@@ -161,20 +160,6 @@ async def test_a_run_inside_of_a_run_names_what_is_its_own():
 
     outcome = await settle(Context(), work, None)
     assert outcome.unwrap() == ()
-
-
-async def test_a_leaf_that_starts_nothing_has_no_account():
-    bench = Bench()
-    runs: list[Any] = []
-
-    async def tool(ctx: Context, value: object) -> None:
-        from safepoint.abort.accounting import current_account
-
-        runs.append(current_account.get())
-
-    await leaf(bench.ctx, tool)
-    assert runs[0].owned is None
-    assert len(bench.entries()) == 1
 
 
 async def test_the_accounts_of_many_leaves_do_not_add_up():

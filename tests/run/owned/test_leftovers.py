@@ -7,7 +7,6 @@ import anyio.to_thread
 import pytest
 
 from safepoint.run import Context, Policy, leaf
-from safepoint.run.owned.leftovers import running_behind
 from tests.abort.programs import printed
 from tests.run.owned.lab import Gate, stop
 
@@ -178,12 +177,6 @@ def test_a_program_that_nobody_saw_start_is_unknown():
         """
     )
     assert told == "sleep unknown True True"
-
-
-def test_a_wait_for_something_else_has_no_thread_behind_it():
-    assert running_behind(None) is None
-    assert running_behind([1]) is None
-    assert running_behind([(print, None), (len, None)]) is None
 
 
 @pytest.mark.parametrize("moved", [-3600.0, 3600.0], ids=["back", "forward"])

@@ -14,7 +14,6 @@ import pytest
 
 from safepoint import AbortController
 from safepoint.run import Context, Policy, leaf, settle
-from safepoint.run.owned.starter import Starter
 from tests.run.owned.lab import Gate, children, silent_server, stop, until
 from tests.run.owned.test_programs import seconds
 
@@ -304,7 +303,3 @@ async def test_no_connection_is_ended_while_a_lock_is_held_without_a_block():
             connection.sendall(b"HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nwhole")
         await until(lambda: not lock.locked())
     gate.open()
-
-
-def test_nobody_needs_a_program_that_nobody_waits_for():
-    assert not Starter().needs_it()

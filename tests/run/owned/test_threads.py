@@ -4,26 +4,12 @@ import asyncio
 import functools
 import threading
 import time
-from typing import Any
 
 import pytest
 
 from safepoint import run_in_thread
 from safepoint.run import Context, Policy
-from safepoint.run.interrupt import InterruptibleCall
-from safepoint.run.owned.threads import FIRST_SECONDS, LAST_SECONDS, Sampler, ThreadWork
-from tests.abort.programs import wait_until
 from tests.run.owned.lab import Gate, stop
-
-
-class Nobody:
-    """An owner with nothing to end."""
-
-    ends_connections = True
-    has_programs = False
-
-    def end_programs(self) -> None:
-        pass
 
 
 async def test_a_loop_inside_a_tool_is_ended_through_its_main_task():
@@ -102,45 +88,6 @@ async def test_the_first_wait_before_an_interrupt_is_an_option():
     stopped = await stop(tool, lambda: len(effects) > 2, Policy(interrupt_after=0.0))
     assert stopped.fate("tool") == "stopped"
     assert stopped.seconds < 0.09
-
-
-def test_a_function_that_does_not_react_is_looked_at_less_and_less_often():
-    let_go, looks = threading.Event(), []
-    work = ThreadWork(InterruptibleCall(lambda: let_go.wait(30)), Nobody())
-    sampler = Sampler()
-
-    class Counted(ThreadWork):
-        def look(self, frames: Any) -> bool:
-            looks.append(self.pause)
-            return super().look(frames) and len(looks) < 12
-
-    counted = Counted(work.call, Nobody())
-    thread = threading.Thread(target=counted.run)
-    thread.start()
-    sampler.add(counted)
-    wait_until(lambda: len(looks) >= 12)
-    let_go.set()
-    thread.join(30)
-    assert looks[0] == FIRST_SECONDS
-    assert looks == sorted(looks)
-    assert looks[-1] == LAST_SECONDS
-    wait_until(lambda: not sampler._running)
-
-
-def test_looking_goes_on_when_a_look_fails(caplog):
-    looks: list[int] = []
-
-    class Broken(ThreadWork):
-        def look(self, frames: Any) -> bool:
-            looks.append(1)
-            if len(looks) == 1:
-                raise ValueError("broken")
-            return False
-
-    sampler = Sampler()
-    sampler.add(Broken(InterruptibleCall(int), Nobody()))
-    wait_until(lambda: len(looks) == 2)
-    assert "it is looked at again" in caplog.text
 
 
 async def test_hundreds_of_deaf_threads_cost_little():

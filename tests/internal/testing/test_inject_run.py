@@ -121,7 +121,7 @@ def test_tasks_that_are_left_are_ended_before_the_next_run():
 
     run, _ = run_scenario(scenario, bounds())
     (text,) = run.tasks
-    assert text.startswith("task stays\n  tests/testing/test_inject_run.py:")
+    assert text.startswith("task stays\n  tests/internal/testing/test_inject_run.py:")
     assert ended == [True]
 
 

@@ -11,6 +11,8 @@ from safepoint.abort import AbortController, AbortError, run_in_thread
 from safepoint.testing import inject_left
 from safepoint.testing.inject_left import left_since, take_stock
 
+HERE = "tests/internal/testing/test_inject_left.py"
+
 
 def test_nothing_is_left_when_nothing_came():
     left = left_since(take_stock(), executor_idle=True)
@@ -24,7 +26,7 @@ def test_a_thread_is_left_with_its_name_and_place():
     thread.start()
     try:
         (text,) = left_since(before, executor_idle=True).threads
-        assert text.startswith("worker at tests/testing/test_inject_left.py:")
+        assert text.startswith("worker at tests/internal/testing/test_inject_left.py:")
         assert not left_since(take_stock(), executor_idle=True)
     finally:
         gate.set()
@@ -59,7 +61,7 @@ async def test_a_function_that_was_abandoned_is_left():
         await run_in_thread(stubborn, signal=controller.signal)
     (text,) = left_since(before, executor_idle=True).threads
     line = stubborn.__code__.co_firstlineno
-    assert text == f"{stubborn.__qualname__} (tests/testing/test_inject_left.py:{line}), abandoned by run_in_thread"
+    assert text == f"{stubborn.__qualname__} ({HERE}:{line}), abandoned by run_in_thread"
     gate.set()
     while left_since(before, executor_idle=True):  # bounded by the test's own timeout
         await asyncio.sleep(0)

@@ -78,7 +78,7 @@ def test_a_thread_that_moves_holds_up_time_for_as_long_as_it_does(patience):
         while time.monotonic() < until:
             assert outside.pending([])
         (held,) = outside.moving
-        assert held.words().startswith("thread other at tests/testing/test_inject_pending.py:")
+        assert held.words().startswith("thread other at tests/internal/testing/test_inject_pending.py:")
     wait_until(lambda: not outside.pending([]))
 
 

@@ -12,9 +12,9 @@ from safepoint.worker.memory import MemoryLink
 from safepoint.worker.orders import StopCall, to_json
 from safepoint.worker.pulse import Pulse
 from safepoint.worker.stop_reader import LOOKS, StopReader
+from tests.internal.worker.test_runner import at_work, record, send
 from tests.session.lab import happens, talker
 from tests.worker.lab import ends, logged
-from tests.worker.test_runner import at_work, record, send
 
 
 class Counted:

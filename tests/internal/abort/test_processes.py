@@ -1,0 +1,89 @@
+"""Owns the tests that look inside, beside those of `tests/abort/test_processes.py`.
+
+Programs under a signal: their whole group ends with the abort, and what is left is named.
+"""
+
+import asyncio
+import os
+import signal as os_signals
+import socket
+import time
+
+import pytest
+
+from safepoint.abort import (
+    AbortController,
+    processes,
+    processgroup,
+    run_process,
+)
+from tests.abort.programs import alive
+from tests.abort.test_processes import LONG, STUBBORN, aborted, running, sh
+
+pytestmark = pytest.mark.backends("asyncio", "uvloop")
+
+
+async def test_the_program_has_the_environment_it_is_given_and_a_mark(monkeypatch):
+    monkeypatch.setenv("OURS", "1")
+    inherited = (await run_process(["env"])).stdout.decode().splitlines()
+    assert "OURS=1" in inherited
+    given = (await run_process(["env"], env={"PATH": os.environ["PATH"], "THEIRS": "2"})).stdout.decode().splitlines()
+    assert sorted(entry.partition("=")[0] for entry in given) == ["PATH", processgroup.MARK, "THEIRS"]
+    assert "THEIRS=2" in given
+
+
+async def test_a_tree_that_ignores_term_is_gone_after_the_grace(folder):
+    controller = AbortController()
+    async with running(sh(STUBBORN), signal=controller.signal, grace=0.2, cwd=folder.path) as task:
+        pids = await folder.ready(3)
+        [group] = {os.getpgid(pid) for pid in pids}
+        assert len(processgroup.members(group)) == 3
+        start = time.monotonic()
+        controller.abort("stop")
+        error = await aborted(task)
+    assert time.monotonic() - start >= 0.2
+    assert processgroup.members(group) == []
+    assert [pid for pid in pids if alive(pid)] == []
+    assert error.partial.returncode == -os_signals.SIGKILL
+    assert error.partial.stdout == b"working\n"
+    assert error.partial.survivors == ()
+    assert error.partial.stopped
+
+
+@pytest.mark.parametrize(("before", "grace"), [("", LONG), ("trap '' TERM; ", 0.05)], ids=["polite", "stubborn"])
+async def test_where_the_system_shows_no_processes_an_empty_group_is_still_noticed(before, grace, monkeypatch, folder):
+    controller = AbortController()
+    monkeypatch.setattr(processgroup, "PROC", str(folder.path / "proc"))
+    start = time.monotonic()
+    script = before + "echo $$ >>pids; exec sleep 60"
+    async with running(sh(script), signal=controller.signal, grace=grace, cwd=folder.path) as task:
+        [pid] = await folder.ready(1)
+        controller.abort("stop")
+        error = await aborted(task)
+    assert time.monotonic() - start < LONG / 4
+    assert error.partial.returncode == (-os_signals.SIGKILL if before else -os_signals.SIGTERM)
+    assert error.partial.survivors == ()
+    assert not alive(pid)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_program_that_cannot_be_killed_is_reported_as_it_is(monkeypatch, folder):
+    monkeypatch.setattr(processes, "KILL_SECONDS", 0.05)
+    controller = AbortController()
+    async with running(sh("echo $$ >>pids; exec sleep 60"), signal=controller.signal, grace=0, cwd=folder.path) as task:
+        [pid] = await folder.ready(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "killpg", lambda group, number: None)  # as if it hung in the kernel
+            controller.abort("stop")
+            error = await aborted(task)
+    assert error.partial.returncode is None
+    assert error.partial.survivors == (pid,)
+    os.kill(pid, os_signals.SIGKILL)
+    await asyncio.to_thread(os.waitpid, pid, 0)
+
+
+def test_an_abort_that_finds_the_program_over_is_harmless():
+    heard, tell = socket.socketpair()
+    heard.close()
+    tell.close()
+    processes.poke(tell)

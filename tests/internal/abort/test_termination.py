@@ -1,0 +1,66 @@
+"""Owns the tests that look inside, beside those of `tests/abort/test_termination.py`.
+
+Owns the tests of how a program hears that it should end: whatever it is doing, once, and in time.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from safepoint.abort.termination import ENDS, hearing_the_end
+from tests.abort.test_termination import SECONDS
+
+
+@pytest.mark.parametrize("number", ENDS)
+def test_a_signal_is_told_once_in_another_thread(number: int):
+    told: list[threading.Thread] = []
+    heard = threading.Event()
+
+    def tell() -> None:
+        told.append(threading.current_thread())
+        heard.set()
+
+    with hearing_the_end(tell, SECONDS, "the test"):
+        os.kill(os.getpid(), number)
+        assert heard.wait(SECONDS)
+        os.kill(os.getpid(), number)
+    assert len(told) == 1
+    assert told[0] is not threading.main_thread()
+    assert not told[0].is_alive()
+
+
+def test_afterwards_everything_is_as_it_was():
+    before = [signal.getsignal(number) for number in ENDS]
+    threads = threading.active_count()
+    with hearing_the_end(lambda: None, SECONDS, "the test"):
+        assert [signal.getsignal(number) for number in ENDS] != before
+    assert [signal.getsignal(number) for number in ENDS] == before
+    assert threading.active_count() == threads
+
+
+def test_other_signals_still_reach_whoever_listened_before():
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    ours.settimeout(SECONDS)
+    handler = signal.signal(signal.SIGUSR1, lambda *about: None)
+    before = signal.set_wakeup_fd(theirs.fileno())
+    try:
+        with hearing_the_end(lambda: None, SECONDS, "the test"):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert ours.recv(1) == bytes([signal.SIGUSR1])
+        assert signal.set_wakeup_fd(before) == theirs.fileno()
+    finally:
+        signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGUSR1, handler)
+        ours.close()
+        theirs.close()
+
+
+def test_what_ends_in_time_is_not_cut_off():
+    with hearing_the_end(lambda: None, 0.05, "the test"):
+        pass
+    time.sleep(0.1)  # real time: it would be cut off by now

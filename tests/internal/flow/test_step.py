@@ -1,0 +1,16 @@
+"""Owns the tests that look inside, beside those of `tests/flow/test_step.py`.
+
+One node that is a function: its attempts, its copy of the state, and whether to believe it.
+"""
+
+from safepoint.flow.step import adapted
+from tests.flow.lab import Trail, one
+
+
+async def test_a_node_may_do_without_the_context():
+    class Method:
+        async def node(self, state: Trail) -> None:
+            state.notes.append("method")
+
+    assert (await one(Method().node).execute(Trail())).state.notes == ["method"]
+    assert adapted(len)(None, [1, 2]) == 2

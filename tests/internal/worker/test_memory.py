@@ -1,0 +1,66 @@
+"""Owns the tests that look inside, beside those of `tests/worker/test_memory.py`.
+
+Owns the tests of what only the broker in this process does: threads, loops that end, and leases that are over.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable
+
+import pytest
+
+from safepoint.worker import MemoryBroker
+from safepoint.worker.broker import Nobody, Queue
+from tests.worker.lab import SECONDS, linked
+from tests.worker.test_memory import Elsewhere
+
+ANY: Queue = ("any", "helper")
+
+
+async def test_an_event_loop_that_is_closed_serves_nobody():
+    async def answer(data: bytes) -> bytes:
+        return b""
+
+    broker = MemoryBroker()
+    await Elsewhere(broker, answer).gone()
+    async with linked(broker) as link:
+        with pytest.raises(Nobody, match="went away"):
+            await link.request(("ctl", "s"), b"", 5)
+
+
+async def test_who_ends_while_it_answers_has_gone_and_whoever_asked_goes_on():
+    asked = threading.Event()
+
+    async def answer(data: bytes) -> bytes:
+        asked.set()
+        await asyncio.Event().wait()
+        return b""
+
+    broker = MemoryBroker()
+    there = Elsewhere(broker, answer)
+    async with linked(broker) as link, asyncio.TaskGroup() as group:
+        question = group.create_task(_outcome(link.request(("ctl", "s"), b"", SECONDS)))
+        assert await asyncio.to_thread(asked.wait, SECONDS)
+        await there.gone()
+        assert isinstance(await question, Nobody)
+
+
+async def _outcome(question: Awaitable[bytes]) -> bytes | Exception:
+    try:
+        return await question
+    except Exception as error:
+        return error
+
+
+async def test_whoever_has_lost_its_order_cannot_settle_it_any_more():
+    broker = MemoryBroker(lease=0.05)
+    async with linked(broker) as link:
+        await link.order(ANY, "s", b"")
+        (late,) = await link.take([ANY], 1, 5)
+        (held,) = await link.take([ANY], 1, 5)
+        assert (late.attempt, held.attempt) == (1, 2)
+        await held.renew()
+        await late.done()
+        await late.give_back()
+        assert await link.ordered() == {"s"}
+        assert await link.take([ANY], 1, 0) == []
