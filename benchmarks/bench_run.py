@@ -6,9 +6,9 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 
 from safepoint.abort import AbortController, AbortError
-from safepoint.abort.accounting import current_account, reset_account
+from safepoint.abort.resource_account import current_account, reset_account
 from safepoint.run import Context, Policy, leaf
-from safepoint.run.leafrun import LeafRun
+from safepoint.run.leaf_run import LeafRun
 
 from .measure import AtMost, Contender, Limit, Line, Measure, cpu, wall
 from .peers import crowds

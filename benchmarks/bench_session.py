@@ -18,7 +18,7 @@ from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Completed
 from safepoint.session import MemoryStore, Session, SqliteStore, Store
 from safepoint.session.log import PAGE
-from safepoint.session.store import Record
+from safepoint.session.store import LogRecord
 
 from .measure import AtMost, Limit, Line, Measure, cpu, wall
 
@@ -189,20 +189,20 @@ class Noting(SqliteStore):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.batches: list[tuple[list[Record], bool]] = []
+        self.batches: list[tuple[list[LogRecord], bool]] = []
 
-    async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
+    async def append(self, session: str, records: Sequence[LogRecord], *, durable: bool) -> frozenset[str]:
         self.batches.append((list(records), durable))
         return await super().append(session, records, durable=durable)
 
 
-async def written_batches(path: Path) -> list[tuple[list[Record], bool]]:
+async def written_batches(path: Path) -> list[tuple[list[LogRecord], bool]]:
     store = Noting(path)
     await in_session(lambda: store, wall)
     return store.batches
 
 
-def raw_append(path: Path, batches: Sequence[tuple[Sequence[Record], bool]]) -> float:
+def raw_append(path: Path, batches: Sequence[tuple[Sequence[LogRecord], bool]]) -> float:
     """The least that can be done: one thread, no questions asked. The cost of all."""
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("PRAGMA journal_mode = WAL")
@@ -223,9 +223,9 @@ def raw_append(path: Path, batches: Sequence[tuple[Sequence[Record], bool]]) -> 
     return cost
 
 
-def chunks() -> list[tuple[list[Record], bool]]:
+def chunks() -> list[tuple[list[LogRecord], bool]]:
     text = event_to_json(TextStreamed(run_id="t" * 32, path=("agent",), at=1_700_000_000.0, text="a word"))
-    records = [Record(number, text) for number in range(1, EVENTS + 1)]
+    records = [LogRecord(number, text) for number in range(1, EVENTS + 1)]
     return [(records[start : start + BATCH], False) for start in range(0, EVENTS, BATCH)]
 
 

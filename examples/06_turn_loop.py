@@ -9,7 +9,7 @@ from safepoint.events import Event, ToolEnded, TurnEnded
 from safepoint.messages import Message, UserMessage
 from safepoint.models.scripted import Call, Delay, ScriptedModel
 from safepoint.run import FolderCheckpoints
-from safepoint.turns import LoopExit, Stopped, TurnLoop, TurnPlan
+from safepoint.turns import InterruptedTurn, LoopExit, TurnLoop, TurnPlan
 
 started = asyncio.Event()
 
@@ -39,7 +39,7 @@ class Chat:
     async def plan(self, typed: list[str]) -> TurnPlan[str]:
         return TurnPlan(self.agent, [*self.messages, *(UserMessage(text=line) for line in typed)])
 
-    async def resume(self, stopped: Stopped[str], typed: list[str]) -> TurnPlan[str]:
+    async def resume(self, stopped: InterruptedTurn[str], typed: list[str]) -> TurnPlan[str]:
         if stopped.partial is None:  # it was stopped before it began
             return await self.plan([*stopped.items, *typed])
         return TurnPlan(self.agent, stopped.partial, consumed=stopped.items, remaining=typed)

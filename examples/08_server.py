@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 from safepoint import Agent, tool
 from safepoint.agent import ToolContext
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.server import Server, leaving_behind
+from safepoint.server import Server, with_abandon_after
 from safepoint.session import LocalHost
 
 
@@ -24,7 +24,7 @@ async def count_ships(ctx: ToolContext) -> str:
 
 
 model = ScriptedModel(["I count the ships. ", Call("count_ships")])
-agent = leaving_behind(Agent(model, tools=[count_ships], name="keeper"), after=5)
+agent = with_abandon_after(Agent(model, tools=[count_ships], name="keeper"), after=5)
 
 
 def call(method: str, url: str, body: object = None, accept: str = "application/json") -> str:

@@ -20,7 +20,7 @@ from safepoint.abort import (
     shield,
 )
 from safepoint.errors import UsageError
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
@@ -160,7 +160,7 @@ async def test_an_abort_waits_until_the_shield_is_over_and_then_interrupts_the_n
         with controller.signal.guard():
             with shield(60):
                 controller.abort("stop")
-                await settle()
+                await drain_ready_tasks()
                 story.append("cleaned up")
             story.append("still running")
             await asyncio.Event().wait()
@@ -175,7 +175,7 @@ async def test_an_abort_from_a_thread_waits_for_the_shield_too():
         with controller.signal.guard():
             with shield(60):
                 await asyncio.to_thread(controller.abort, "stop")
-                await settle()
+                await drain_ready_tasks()
                 story.append("cleaned up")
             await asyncio.Event().wait()
     assert story == ["cleaned up"]
@@ -209,14 +209,14 @@ async def test_a_value_made_in_a_shield_is_not_lost_when_no_await_follows():
         with controller.signal.guard():
             with shield(60):
                 controller.abort("stop")
-                await settle()
+                await drain_ready_tasks()
                 return "value"
 
     assert await work() == "value"
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
-    await settle()  # nothing is left over that would interrupt a later await
+    await drain_ready_tasks()  # nothing is left over that would interrupt a later await
 
 
 async def test_inside_a_shield_only_its_own_bound_and_inner_guards_are_ambient(clock):
@@ -378,7 +378,7 @@ async def test_an_inner_shorter_shield_ends_before_the_outer_one(clock):
 
 async def test_a_shield_without_a_guard_around_it_is_only_a_bound(clock):
     with shield(5):
-        await settle()
+        await drain_ready_tasks()
     assert clock.pending == 0
 
 

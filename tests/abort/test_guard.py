@@ -17,7 +17,7 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal, AbortTimeout, Guard, shield, use_clock
 from safepoint.errors import UsageError
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
@@ -357,7 +357,7 @@ async def test_an_outer_cancellation_in_the_same_tick_wins_in_every_order(under:
             raise
 
     task = asyncio.ensure_future(victim())
-    await settle()
+    await drain_ready_tasks()
     for act in order.split():
         controller.abort() if act == "abort" else task.cancel()
     await asyncio.wait([task])
@@ -384,7 +384,7 @@ async def test_an_outer_cancellation_one_tick_after_the_delivery_wins():
             raise
 
     task = asyncio.ensure_future(victim())
-    await settle()
+    await drain_ready_tasks()
     controller.abort()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -406,9 +406,9 @@ async def test_a_guard_in_the_clean_up_of_a_cancelled_task_works():
             seen.append(me().cancelling())
 
     task = asyncio.ensure_future(victim())
-    await settle()
+    await drain_ready_tasks()
     task.cancel()
-    await settle()
+    await drain_ready_tasks()
     controller.abort()
     await asyncio.wait([task])
     assert seen == [1]  # the outer cancel's own count, untouched
@@ -429,9 +429,9 @@ async def test_a_second_outer_cancellation_inside_such_a_guard_passes_through():
                 seen.append(me().cancelling())
 
     task = asyncio.ensure_future(victim())
-    await settle()
+    await drain_ready_tasks()
     task.cancel()
-    await settle()
+    await drain_ready_tasks()
     controller.abort()
     task.cancel()
     await asyncio.wait([task])
@@ -747,7 +747,7 @@ async def test_an_outer_guard_that_hears_of_two_aborts_at_once_is_served_once():
                 with a.signal.guard():
                     await forever()
             finally:
-                await settle()
+                await drain_ready_tasks()
                 path.append("cleaned")
     assert path == ["cleaned"]
     await nothing_is_left(a.signal)
@@ -764,7 +764,7 @@ async def test_a_guard_of_a_parent_task_does_not_hold_back_the_one_of_its_child(
     with pytest.raises(AbortError):
         with controller.signal.guard():
             task = asyncio.ensure_future(child())
-            await settle()
+            await drain_ready_tasks()
             controller.abort()
             await asyncio.sleep(0)
             await forever()
@@ -822,9 +822,9 @@ async def test_an_abort_held_by_two_nested_shields_arrives_after_both():
             with shield(30):
                 with shield(30):
                     controller.abort()
-                    await settle()
+                    await drain_ready_tasks()
                     path.append("inner")
-                await settle()
+                await drain_ready_tasks()
                 path.append("outer")
             await forever()
     assert path == ["inner", "outer"]
@@ -920,7 +920,7 @@ def test_an_abort_that_finds_a_closed_loop_is_harmless_and_so_is_collecting_its_
     controller = AbortController()
     loop = asyncio.new_event_loop()
     task = loop.create_task(controller.signal.run(forever()))
-    loop.run_until_complete(settle())
+    loop.run_until_complete(drain_ready_tasks())
     loop.close()
     with caplog.at_level("DEBUG", logger="safepoint"):
         assert controller.abort()
@@ -941,7 +941,7 @@ async def test_wait_async_returns_on_abort_and_leaves_nothing():
 async def test_wait_async_that_is_cancelled_leaves_nothing():
     controller = AbortController()
     task = asyncio.ensure_future(controller.signal.wait_async())
-    await settle()
+    await drain_ready_tasks()
     assert controller.signal.observers == 1
     task.cancel()
     await asyncio.wait([task])
@@ -1120,9 +1120,9 @@ async def test_an_abort_in_the_clean_up_of_a_cancelled_task_without_the_private_
         return "cleaned"
 
     task = asyncio.ensure_future(victim())
-    await settle()
+    await drain_ready_tasks()
     task.cancel()
-    await settle()
+    await drain_ready_tasks()
     controller.abort()
     assert await task == "cleaned"
 
@@ -1138,7 +1138,7 @@ def test_a_body_whose_coroutine_is_collected_does_not_go_on_behind_the_block():
 
     loop = asyncio.new_event_loop()
     task = loop.create_task(victim())
-    loop.run_until_complete(settle())
+    loop.run_until_complete(drain_ready_tasks())
     loop.close()
     controller.abort()  # until then the signal keeps its guard, and the guard its task
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # we destroy it on purpose
@@ -1183,7 +1183,7 @@ async def test_a_later_abort_does_not_hit_the_clean_up_after_the_first(served: b
                     await forever()
             finally:
                 b.abort("second")
-                await settle()
+                await drain_ready_tasks()
                 cleaned.append(True)
     assert cleaned == [True]
     assert caught.value.reason.message == "first"
@@ -1222,14 +1222,14 @@ async def test_a_body_that_goes_on_can_be_interrupted_again_and_each_cancellatio
         await nothing_is_left(controller.signal)
 
     task = asyncio.ensure_future(victim())
-    await settle()
+    await drain_ready_tasks()
     assert not guard.deliver_again()  # not aborted
     controller.abort()
-    await settle()
+    await drain_ready_tasks()
     try:
         for _ in range(3):
             assert guard.deliver_again()
-            await settle()
+            await drain_ready_tasks()
         assert swallowed == [1, 2, 3]
     finally:
         over.append(True)  # a body that still swallowed would keep a failing test from ending
@@ -1253,9 +1253,9 @@ async def test_an_outer_cancellation_wins_over_an_abort_that_was_delivered_twice
             raise
 
     task = asyncio.ensure_future(victim())
-    await settle()
+    await drain_ready_tasks()
     controller.abort()
-    await settle()
+    await drain_ready_tasks()
     assert guard.deliver_again()
     task.cancel()
     await asyncio.wait([task])
@@ -1277,12 +1277,12 @@ async def test_a_shield_holds_off_a_second_interruption_and_a_plain_guard_does_n
                     with AbortController().signal.guard() if between else nullcontext():
                         with shield(30):
                             path.append(guard.deliver_again())
-                            await settle()
+                            await drain_ready_tasks()
                         path.append(guard.deliver_again())
                         await forever()
 
     task = asyncio.ensure_future(victim())
-    await settle()
+    await drain_ready_tasks()
     controller.abort()
     await task
     assert path == [False, True]

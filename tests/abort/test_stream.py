@@ -18,7 +18,7 @@ from safepoint.abort import (
     current_signal,
     shield,
 )
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 
 SECONDS = 10.0
 
@@ -175,7 +175,7 @@ async def test_a_closing_that_waits_is_not_interrupted_by_the_abort_that_made_it
 
     async def closing():
         assert not current_signal().aborted
-        await settle()
+        await drain_ready_tasks()
 
     with pytest.raises(AbortError):
         with controller.signal.guard():
@@ -201,7 +201,7 @@ async def test_a_closing_that_waits_behind_its_own_shield_does_not_keep_the_abor
                 await asyncio.Event().wait()
     assert current_signal() is not controller.signal
     go_on.set()
-    await settle()
+    await drain_ready_tasks()
 
 
 async def test_a_closing_whose_own_shield_ends_does_not_interrupt_the_one_who_broke_off(clock, caplog):
@@ -289,7 +289,7 @@ async def test_an_error_in_the_rest_of_a_closing_after_a_break_is_logged(caplog)
 
     async for _ in AbortSignal.never().stream(numbers([], closing=closing)):
         break
-    await settle()
+    await drain_ready_tasks()
     assert "cannot close" in caplog.text
 
 
@@ -363,7 +363,7 @@ async def test_a_stream_that_is_dropped_by_a_callback_of_the_loop_is_closed_in_a
     held = [AbortSignal.never().stream(source)]
     await anext(held[0])
     asyncio.get_running_loop().call_soon(held.clear)
-    await settle()
+    await drain_ready_tasks()
     [task] = source.closed
     assert task is not None
     assert task is not asyncio.current_task()
@@ -379,7 +379,7 @@ async def test_a_stream_that_is_dropped_in_another_task_is_closed_by_the_loop():
 
     dropping = asyncio.create_task(drop())
     await dropping
-    await settle()
+    await drain_ready_tasks()
     [task] = source.closed
     assert task not in (None, dropping, asyncio.current_task())
 
@@ -398,7 +398,7 @@ async def test_a_stream_that_is_dropped_in_another_thread_is_closed_in_its_loop(
     await asyncio.to_thread(held.clear)
     async with asyncio.timeout(SECONDS):
         await closed.wait()
-    await settle()
+    await drain_ready_tasks()
     assert threads == [threading.current_thread()]
 
 

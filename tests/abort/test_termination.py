@@ -10,9 +10,9 @@ SECONDS = 10.0
 # In C code: no handler of Python's own runs before it is done.
 BLOCKED = """
 import hashlib
-from safepoint.abort.termination import hearing_the_end
+from safepoint.abort.termination import graceful_shutdown
 
-with hearing_the_end(lambda: print("told", flush=True), 0.3, "the test"):
+with graceful_shutdown(lambda: print("told", flush=True), 0.3, "the test"):
     print("blocked", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"p", b"s", 10**8)
 """

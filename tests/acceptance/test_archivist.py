@@ -9,7 +9,7 @@ from typing import Any
 
 from safepoint import AbortController, Aborted, AbortSignal, Completed, Failed, Retry, TimedOut
 from safepoint.flow import END, Checkpoint, Flow, FlowResult, NodeContext
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,7 +114,7 @@ async def test_03_a_passed_deadline_gives_timed_out_distinct_from_an_abort(clock
     async def run(act: Any, **options: Any) -> FlowResult[Shelf]:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(one_node(scout).execute(Shelf(), **options))
-            await settle()
+            await drain_ready_tasks()
             act()
         return task.result()
 
@@ -179,13 +179,13 @@ async def test_06_a_retry_in_its_back_off_wakes_up_on_abort_and_never_tries_agai
     flow = one_node(scout, retry=Retry(attempts=4, delay=10.0, jitter=0))
     async with asyncio.TaskGroup() as group:
         task = group.create_task(flow.execute(Shelf(), signal=controller.signal))
-        await settle()
+        await drain_ready_tasks()
         before = clock.monotonic()
         controller.abort("enough")
     assert isinstance(task.result().outcome, Aborted)
     assert clock.monotonic() == before
     clock.advance(1000.0)
-    await settle()
+    await drain_ready_tasks()
     assert attempts == [1]
 
 
@@ -206,7 +206,7 @@ async def test_07_node_timeouts_are_the_nodes_own(clock: FakeClock) -> None:
     flow.route("salvage", END)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(flow.execute(Shelf()))
-        await settle()
+        await drain_ready_tasks()
         clock.advance(2.0)
     assert task.result().outcome.unwrap().notes == ["salvaged"]
     assert [error.operation for error in task.result().errors] == ["scout"]
@@ -214,7 +214,7 @@ async def test_07_node_timeouts_are_the_nodes_own(clock: FakeClock) -> None:
     unrouted = one_node(scout, timeout=2.0)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(unrouted.execute(Shelf()))
-        await settle()
+        await drain_ready_tasks()
         clock.advance(2.0)
     failed = task.result().outcome
     assert isinstance(failed, Failed)

@@ -25,7 +25,7 @@ from safepoint.events import (
 from safepoint.messages import ToolResult
 from safepoint.models.openai import OpenAIModel
 from safepoint.models.scripted import Call, Error, ScriptedModel
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.house.source import read
 from tests.house.triggers import table_rows, unlisted_triggers
 from tests.rigs.provider import Provider
@@ -236,15 +236,15 @@ async def test_07_a_tool_that_ignores_the_signal_blocks_visibly_and_is_warned_ab
 
     async with asyncio.TaskGroup() as group:
         group.create_task(read())
-        await settle()
+        await drain_ready_tasks()
         clock.advance(2.9)
-        await settle()
+        await drain_ready_tasks()
         assert not caplog.records
         assert not run.finished, "it stays visibly blocked"
         clock.advance(0.1)
-        await settle()
+        await drain_ready_tasks()
         clock.advance(30)
-        await settle()
+        await drain_ready_tasks()
         assert not run.finished
         let_go.set()
     (record,) = caplog.records

@@ -11,7 +11,7 @@ from safepoint.events import Event, TextStreamed, TurnEnded
 from safepoint.messages import AssistantMessage, Message, UserMessage
 from safepoint.models.scripted import Call, ScriptedModel, Stall
 from safepoint.session import MemoryStore, Session, TurnResult
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 
 
 def talker(*answers: Any, name: str = "talker", **options: Any) -> tuple[ScriptedModel, Agent]:
@@ -101,7 +101,7 @@ async def test_03_a_signal_aborted_between_admission_and_first_token_leaves_no_w
         store.writing.clear()
         turn = session.send("hi", signal=controller.signal)
         await store.writing.wait()
-        await settle()
+        await drain_ready_tasks()
         controller.abort("while it is stored")
         store.gate.set()
         assert (await turn).status == "aborted"
@@ -226,9 +226,9 @@ async def test_08_a_helper_turn_driven_by_a_tool_ends_with_the_parent_the_reader
     async with Session.open("tab", agent=tab_agent, on_disconnect=5.0) as session:
         turn = session.send("hi")
         await first_text(session)
-        await settle()  # the last reader has gone
+        await drain_ready_tasks()  # the last reader has gone
         clock.advance(4.9)
-        await settle()
+        await drain_ready_tasks()
         assert turn.status == "running"
         clock.advance(0.2)
         result = await turn

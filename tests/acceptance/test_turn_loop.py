@@ -12,8 +12,8 @@ from safepoint.events import Event, TurnEnded
 from safepoint.messages import ToolResult
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Context, MemoryCheckpoints, StopAt
-from safepoint.testing import FakeClock, settle
-from safepoint.turns import PreemptAck, Pushed, Stopped, TurnLoop, TurnPlan
+from safepoint.testing import FakeClock, drain_ready_tasks
+from safepoint.turns import InterruptedTurn, PreemptAck, Pushed, TurnLoop, TurnPlan
 from safepoint.turns.inbox import Inbox
 
 
@@ -51,8 +51,8 @@ class Desk:
     async def until(self, item: str) -> None:
         """Wait until this item's turn runs, and waits."""
         while item not in self.began:
-            await settle()
-        await settle()
+            await drain_ready_tasks()
+        await drain_ready_tasks()
 
 
 class Nested:
@@ -241,7 +241,7 @@ async def test_06_a_graceful_stop_takes_the_whole_tree_and_within_escalates_to_n
         await nested.inside.wait()
         loop.stop(at=StopAt.SAFE_POINT, within=30)
         clock.advance(29)
-        await settle()
+        await drain_ready_tasks()
         assert not loop.finished, "the child's tool waits at its gate"
         clock.advance(1)
         exit = await loop.wait()
@@ -287,7 +287,7 @@ async def test_08_a_preempting_push_interrupts_the_turn_seen_and_goes_on_with_th
         assert desk.ended == {"old": "preempted: something newer came"}
         desk.gate("new").set()
         clock.advance(1)
-        await settle()
+        await drain_ready_tasks()
         loop.stop()
         exit = await loop.wait()
     assert (exit.handled, exit.preempted, exit.interrupted, exit.unhandled) == (1, ["old"], [], [])
@@ -301,7 +301,7 @@ async def test_08_a_preempting_push_interrupts_the_turn_seen_and_goes_on_with_th
         loop.push("old")
         await nested.inside.wait()
         loop.push("newer", preempt=StopAt.AFTER_TOOLS, within=2.0)
-        await settle()
+        await drain_ready_tasks()
         assert desk.began[-1] == "new", "the nested agent goes on: a preempt is of the root alone"
         clock.advance(2.0)
         await desk.until("newer")
@@ -325,11 +325,11 @@ async def test_09_a_preempt_never_hits_a_later_turn_and_every_ack_resolves(clock
 
     desk.loop = TurnLoop(slow_plan)
     async with desk.loop as loop:
-        await settle()
+        await drain_ready_tasks()
         between = loop.push("slow", preempt=StopAt.SAFE_POINT)
         assert between.ack is not None
         assert between.ack.status == "no_turn", "between turns there is nothing to preempt, and it says so"
-        await settle()
+        await drain_ready_tasks()
         coming = loop.push("next", preempt=StopAt.SAFE_POINT)
         assert coming.ack is not None
         assert coming.ack.status is None, "while a turn is planned, the preempt waits for it"
@@ -345,7 +345,7 @@ async def test_09_a_preempt_never_hits_a_later_turn_and_every_ack_resolves(clock
         assert delayed.ack is not None
         assert await delayed.ack == "turn_over"
         clock.advance(10)
-        await settle()
+        await drain_ready_tasks()
         assert "last" not in desk.ended, "the delayed preempt never hits the later turn"
         waiting = loop.preempt(StopAt.NOW, delay=5.0)
         loop.stop(at=StopAt.NOW)
@@ -400,25 +400,25 @@ async def test_11_stop_when_idle_fires_after_continuous_idleness_and_never_touch
         assert loop.stop(when_idle_for=60, reason="quiet").status == "accepted"
         assert loop.stop(when_idle_for=5).status == "already_stopping", "the first duration stays"
         await clock.elapse(600)
-        await settle()
+        await drain_ready_tasks()
         assert "a" not in desk.ended, "a running turn is never touched"
         desk.gate("a").set()
         clock.advance(1)
-        await settle()
+        await drain_ready_tasks()
         clock.advance(59)
-        await settle()
+        await drain_ready_tasks()
         desk.gate("b").set()
         assert loop.push("b").accepted, "a new item begins the wait anew"
-        await settle()
+        await drain_ready_tasks()
         clock.advance(59)
-        await settle()
+        await drain_ready_tasks()
         assert not loop.finished
         assert loop.withdraw_idle_stop()
         clock.advance(1000)
-        await settle()
+        await drain_ready_tasks()
         assert not loop.finished
         loop.stop(when_idle_for=10)
-        await settle()
+        await drain_ready_tasks()
         clock.advance(10)
         exit = await loop.wait(100)
         assert (exit.handled, exit.reason, exit.stop_cause) == (2, None, "quiet")
@@ -575,7 +575,7 @@ async def test_16_a_checkpoint_on_stop_resumes_all_items_in_order_and_failing_st
 
     resumed: list[tuple[object, ...]] = []
 
-    async def resume(stopped: Stopped[str], items: list[str]) -> TurnPlan[str]:
+    async def resume(stopped: InterruptedTurn[str], items: list[str]) -> TurnPlan[str]:
         resumed.append((stopped.items, items))
         return TurnPlan(third.work, stopped.items[0], consumed=stopped.items, remaining=items)
 
@@ -585,7 +585,7 @@ async def test_16_a_checkpoint_on_stop_resumes_all_items_in_order_and_failing_st
     async with third.loop as loop:
         loop.stop(when_idle_for=1)
         while len(third.ended) < 3:
-            await settle()
+            await drain_ready_tasks()
         clock.advance(1)
         exit = await loop.wait(100)
     assert resumed == [(("a",), ["b", "c"])]
@@ -661,7 +661,7 @@ async def test_18_the_buffer_keeps_order_loses_no_wake_up_and_stays_readable_whe
         for item in ("x", "y", "z"):
             await asyncio.to_thread(loop.push, item)
         while len(desk.ended) < 3:
-            await settle()
+            await drain_ready_tasks()
         loop.stop()
         assert (await loop.wait()).handled == 3
     assert desk.began == ["x", "y", "z"]

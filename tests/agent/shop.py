@@ -12,7 +12,7 @@ from safepoint.agent import Agent, AgentResult, ToolContext, tool
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Completed
 from safepoint.run.wire import outcome_from_json, outcome_to_json
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 
 STEPS = ("reserve", "charge", "mail", "pack")
 
@@ -36,7 +36,7 @@ class Shop:
             if name in self._hold:
                 self.waiting += 1
                 if self.waiting == len(self._hold):
-                    await settle()  # the others have finished
+                    await drain_ready_tasks()  # the others have finished
                     self._stop()
                 await asyncio.Event().wait()
             return f"{name} done"

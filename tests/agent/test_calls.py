@@ -17,7 +17,7 @@ from safepoint.agent import AnswerEnded as Ended
 from safepoint.events import AbortIgnored, LeafStarted, ProgressMade, QuestionAsked, ToolCalled, ToolEnded
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Context, StopAt, leaf
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.agent import functions
 from tests.agent.lab import ONCE, Raw, called, contents, fates, kinds, of_kind, read, results, said, statuses, stopped
 
@@ -40,11 +40,11 @@ async def test_calls_run_side_by_side_and_results_stand_in_the_order_of_the_call
 
     run = agent_of(step, calls=[Call("step", name=name) for name in "abc"]).run("go")
     async with run:
-        await settle()
+        await drain_ready_tasks()
         assert running == ["a", "b", "c"], "all three have begun"
         for name in "cba":
             gates[name].set()
-            await settle()
+            await drain_ready_tasks()
         assert contents(await run) == ["a", "b", "c"]
 
 
@@ -482,7 +482,7 @@ async def test_a_tool_that_is_left_behind_is_unknown_and_what_it_still_says_goes
     assert isinstance(outcome, Aborted)
     assert [entry.name for entry in outcome.receipt.still_running] == ["agent/deaf"]
     let_go.set()
-    await settle()
+    await drain_ready_tasks()
     assert not of_kind(events, ProgressMade)
     assert statuses(stopped(await run)) == ["unknown"], "the late result changes nothing"
 

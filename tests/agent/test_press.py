@@ -11,7 +11,7 @@ from safepoint import AbortController, Aborted, Agent, Completed, StopAt, TimedO
 from safepoint.agent import AgentRun, ToolContext
 from safepoint.events import LeafAbandoned, ProgressMade
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.agent.lab import agents_kept, contents, fates, of_kind, statuses, stopped
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
@@ -44,7 +44,7 @@ class Library:
     async def end(self) -> None:
         self.let_go.set()
         assert await asyncio.to_thread(self.out.wait, SECONDS)
-        await settle()
+        await drain_ready_tasks()
 
 
 class Swallower:
@@ -68,7 +68,7 @@ class Swallower:
 
     async def end(self) -> None:
         self.let_go.set()
-        await settle()
+        await drain_ready_tasks()
 
 
 def agent_of(*tools: Any, calls: list[Call] | None = None) -> Agent:

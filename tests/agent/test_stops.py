@@ -19,7 +19,7 @@ from safepoint.models.anthropic import AnthropicModel
 from safepoint.models.openai import OpenAIModel
 from safepoint.run import LeafTimeout, Outcome, Policy, Retry
 from safepoint.run.wire import outcome_to_json
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.agent import functions
 from tests.agent.lab import agents_kept, contents, fates, kinds, of_kind, read, so_far, statuses, stopped
 from tests.conftest import counts
@@ -53,7 +53,7 @@ async def serving(*answers: Answer) -> AsyncIterator[tuple[Provider, OpenAIModel
     with Provider(*answers) as provider:
         async with OpenAIModel("any", base_url=provider.base_url, api_key="any") as model:
             yield provider, model
-        await settle()  # the last steps of the SDK, behind its answers
+        await drain_ready_tasks()  # the last steps of the SDK, behind its answers
 
 
 async def stop_when(run: AgentRun, there: Callable[[Event], object], reason: str = "enough") -> list[Event]:
@@ -76,7 +76,7 @@ async def check(outcome: Outcome[AgentResult], provider: Provider, model: OpenAI
     assert outcome.reason.message == "enough"
     assert outcome.receipt.still_running == ()
     assert {entry.fate for entry in outcome.receipt.entries} <= {"stopped", "finished", "not_started"}
-    await settle()
+    await drain_ready_tasks()
     assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing runs on"
     asked = len(provider.exchanges)
     async with asyncio.timeout(10):  # each answer was given whole, or its connection was closed

@@ -9,7 +9,7 @@ from safepoint.agent import Agent
 from safepoint.cli.demo import TRY, demo_agent
 from safepoint.models.ollama import OllamaModel
 from safepoint.models.openai import OpenAIModel
-from safepoint.server import leaving_behind
+from safepoint.server import with_abandon_after
 from safepoint.testing import FakeClock
 
 
@@ -41,7 +41,7 @@ def test_everything_offered_is_tested():
 async def test_what_is_offered_can_be_stopped(words: str):
     kind, who, name, fate = STOPPED[words]
     # Only what cannot be stopped needs to be left; on a busy machine the others take a while as well.
-    run = leaving_behind(demo_agent(), 0.3 if fate == "still_running" else 20.0).run(words)
+    run = with_abandon_after(demo_agent(), 0.3 if fate == "still_running" else 20.0).run(words)
     async with run:
         async for event in run:
             if event.kind == kind and event.path[-1] == who and not run.signal.aborted:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.abort import processgroup
+from safepoint.abort import process_group
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -177,7 +177,7 @@ def pressed_ctrl_c() -> dict[str, str]:
         time.sleep(0.7)  # real time: its tools have to be in the middle of their work
         os.kill(program.pid, signal.SIGINT)
         told, _ = program.communicate(timeout=50)
-    assert processgroup.members(program.pid) == []
+    assert process_group.members(program.pid) == []
     return {line.split()[0]: line for line in told.splitlines()[1:]}
 
 

@@ -8,7 +8,7 @@ import pytest
 from safepoint import AbortController, Aborted, Completed, Failed
 from safepoint.flow import END, End, Flow, JoinConflict, NodeContext
 from safepoint.run import StopAt
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.flow.lab import FOREVER, Lab, Trail, again, one
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
@@ -242,7 +242,7 @@ async def test_an_abort_inside_branches_keeps_what_each_has_done():
     lab.stuck |= {"l2", "r1"}
     flow = both(lab)
     async with flow.start(Trail()) as run:
-        await settle()
+        await drain_ready_tasks()
         run.abort("enough")
         result = await run
     assert (result.cursor, result.executed, result.state) == ("both/left/l2", ("both/left/l1",), Trail())
@@ -437,7 +437,7 @@ async def test_cancelling_whoever_awaits_a_parallel_leaves_no_task_behind():
     lab.stuck |= {"l1", "r1"}
     flow = both(lab)
     waiting = asyncio.ensure_future(flow.execute(Trail()))
-    await settle()
+    await drain_ready_tasks()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -469,5 +469,5 @@ async def test_a_hanging_branch_is_left_behind_at_the_ceiling(clock: FakeClock):
     assert [entry.name for entry in result.outcome.receipt.still_running] == ["flow/both/odd"]
     assert FOREVER > 6.0
     gate.set()
-    await settle()
+    await drain_ready_tasks()
     assert result.state == Trail()

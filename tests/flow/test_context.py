@@ -9,7 +9,7 @@ import pytest
 from safepoint import AbortController, Aborted, AbortError, Completed, Failed
 from safepoint.flow import END, Flow, NodeContext
 from safepoint.run import StopAt
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.flow.lab import FOREVER, Lab, Trail, again, one
 
 
@@ -128,7 +128,7 @@ async def test_a_safe_point_of_an_abandoned_node_keeps_nothing(clock: FakeClock)
         await clock.elapse(1.0)
         result = await run
     gate.set()
-    await settle()
+    await drain_ready_tasks()
     assert isinstance(errors[0], AbortError)
     assert (result.state.notes, result.cursor) == ([], "it")
 

@@ -10,7 +10,7 @@ from safepoint import AbortController, Aborted, AbortSignal, Completed, Failed, 
 from safepoint.events import Event, NodeEnded
 from safepoint.flow import END, End, Flow, FlowResult, NodeContext, StepLimitExceeded
 from safepoint.run import Context, LeafTimeout, StopAt
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.flow.lab import Lab, Trail, again, one
 
 
@@ -267,7 +267,7 @@ async def test_clean_ups_run_when_nobody_reads_the_events_any_more():
     result = await run
     assert result.outcome.status == "aborted"
     assert cleaned == ["tidy after ['a']"]
-    await settle()
+    await drain_ready_tasks()
 
 
 async def test_clean_ups_of_a_child_run_when_the_child_is_left():

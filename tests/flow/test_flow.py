@@ -13,7 +13,7 @@ from safepoint.errors import UsageError
 from safepoint.flow import END, Checkpoint, CheckpointMismatch, End, Flow, FlowError, NodeContext
 from safepoint.run import Context, MemoryCheckpoints, Outcome, StopAt, StopRequest
 from safepoint.run import settle as settle_run
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.flow.lab import Lab, Trail, again, one
 
 
@@ -414,7 +414,7 @@ async def test_a_cancelled_caller_of_a_flow_as_work_gets_its_cancellation():
 
     task = asyncio.ensure_future(flow(Context("outer"), Trail()))
     await lab.reached.wait()
-    await settle()
+    await drain_ready_tasks()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

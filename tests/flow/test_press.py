@@ -7,7 +7,7 @@ from typing import Any
 
 from safepoint import Aborted
 from safepoint.flow import END, Flow, NodeContext
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 
 SECONDS = 10.0
 
@@ -41,7 +41,7 @@ class Deaf:
     async def end(self) -> None:
         self.let_go.set()
         assert await asyncio.to_thread(self.out.wait, SECONDS)
-        await settle()
+        await drain_ready_tasks()
 
 
 async def over(run: Any) -> Any:

@@ -12,7 +12,7 @@ from safepoint.errors import UsageError
 from safepoint.flow import END, Checkpoint, End, Flow, NodeContext
 from safepoint.run import Context
 from safepoint.run import settle as settle_run
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.abort.programs import wait_until
 from tests.flow import process_nodes
 from tests.flow.lab import FOREVER, Lab, Trail, again, one
@@ -135,7 +135,7 @@ async def test_no_attempt_ever_follows_a_stop_and_one_policy_serves_many(clock: 
         others = [group.create_task(flow_of(number).execute(Trail())) for number in range(1, 50)]
         await clock.elapse(0.04)
         controller.abort("enough")
-        await settle()
+        await drain_ready_tasks()
         assert stopped.done()
         await clock.elapse(0.8)
     assert attempts.pop(0) == 1
@@ -155,7 +155,7 @@ async def test_a_stop_with_many_items_in_flight_loses_none():
     flow.route("each", END)
     lab.stuck |= set(items)
     async with flow.start(Trail()) as run:
-        await settle()
+        await drain_ready_tasks()
         assert lab.ran == items
         run.abort("enough")
         result = await run
@@ -203,7 +203,7 @@ async def test_a_node_that_ignores_the_stop_is_waited_for_or_left_behind_by_decl
     checkpoint = Checkpoint.from_result(result).to_json()
     gate.set()
     await asyncio.to_thread(wait_until, lambda: bool(written))
-    await settle()
+    await drain_ready_tasks()
     assert result.state == Trail()
     assert Checkpoint.from_result(result).to_json() == checkpoint
     gate.clear()
@@ -348,7 +348,7 @@ async def test_leaving_the_events_ends_the_run_and_cleans_up():
     assert isinstance(result.outcome, Aborted)
     assert result.outcome.reason.kind == "disconnected"
     assert (result.cursor, cleaned) == ("b", ["tidy"])
-    await settle()
+    await drain_ready_tasks()
 
 
 async def test_a_wrong_call_is_refused_first_and_an_observer_changes_no_outcome():

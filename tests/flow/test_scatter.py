@@ -11,7 +11,7 @@ from safepoint import AbortController, Aborted, Completed, Failed, Retry
 from safepoint.events import ProgressMade
 from safepoint.flow import END, End, Flow, NodeContext
 from safepoint.run import StopAt
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.flow import process_nodes
 from tests.flow.lab import FOREVER, Lab, Trail, again, one
 
@@ -456,7 +456,7 @@ async def test_a_source_that_does_not_close_does_not_keep_the_flow(clock: FakeCl
         result = await run
     assert result.outcome.status == "aborted"
     gate.set()
-    await settle()
+    await drain_ready_tasks()
 
 
 async def test_a_generator_is_closed_when_the_scatter_is_left_in_the_thread_that_asked_it_for_items():
@@ -562,7 +562,7 @@ async def test_a_source_that_ignores_the_stop_is_left_behind_at_the_ceiling(cloc
         yield "i0"
 
     async with each(Lab().item, items=source).start(Trail(), abandon_after=1.0) as run:
-        await settle()
+        await drain_ready_tasks()
         run.abort("enough")
         await clock.elapse(10)
         assert run.finished
@@ -570,4 +570,4 @@ async def test_a_source_that_ignores_the_stop_is_left_behind_at_the_ceiling(cloc
     assert isinstance(result.outcome, Aborted)
     assert [entry.name for entry in result.outcome.receipt.still_running] == ["flow/each/items"]
     gate.set()
-    await settle()
+    await drain_ready_tasks()

@@ -13,7 +13,7 @@ from safepoint.errors import UsageError
 from safepoint.events import RetryScheduled
 from safepoint.flow import END, Flow, NodeContext, UnknownOutput
 from safepoint.run import LeafExit, StopAt
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.abort.programs import alive, wait_until
 from tests.flow import process_nodes
 from tests.flow.lab import FOREVER, Lab, Trail, again, one
@@ -168,7 +168,7 @@ async def test_a_node_that_may_finish_does_so_within_its_grace(clock: FakeClock)
         await clock.elapse(2.0)
         assert (await run).state.notes == ["finished"]
     async with one(node, on_abort="finish", grace=1.0).start(Trail()) as run:
-        await settle()
+        await drain_ready_tasks()
         run.abort()
         await clock.elapse(1.0)
         result = await run
@@ -227,7 +227,7 @@ async def test_an_abandoned_thread_writes_to_a_copy_that_nobody_reads(clock: Fak
     await asyncio.to_thread(wait_until, lambda: bool(mine[0].notes))
     assert result.state.notes == []
     assert saved.place["state"]["notes"] == []
-    await settle()
+    await drain_ready_tasks()
 
 
 async def test_a_node_in_a_process_of_its_own_gives_back_its_state_and_its_errors():
@@ -288,7 +288,7 @@ async def test_the_pause_before_another_attempt_is_a_safe_point(clock: FakeClock
         raise OSError("down")
 
     async with one(node, retry=Retry(attempts=3, delay=5.0, jitter=0)).start(Trail()) as run:
-        await settle()
+        await drain_ready_tasks()
         run.stop(StopAt.SAFE_POINT, reason="enough")
         await clock.elapse(5.0)
         result = await run
@@ -340,7 +340,7 @@ async def test_a_safe_point_in_tasks_of_the_node_stops_it_too():
 
     gate = asyncio.Event()
     async with one(node).start(Trail()) as run:
-        await settle()
+        await drain_ready_tasks()
         run.stop(StopAt.SAFE_POINT, reason="enough")
         gate.set()
         result = await run

@@ -16,9 +16,9 @@ SLEEPS = {"time.sleep", "asyncio.sleep", "anyio.sleep", "trio.sleep"}
 # Files outside abort/ that may start a task no TaskGroup owns: path → the reason.
 TASK_OWNERS: dict[str, str] = {
     "run/leaf.py": "a leaf that may be abandoned must be able to outlive the task group of its caller",
-    "run/running.py": "a run that is held in the hand has a task of its own, which whoever awaits it may outlive",
+    "run/run_handle.py": "a run that is held in the hand has a task of its own, which whoever awaits it may outlive",
     "turns/loop.py": "a loop has one task of its own, which lives as long as the loop",
-    "session/home.py": "a session writes its log, and ends turns that left the queue, for as long as it lives",
+    "session/loop_tasks.py": "a session writes its log, and ends turns that left the queue, for as long as it lives",
 }
 
 

@@ -32,7 +32,7 @@ from safepoint.agent import (
 from safepoint.messages import AssistantMessage, ToolResult
 from safepoint.models.scripted import ScriptedModel
 from safepoint.run import Outcome, Retry
-from safepoint.testing import DEFAULT_LAWS, FakeClock, Law, Probe, Run, abort_everywhere, pairs
+from safepoint.testing import DEFAULT_LAWS, FakeClock, Law, Probe, RecordedRun, abort_everywhere, pairs
 from tests.agent.lab import agents_kept
 from tests.conftest import TORTURE
 
@@ -199,7 +199,7 @@ class Campaign:
         return self.run._task.result()
 
     def laws(self) -> list[Law]:
-        def the_conversation_is_valid(run: Run) -> Iterator[str]:
+        def the_conversation_is_valid(run: RecordedRun) -> Iterator[str]:
             outcome = self.outcome()
             if isinstance(outcome, Completed):
                 return
@@ -211,7 +211,7 @@ class Campaign:
             for kept in agents_kept(partial):
                 validate(kept.messages)
 
-        def every_result_is_true(run: Run) -> Iterator[str]:
+        def every_result_is_true(run: RecordedRun) -> Iterator[str]:
             outcome = self.outcome()
             if isinstance(outcome, Completed) or outcome.partial is None:
                 return
@@ -226,7 +226,7 @@ class Campaign:
             # Those of a sub-agent that has ended are in its answer.
             yield from (f"{call_id} has no result" for call_id in began - told.keys() if call_id.startswith("top"))
 
-        def the_receipt_is_true(run: Run) -> Iterator[str]:
+        def the_receipt_is_true(run: RecordedRun) -> Iterator[str]:
             outcome = self.outcome()
             if isinstance(outcome, Completed):
                 return
@@ -239,7 +239,7 @@ class Campaign:
                     yield f"of {name} {began} began and {ended} ended, and the receipt says {dict(fates)}"
             yield from (f"{entry.name} is {entry.fate}" for entry in receipt.still_running)
 
-        def the_next_turn_works(run: Run) -> Iterator[str]:
+        def the_next_turn_works(run: RecordedRun) -> Iterator[str]:
             outcome = self.outcome()
             if isinstance(outcome, Completed) or outcome.partial is None:
                 return
@@ -252,7 +252,7 @@ class Campaign:
             if not isinstance(after, Completed) or model.requests[0].messages[:-1] != partial.messages:
                 yield f"the next turn: {after}"
 
-        def a_resume_ends_as_if_nothing_had_been(run: Run) -> Iterator[str]:
+        def a_resume_ends_as_if_nothing_had_been(run: RecordedRun) -> Iterator[str]:
             outcome = self.outcome()
             if isinstance(outcome, Completed) or outcome.partial is None:
                 return

@@ -8,7 +8,7 @@ from safepoint.abort import AbortSignal
 from safepoint.agent import AnswerEnded, CallDelta, Chunk, Model, ModelRequest, TextDelta, ToolSpec, UsageReported
 from safepoint.messages import Message, UserMessage
 from safepoint.run import Usage
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 
 SEARCH = ToolSpec(
     name="search",
@@ -30,7 +30,7 @@ async def ask(model: Model, request: ModelRequest | None = None, *, signal: Abor
     try:
         return [chunk async for chunk in model.stream(request or asking(), signal=signal or AbortSignal.never())]
     finally:
-        await settle()
+        await drain_ready_tasks()
 
 
 async def first_text(chunks: AsyncIterator[Chunk]) -> str:

@@ -14,7 +14,7 @@ from safepoint.errors import UsageError
 from safepoint.messages import AssistantMessage, SystemMessage, ToolCall, ToolResult, UserMessage
 from safepoint.models.anthropic import AnthropicModel
 from safepoint.run import Usage
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 from tests.models.asking import ask, asking, calls_of, ending_of, first_text, text_of
 from tests.rigs import script
 from tests.rigs.anthropic import Anthropic
@@ -216,4 +216,4 @@ async def test_a_real_server_answers_and_is_idle_soon_after_the_iterator_is_clos
             await first_text(going)
             assert llama.wait_busy(5) is not None
         assert await asyncio.to_thread(llama.wait_idle, 1.0) is not None
-        await settle()
+        await drain_ready_tasks()

@@ -17,7 +17,7 @@ from safepoint.models.anthropic import AnthropicModel
 from safepoint.models.ollama import OllamaModel
 from safepoint.models.openai import OpenAIModel
 from safepoint.run import Context, Retry, stream
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 from tests.models.asking import ask, asking, calls_of, ending_of, first_text, text_of, usage_of
 from tests.rigs import script
 from tests.rigs.anthropic import Anthropic
@@ -207,7 +207,7 @@ async def test_an_abort_in_the_middle_hangs_up(rig: Rig, said: script.Piece):
                 await anext(chunks)
         await hung_up(rig.server.exchanges[0], since)
         assert await anext(chunks, None) is None, "nothing comes after the end"
-        await settle()
+        await drain_ready_tasks()
 
 
 async def test_an_abort_between_two_chunks_hands_out_no_more_of_them(rig: Rig):
@@ -220,7 +220,7 @@ async def test_an_abort_between_two_chunks_hands_out_no_more_of_them(rig: Rig):
         with pytest.raises(AbortError):
             await anext(chunks)
         await hung_up(rig.server.exchanges[0], 0)
-        await settle()
+        await drain_ready_tasks()
 
 
 @pytest.mark.parametrize("said", ["Once upon a time", SEARCH], ids=["text", "call"])
@@ -231,7 +231,7 @@ async def test_closing_the_iterator_hangs_up(rig: Rig, said: script.Piece):
             await anext(chunks)
             since = time.monotonic()
         await hung_up(rig.server.exchanges[0], since)
-        await settle()
+        await drain_ready_tasks()
 
 
 async def test_an_iterator_that_is_dropped_hangs_up(rig: Rig):
@@ -239,7 +239,7 @@ async def test_an_iterator_that_is_dropped_hangs_up(rig: Rig):
     async with rig.model() as model:
         async for _ in model.stream(asking(), signal=AbortSignal.never()):
             break
-        await settle()
+        await drain_ready_tasks()
         await hung_up(rig.server.exchanges[0], 0)
 
 
@@ -265,7 +265,7 @@ async def test_a_model_is_a_leaf_of_a_run(rig: Rig):
                 async for _ in chunks:
                     asyncio.get_running_loop().call_later(0.01, controller.abort)
         await hung_up(rig.server.exchanges[0], 0)
-        await settle()
+        await drain_ready_tasks()
     [entry] = ctx.ledger.receipt(controller.signal).entries
     assert (entry.kind, entry.fate) == ("stream", "stopped")
 
@@ -291,7 +291,7 @@ async def test_a_busy_loop_hangs_up_all_the_same(rig: Rig):
         took = time.monotonic() - since
         await hung_up(rig.server.exchanges[0], since)
         over = True
-    await settle()
+    await drain_ready_tasks()
     assert took < HANG_UP_SECONDS
 
 
@@ -312,7 +312,7 @@ async def test_a_hundred_streams_are_hung_up_at_once(rig: Rig):
         for exchange in [await rig.request(number) for number in range(count)]:
             assert await bounded(exchange.began)
         controller.abort()
-    await settle()
+    await drain_ready_tasks()
     for exchange in rig.server.exchanges:
         assert await bounded(exchange.closed, HANG_UP_SECONDS)
         assert exchange.hung_up

@@ -19,7 +19,7 @@ from safepoint.models.anthropic import AnthropicModel
 from safepoint.models.ollama import OllamaModel
 from safepoint.models.openai import OpenAIModel
 from safepoint.run import Retry
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 from tests.models.asking import ask, asking, calls_of, ending_of, text_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ async def test_the_models_are_made_as_shown(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "any")
     monkeypatch.setenv("ANTHROPIC_API_KEY", "any")
     assert isinstance((await run("async with model:"))["model"], OllamaModel)
-    await settle()  # the SDKs close the clients of models that nobody closed
+    await drain_ready_tasks()  # the SDKs close the clients of models that nobody closed
 
 
 async def test_the_retry_tries_what_is_worth_it():

@@ -18,7 +18,7 @@ from safepoint.errors import UsageError
 from safepoint.messages import AssistantMessage, SystemMessage, ToolCall, ToolResult, UserMessage
 from safepoint.models.openai import OpenAIModel
 from safepoint.run import Context, stream
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 from tests.models.asking import ask, asking, calls_of, ending_of, first_text, text_of, usage_of
 from tests.rigs.llama import Llama
 from tests.rigs.provider import Provider
@@ -395,7 +395,7 @@ async def test_a_real_server_is_idle_soon_after_the_iterator_is_closed(llama: Ll
         async with generating(llama, model, AbortSignal.never()):
             pass
         await quiet(llama)
-        await settle()
+        await drain_ready_tasks()
 
 
 async def test_a_real_server_is_idle_soon_after_an_abort(llama: Llama):
@@ -412,7 +412,7 @@ async def test_a_real_server_is_idle_soon_after_an_abort(llama: Llama):
                         controller.abort("enough")
         assert words == 20, "nothing comes after the abort"
         await quiet(llama)
-        await settle()
+        await drain_ready_tasks()
 
 
 async def test_a_real_server_writes_nothing_after_an_abort_before_the_first_token(llama: Llama):
@@ -453,4 +453,4 @@ async def test_one_stopped_stream_leaves_the_others_alone(llama: Llama):
                 await anext(going)
             assert llama.busy() == 1
         await quiet(llama)
-        await settle()
+        await drain_ready_tasks()

@@ -9,7 +9,7 @@ import pytest
 from safepoint.abort import AbortError, AbortSignal
 from safepoint.events import QuestionAnswered, QuestionAsked, QuestionWithdrawn
 from safepoint.run import ask
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.run.bench import Bench
 
 
@@ -58,7 +58,7 @@ async def test_a_stop_interrupts_the_callback_and_withdraws_the_question():
         return "never"
 
     task = asyncio.ensure_future(ask(bench.ctx, "?", person))
-    await settle()
+    await drain_ready_tasks()
     bench.controller.abort("stop")
     with pytest.raises(AbortError, match="stop"):
         await task
@@ -81,14 +81,14 @@ async def test_a_callback_that_ignores_the_stop_cannot_hang_it(clock: FakeClock)
         return "too late"
 
     task = asyncio.ensure_future(ask(bench.ctx, "?", deaf))
-    await settle()
+    await drain_ready_tasks()
     bench.controller.abort()
     await clock.elapse(0.25)
     with pytest.raises(AbortError):
         await task
     assert "question_withdrawn" in bench.kinds()
     gate.set()
-    await settle()
+    await drain_ready_tasks()
     assert not any(isinstance(event, QuestionAnswered) for event in bench.events)
 
 

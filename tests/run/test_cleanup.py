@@ -10,7 +10,7 @@ from safepoint.abort import AbortController
 from safepoint.events import Event, ProgressMade
 from safepoint.run import Completed, Context, settle
 from safepoint.testing import FakeClock
-from safepoint.testing import settle as let_settle
+from safepoint.testing import drain_ready_tasks as let_settle
 
 SECONDS = 10.0
 

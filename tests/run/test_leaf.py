@@ -13,7 +13,7 @@ import pytest
 from safepoint.abort import AbortError, AbortSignal, current_signal
 from safepoint.events import LeafEnded, LeafStarted
 from safepoint.run import Context, Entry, LeafTimeout, Policy, leaf, wait
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.run import leaf_functions
 from tests.run.bench import Bench, forever
 
@@ -117,7 +117,7 @@ async def test_cooperate_only_shows_the_signal():
     async def cooperates(ctx: Context, value: object) -> str:
         assert current_signal() is ctx.signal  # it is there, it only does not interrupt
         await ctx.signal.wait_async()
-        await settle()
+        await drain_ready_tasks()
         return "by itself"
 
     asyncio.get_running_loop().call_soon(bench.controller.abort)
@@ -134,7 +134,7 @@ async def test_finish_may_finish_within_its_grace(clock: FakeClock):
         return "finished"
 
     task = asyncio.ensure_future(leaf(bench.ctx, finishes, policy=Policy(on_abort="finish", grace=2)))
-    await settle()
+    await drain_ready_tasks()
     bench.controller.abort()
     await clock.elapse(1.9)
     gate.set()
@@ -146,7 +146,7 @@ async def test_finish_may_finish_within_its_grace(clock: FakeClock):
 async def test_finish_is_interrupted_when_its_grace_is_over(clock: FakeClock):
     bench = Bench()
     task = asyncio.ensure_future(leaf(bench.ctx, forever, policy=Policy(on_abort="finish", grace=2)))
-    await settle()
+    await drain_ready_tasks()
     bench.controller.abort("stop")
     await clock.elapse(1.9)
     assert not task.done()
@@ -175,7 +175,7 @@ async def test_a_leafs_own_limit_ends_the_leaf_and_not_the_run(clock: FakeClock,
 async def test_stop_deadline_and_limit_in_one_instant_give_the_stop(clock: FakeClock):
     bench = Bench(timeout=5)
     task = asyncio.ensure_future(leaf(bench.ctx, forever, policy=Policy(timeout=5)))
-    await settle()
+    await drain_ready_tasks()
     clock._now += 5
     bench.controller.abort("person")
     await clock.elapse(0)
@@ -216,7 +216,7 @@ async def test_nested_leaves_end_with_one_abort_and_clean_up_in_between_is_left_
         try:
             await leaf(ctx, inner)
         finally:
-            await settle()
+            await drain_ready_tasks()
             path.append("cleaned")
 
     asyncio.get_running_loop().call_soon(bench.controller.abort)
@@ -237,7 +237,7 @@ async def test_wait_is_a_leaf_that_ends_at_once_on_abort_and_otherwise_on_time(c
     await clock.elapse(5)
     await task
     task = asyncio.ensure_future(wait(bench.ctx, 5))
-    await settle()
+    await drain_ready_tasks()
     bench.controller.abort()
     with pytest.raises(AbortError):
         await task

@@ -9,18 +9,18 @@ import pytest
 
 from safepoint.abort import AbortController, AbortReason
 from safepoint.errors import RemoteError, WireError
-from safepoint.run import Entry, Ledger, Receipt, Usage
+from safepoint.run import Entry, Receipt, ReceiptBuilder, Usage
 from safepoint.testing import FakeClock
 
 
 def test_a_line_without_evidence_is_unknown(clock: FakeClock):
-    ledger = Ledger(clock)
+    ledger = ReceiptBuilder(clock)
     ledger.begin("run/search", "await")
     assert ledger.receipt(AbortController().signal).entries == (Entry("run/search", "await", "unknown"),)
 
 
 def test_seconds_are_counted_from_the_abort_to_the_end(clock: FakeClock):
-    ledger, controller = Ledger(clock), AbortController()
+    ledger, controller = ReceiptBuilder(clock), AbortController()
     before, after, never = (ledger.begin(name, "thread") for name in ("before", "after", "never"))
     clock.advance(1)
     before.end("finished")
@@ -42,7 +42,7 @@ def test_seconds_are_counted_from_the_abort_to_the_end(clock: FakeClock):
 
 
 def test_what_still_runs_may_end_later_and_an_end_stays(clock: FakeClock):
-    ledger, controller = Ledger(clock), AbortController()
+    ledger, controller = ReceiptBuilder(clock), AbortController()
     line = ledger.begin("run/tool", "thread")
     controller.abort()
     line.end("still_running", where="tool.py:3")
@@ -56,7 +56,7 @@ def test_what_still_runs_may_end_later_and_an_end_stays(clock: FakeClock):
 
 
 def test_a_line_knows_the_process_behind_it(clock: FakeClock):
-    ledger = Ledger(clock)
+    ledger = ReceiptBuilder(clock)
     line = ledger.begin("run/build/make", "program")
     line.pid, line.pid_started = 123, 4567
     line.end("still_running")
@@ -65,7 +65,7 @@ def test_a_line_knows_the_process_behind_it(clock: FakeClock):
 
 
 def test_what_ended_is_listed_in_the_order_of_the_ends(clock: FakeClock):
-    ledger = Ledger(clock)
+    ledger = ReceiptBuilder(clock)
     lines = [ledger.begin(name, "await") for name in ("a", "b", "c", "d")]
     for line, fate in zip(lines, ("stopped", "not_started", "unknown", "stopped"), strict=True):
         line.end(fate)  # type: ignore[arg-type]  # a list of words is a list of strings to the type checker
@@ -73,7 +73,7 @@ def test_what_ended_is_listed_in_the_order_of_the_ends(clock: FakeClock):
 
 
 def test_a_long_note_is_cut(clock: FakeClock):
-    ledger = Ledger(clock)
+    ledger = ReceiptBuilder(clock)
     ledger.begin("tool", "await").end("finished", note="failed: " + "x" * 20_000_000)
     receipt = ledger.receipt(AbortController().signal)
     assert receipt.entries[0].note.endswith("x… (20000008 characters)")
@@ -136,7 +136,7 @@ class Wordless(Exception):
 def test_a_receipt_can_be_written_whatever_exception_was_the_reason(clock: FakeClock, error: Exception, told: str):
     controller = AbortController()
     controller.abort(error)
-    receipt = Ledger(clock).receipt(controller.signal)
+    receipt = ReceiptBuilder(clock).receipt(controller.signal)
     back = Receipt.from_json(receipt.to_json())
     assert back == receipt
     assert back.reason is not None
@@ -151,7 +151,7 @@ def test_a_receipt_can_be_written_whatever_exception_was_the_reason(clock: FakeC
 def test_a_reason_of_twenty_megabytes_makes_a_small_receipt(clock: FakeClock, kind: Callable[[str], Any]):
     controller = AbortController()
     controller.abort(kind("x" * 20_000_000))
-    receipt = Ledger(clock).receipt(controller.signal)
+    receipt = ReceiptBuilder(clock).receipt(controller.signal)
     assert len(receipt.to_json()) < 10_000
     assert len(str(receipt)) < 10_000
 

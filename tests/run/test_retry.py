@@ -11,7 +11,7 @@ from safepoint.abort import AbortController, AbortError, AbortReason, AbortSigna
 from safepoint.errors import UsageError
 from safepoint.events import Event, RetryScheduled
 from safepoint.run import Context, Retry, StopAt, StopRequest
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 
 STEADY = Retry(attempts=3, delay=1, factor=2, jitter=0)
 
@@ -52,7 +52,7 @@ async def test_the_last_error_comes_out_when_the_attempts_are_used_up(clock: Fak
 async def test_an_abort_in_the_pause_wakes_it_at_once_and_nothing_starts_afterwards(clock: FakeClock):
     controller, flaky = AbortController(), Flaky(9, clock)
     task = asyncio.ensure_future(STEADY.run(flaky, signal=controller.signal))
-    await settle()
+    await drain_ready_tasks()
     controller.abort("stop")
     with pytest.raises(AbortError, match="stop"):
         await task
@@ -92,7 +92,7 @@ async def test_without_a_signal_the_ambient_one_counts(clock: FakeClock):
             await STEADY.run(flaky)
 
     task = asyncio.ensure_future(guarded())
-    await settle()
+    await drain_ready_tasks()
     controller.abort()
     with pytest.raises(AbortError):
         await task

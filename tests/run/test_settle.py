@@ -9,7 +9,7 @@ from safepoint.abort import AbortController, AbortError, AbortReason, AbortSigna
 from safepoint.events import CleanupFailed, Event, RunEnded, RunStarted
 from safepoint.run import Aborted, Completed, Context, Failed, TimedOut, settle
 from safepoint.testing import FakeClock
-from safepoint.testing import settle as let_settle
+from safepoint.testing import drain_ready_tasks as let_settle
 
 
 async def forever(ctx: Context, value: object) -> None:

@@ -10,8 +10,8 @@ import pytest
 from safepoint.abort import AbortController, AbortReason
 from safepoint.errors import UsageError
 from safepoint.run import Aborted, Context, leaf
-from safepoint.testing import FakeClock, settle
-from tests.internal.run.test_running import Run
+from safepoint.testing import FakeClock, drain_ready_tasks
+from tests.internal.run.test_run_handle import Run
 
 SECONDS = 10.0
 
@@ -41,7 +41,7 @@ class Deaf:
     async def end(self) -> None:
         self.let_go.set()
         assert await asyncio.to_thread(self.out.wait, SECONDS)
-        await settle()
+        await drain_ready_tasks()
 
 
 async def heard(condition: object) -> None:
@@ -63,7 +63,7 @@ async def test_the_first_signal_stops_the_second_leaves_and_the_third_interrupts
     with deaf.run.on_signals(signal.SIGUSR1):
         os.kill(os.getpid(), signal.SIGUSR1)
         await heard(lambda: deaf.run.signal.aborted)
-        await settle()
+        await drain_ready_tasks()
         assert not task.done()
         await clock.elapse(0.9)
         os.kill(os.getpid(), signal.SIGUSR1)  # a double click is one press
@@ -152,7 +152,7 @@ async def test_a_signal_after_the_end_of_the_run_does_nothing(clock: FakeClock):
     with run.on_signals(signal.SIGUSR1):
         await run
         signal.raise_signal(signal.SIGUSR1)
-        await settle()
+        await drain_ready_tasks()
     assert not AbortController(run.signal).signal.aborted
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from safepoint.abort import AbortError
 from safepoint.run import LeafTimeout, Policy, stream
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.run.bench import Bench
 
 
@@ -149,7 +149,7 @@ async def test_a_source_that_ignores_the_abort_is_named(clock: FakeClock, caplog
                 pass
 
     task = asyncio.ensure_future(read())
-    await settle()
+    await drain_ready_tasks()
     bench.controller.abort()
     await clock.elapse(3)
     assert "run/model still runs 3 s after the abort" in caplog.text

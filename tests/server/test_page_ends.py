@@ -6,7 +6,7 @@ import time
 from playwright.async_api import expect
 
 from safepoint.agent import Agent, tool
-from safepoint.server import leaving_behind
+from safepoint.server import with_abandon_after
 from tests.server.background import in_background
 from tests.server.browser import Lab, chromium, is_idle, is_running, lab, picture, say, stop_button  # noqa: F401
 from tests.server.lab import Faucet
@@ -32,7 +32,7 @@ async def test_a_stopped_turn_is_calm_and_shows_its_receipt_as_a_timeline(lab: L
         released.wait(30)
         return "late"
 
-    served = await lab.serve(leaving_behind(Agent(faucet, tools=[dig, deaf], name="digger"), 0.4))
+    served = await lab.serve(with_abandon_after(Agent(faucet, tools=[dig, deaf], name="digger"), 0.4))
     page = await lab.page(served.url)
     await say(page, "go")
     faucet.say("I dig, and I wait.")

@@ -9,10 +9,10 @@ from safepoint.agent import Agent, tool, validate
 from safepoint.events import Event, StopRequested, TextStreamed, TurnEnded
 from safepoint.messages import Message
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.session import MemoryStore, Recorded, Session, StoreError
+from safepoint.session import LoggedEvent, MemoryStore, Session, StoreError
 from safepoint.session.log import read
-from safepoint.session.store import Record
-from safepoint.testing import settle
+from safepoint.session.store import LogRecord
+from safepoint.testing import drain_ready_tasks
 
 
 def talker(*answers: Any, name: str = "talker", **options: Any) -> Agent:
@@ -43,7 +43,7 @@ def said(messages: Sequence[Message]) -> list[str]:
     return [getattr(message, "text", "") or getattr(message, "content", "") for message in messages]
 
 
-async def until(session: Session, wanted: Callable[[Event], bool], after: int = 0) -> Recorded:
+async def until(session: Session, wanted: Callable[[Event], bool], after: int = 0) -> LoggedEvent:
     """The first event that fits."""
     async with aclosing(session.events(after)) as events:
         async for recorded in events:
@@ -61,11 +61,11 @@ async def happens(fact: Callable[[], object]) -> None:
     for _ in range(1000):
         if fact():
             return
-        await settle()
+        await drain_ready_tasks()
     raise AssertionError("it did not happen")
 
 
-async def read_all(events: AsyncGenerator[Recorded, None]) -> list[Recorded]:
+async def read_all(events: AsyncGenerator[LoggedEvent, None]) -> list[LoggedEvent]:
     """Everything, until the session is closed."""
     return [recorded async for recorded in events]
 
@@ -108,7 +108,7 @@ class GatedStore(MemoryStore):
         self.gate.clear()
         self.writing.clear()
 
-    async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
+    async def append(self, session: str, records: Sequence[LogRecord], *, durable: bool) -> frozenset[str]:
         if session == self.held and not self.gate.is_set():
             self.writing.set()
             await self.gate.wait()
@@ -122,7 +122,7 @@ class FailingStore(MemoryStore):
         super().__init__()
         self.breaks, self.keeps = breaks, keeps
 
-    async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
+    async def append(self, session: str, records: Sequence[LogRecord], *, durable: bool) -> frozenset[str]:
         broken = any(self.breaks in record.text for record in records)
         if broken and not self.keeps:
             raise StoreError("the disk is full")

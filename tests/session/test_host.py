@@ -13,7 +13,7 @@ from safepoint.events import TurnEnded
 from safepoint.messages import ToolResult
 from safepoint.models.scripted import Call, Stall
 from safepoint.session import LocalHost, MemoryStore, NotFound, SessionEnded, StoreError
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from safepoint.testing.conformance import CASES, Case
 from tests.session.lab import FailingStore, GatedStore, ends, first_text, said, stored, talker, until
 from tests.session.rigs import local
@@ -75,7 +75,7 @@ async def test_when_send_returns_the_message_is_in_the_store() -> None:
     store.shut()
     sending = asyncio.create_task(host.send("s", "hi", turn_id="t"))
     await store.writing.wait()
-    await settle()
+    await drain_ready_tasks()
     assert not sending.done()
     store.gate.set()
     assert (await sending).id == "t"
@@ -182,11 +182,11 @@ async def test_a_host_that_is_closed_lets_turns_reach_a_safe_point_first(clock: 
     await until(await host.live("good"), lambda event: event.kind == "tool_called")
     await first_text(await host.live("deaf"))
     closing = asyncio.create_task(host.close(within=5.0, reason="deploy"))
-    await settle()
+    await drain_ready_tasks()
     with pytest.raises(SessionEnded, match="the host is closed"):
         await host.send("good", "more")
     released.set()
-    await settle()
+    await drain_ready_tasks()
     assert not closing.done()
     await clock.elapse(5)
     await closing

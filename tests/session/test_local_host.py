@@ -19,7 +19,7 @@ from safepoint.events import (
 )
 from safepoint.models.scripted import Call, Stall
 from safepoint.session import LocalHost, MemoryStore, SessionInfo, SqliteStore, StoreError
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 from tests.session.lab import FailingStore, asked, first_text, happens, held, said, stored, talker
 from tests.session.watching import end_of, seen
 
@@ -196,10 +196,10 @@ async def test_what_somebody_has_stopped_is_not_resumed_after_a_deploy(who: str)
         await host.stop("s", "t")
     elif who == "session.close()":
         closing = asyncio.create_task((await host.live("s")).close())
-        await settle()
+        await drain_ready_tasks()
     else:
         closing = asyncio.create_task(host.close())
-        await settle()
+        await drain_ready_tasks()
         assert (await host.stop("s", "t")).level == "recorded"
     released.set()
     await host.close()
@@ -227,7 +227,7 @@ async def test_a_crash_while_the_host_is_closed_keeps_the_turn_as_well() -> None
     await host.send("s", "hi", turn_id="t")
     await inside.wait()
     closing = asyncio.create_task(host.close())
-    await settle()
+    await drain_ready_tasks()
     await (await host.live("s")).saved()
     left = crashed(store)
     released.set()
@@ -325,12 +325,12 @@ async def test_a_reader_of_a_stored_session_goes_on_when_it_becomes_live() -> No
     host = LocalHost(talker("two"), store)
     last = (await host.session("s")).last_seq
     reading = asyncio.create_task(seen(host, "s", TurnEnded, last, turn_id="t2"))
-    await settle()
+    await drain_ready_tasks()
     assert not reading.done()
     await host.send("s", "again", turn_id="t2")
     assert (await reading).outcome.status == "completed"
     late = asyncio.create_task(seen(host, "s", TurnEnded, turn_id="never"))
-    await settle()
+    await drain_ready_tasks()
     await host.close()
     with pytest.raises(AssertionError, match="the host was closed"):
         await late
@@ -410,7 +410,7 @@ async def test_a_stop_of_what_a_stored_session_has_left_comes_before_it_begins()
     host = LocalHost(agent, left)
     assert (await host.stop("s", "t2")).level == "recorded"
     assert (await host.turn("s", "t2")).status == "aborted"
-    await settle()
+    await drain_ready_tasks()
     assert asked(agent) == 0
     await host.close()
 
@@ -467,7 +467,7 @@ async def test_a_stop_reaches_a_turn_of_a_session_that_is_being_closed() -> None
     await host.send("s", "hi", turn_id="t")
     await inside.wait()
     closing = asyncio.create_task(host.close_session("s"))
-    await settle()
+    await drain_ready_tasks()
     async with asyncio.timeout(5):
         await host.stop("s", "t", abandon=0.0)
         await closing

@@ -14,7 +14,7 @@ from safepoint.events import SessionClosed, StopRequested, TextStreamed, ToolCal
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run.wire import outcome_to_json
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionTurn
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 from tests.conftest import counts
 from tests.session.lab import GatedStore, happens, held, read_all, stored, talker, until
 
@@ -184,7 +184,7 @@ async def test_a_completion_that_comes_after_the_abort_does_not_overwrite_it() -
     async with Session.open("s", agent=talker([Call("deaf")], "all done", tools=[deaf]), store=store) as session:
         turn = session.send("hi", turn_id="t")
         await happens(lambda: turn.status == "running")
-        await settle()
+        await drain_ready_tasks()
         turn.stop(reason="enough")
         released.set()
         result = await turn
@@ -204,7 +204,7 @@ async def test_a_stop_that_comes_after_the_last_chunk_and_before_the_end_is_one_
         await happens(lambda: turn.outcome is not None)
         assert session.stop("t").status == "already_finished"
         closing = asyncio.create_task(session.close())
-        await settle()
+        await drain_ready_tasks()
         with pytest.raises(SessionEnded):
             session.send("more")
         store.gate.set()

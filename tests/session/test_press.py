@@ -10,7 +10,7 @@ from safepoint.agent import tool
 from safepoint.events import LeafAbandoned, StopRequested, event_from_json, event_to_json
 from safepoint.models.scripted import Call
 from safepoint.session import LocalHost, MemoryStore, Session
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.session.lab import stored, talker
 
 SECONDS = 10.0
@@ -36,7 +36,7 @@ class Deaf:
 
     async def end(self) -> None:
         self.let_go.set()
-        await settle()
+        await drain_ready_tasks()
 
 
 async def over(turn: Any) -> Any:
@@ -83,7 +83,7 @@ async def test_the_same_press_again_is_not_recorded_again(clock: FakeClock) -> N
         for _ in range(3):
             turn.stop(abandon=5)
         turn.stop(abandon=9)
-        await settle()
+        await drain_ready_tasks()
         await session.saved()
         assert sum(isinstance(event, StopRequested) for event in await stored(store)) == 1
         await clock.elapse(5)

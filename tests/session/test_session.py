@@ -15,7 +15,7 @@ from safepoint.messages import AssistantMessage, ToolResult
 from safepoint.models.scripted import Call, ScriptedModel, Stall
 from safepoint.run import Context, StopAck
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionInUse, SqliteStore
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.conftest import counts
 from tests.session.lab import (
     GatedStore,
@@ -58,7 +58,7 @@ async def test_steering_lets_the_running_turn_finish_its_tool_calls_and_comes_ne
         running, waiting = session.send("go"), session.send("later")
         await entered.wait()
         steering = session.send("that way", when_busy="steer")
-        await settle()
+        await drain_ready_tasks()
         assert running.status == "running", "its tool is left to finish"
         released.set()
         outcome = (await running).outcome
@@ -191,7 +191,7 @@ async def test_a_paused_session_begins_no_turn_and_a_stop_works_all_the_same() -
     async with Session.open("s", agent=agent) as session:
         session.pause()
         first, second = session.send("1"), session.send("2")
-        await settle()
+        await drain_ready_tasks()
         assert (first.status, asked(agent)) == ("queued", 0)
         second.stop()
         assert (await second).status == "aborted", "at once"
@@ -408,7 +408,7 @@ async def test_a_session_that_is_closed_may_give_its_turn_time_to_reach_a_safe_p
     first, second = session.send("hi"), session.send("waits")
     await inside.wait()
     closing = asyncio.ensure_future(session.close(within=5.0, reason="deploy"))
-    await settle()
+    await drain_ready_tasks()
     assert isinstance((await second).outcome, Aborted), "what waits does not begin"
     assert not first.signal.aborted
     done.set()
@@ -541,9 +541,9 @@ async def test_a_close_whose_caller_is_told_to_go_is_finished_first() -> None:
     await first_text(session)
     store.shut()
     closing = asyncio.create_task(session.close())
-    await settle()
+    await drain_ready_tasks()
     closing.cancel()
-    await settle()
+    await drain_ready_tasks()
     assert not closing.done()
     store.gate.set()
     await asyncio.wait([closing])

@@ -8,7 +8,7 @@ from safepoint import AbortController, Completed, StopAt
 from safepoint.agent import AgentResult
 from safepoint.run import Context, StopRequest
 from safepoint.session import SessionTurn, TurnResult
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 
 DONE = TurnResult("t", "completed", Completed(AgentResult("ho")))
 
@@ -78,9 +78,9 @@ def test_of_many_threads_that_stop_it_one_is_the_first_and_no_request_is_lost() 
 async def test_everybody_who_waits_gets_the_result_and_one_who_leaves_stops_nothing() -> None:
     mine = turn()
     waiting = [asyncio.create_task(mine.wait()) for _ in range(3)]
-    await settle()
+    await drain_ready_tasks()
     waiting[0].cancel()
-    await settle()
+    await drain_ready_tasks()
     mine.end(DONE)
     assert [await waiter for waiter in waiting[1:]] == [DONE, DONE]
     assert await mine is DONE

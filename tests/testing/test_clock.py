@@ -9,7 +9,7 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal, Timer, use_clock
 from safepoint.errors import UsageError
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.abort.programs import wait_until
 
 SECONDS = 10.0
@@ -174,7 +174,7 @@ async def test_a_sleeper_that_is_interrupted_leaves_no_timer(clock):
 async def test_a_sleeper_may_be_interrupted_in_the_moment_its_time_has_come():
     clock = FakeClock()
     task = asyncio.create_task(clock.sleep(1))
-    await settle()
+    await drain_ready_tasks()
     clock.advance(1)  # its wake-up is on the way
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -184,7 +184,7 @@ async def test_a_sleeper_may_be_interrupted_in_the_moment_its_time_has_come():
 async def test_advancing_from_another_thread_wakes_the_sleeper():
     clock = FakeClock()
     task = asyncio.create_task(clock.sleep(1))
-    await settle()
+    await drain_ready_tasks()
     await asyncio.to_thread(clock.advance, 1)
     await task
 
@@ -333,7 +333,7 @@ async def test_settling_runs_everything_that_is_ready_and_what_that_makes_ready(
     # A loop that does not show its queue can only be given a number of turns.
     length = 500 if hasattr(asyncio.get_running_loop(), "_ready") else 20
     asyncio.get_running_loop().call_soon(chain, length)
-    await settle()
+    await drain_ready_tasks()
     assert story == list(range(length, -1, -1))
 
 
@@ -345,6 +345,6 @@ async def test_settling_ends_although_something_is_always_ready():
             asyncio.get_running_loop().call_soon(forever)
 
     forever()
-    await settle()
+    await drain_ready_tasks()
     stop.append(True)
-    await settle()
+    await drain_ready_tasks()

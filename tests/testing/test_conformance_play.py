@@ -10,7 +10,7 @@ import pytest
 from safepoint import Completed
 from safepoint.agent import AgentResult
 from safepoint.events import AnswerStarted, TurnEnded
-from safepoint.session import LocalHost, Recorded, TurnView
+from safepoint.session import LocalHost, LoggedEvent, TurnView
 from safepoint.testing.conformance import CASES, Cast, Rig
 from tests.session.rigs import local
 
@@ -27,7 +27,7 @@ class Cheerful(LocalHost):
 class Stuttering(LocalHost):
     """Tells every end twice."""
 
-    async def events(self, session_id: str, after: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def events(self, session_id: str, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
         async with aclosing(super().events(session_id, after)) as events:
             async for recorded in events:
                 if isinstance(recorded.event, TurnEnded):
@@ -38,13 +38,13 @@ class Stuttering(LocalHost):
 class Busy(LocalHost):
     """Asks the model once more after the stop, or says so."""
 
-    async def events(self, session_id: str, after: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def events(self, session_id: str, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
         async with aclosing(super().events(session_id, after)) as events:
             async for recorded in events:
                 event: Any = recorded.event
                 if isinstance(event, TurnEnded):
                     about: Any = {"run_id": event.run_id, "path": event.path, "at": event.at}
-                    yield Recorded(recorded.seq, AnswerStarted(**about, model="m", step=2))
+                    yield LoggedEvent(recorded.seq, AnswerStarted(**about, model="m", step=2))
                 yield recorded
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal
-from safepoint.testing import Effect, Probe
+from safepoint.testing import Probe, RecordedEffect
 
 HERE = os.path.relpath(__file__)
 
@@ -35,10 +35,10 @@ def test_effects_are_late_once_the_abort_has_returned():
     probe.record("closing", cleanup=True)
     line = test_effects_are_late_once_the_abort_has_returned.__code__.co_firstlineno
     assert probe.effects == [
-        Effect("before", False, False, f"{HERE}:{line + 3}"),
-        Effect("during", False, False, f"{HERE}:{line + 2}"),
-        Effect("after", True, False, f"{HERE}:{line + 5}"),
-        Effect("closing", True, True, f"{HERE}:{line + 6}"),
+        RecordedEffect("before", False, False, f"{HERE}:{line + 3}"),
+        RecordedEffect("during", False, False, f"{HERE}:{line + 2}"),
+        RecordedEffect("after", True, False, f"{HERE}:{line + 5}"),
+        RecordedEffect("closing", True, True, f"{HERE}:{line + 6}"),
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from safepoint.abort import AbortReason
-from safepoint.testing import DEFAULT_LAWS, Effect, Ending, Point, Run, pairs
+from safepoint.testing import DEFAULT_LAWS, Point, RecordedEffect, RecordedRun, RunEnding, pairs
 
 OURS = AbortReason("user", "abort_everywhere, point 1")
 
@@ -15,13 +15,13 @@ OURS = AbortReason("user", "abort_everywhere, point 1")
 POINT = Point(number=1, what="await", task="main", nth=1, file="a.py", line=7, chain=("a.py:7 work",))
 
 
-CLEAN = Run(point=None, mode=None, reason=None, ending=Ending("completed", 42))
+CLEAN = RecordedRun(point=None, mode=None, reason=None, ending=RunEnding("completed", 42))
 
 
-ABORTED = Run(point=POINT, mode="abort", reason=OURS, ending=Ending("aborted", reason=OURS), clean=CLEAN)
+ABORTED = RecordedRun(point=POINT, mode="abort", reason=OURS, ending=RunEnding("aborted", reason=OURS), clean=CLEAN)
 
 
-CANCELLED = replace(ABORTED, mode="cancel", reason=None, ending=Ending("cancelled"))
+CANCELLED = replace(ABORTED, mode="cancel", reason=None, ending=RunEnding("cancelled"))
 
 
 @dataclass
@@ -34,7 +34,7 @@ class ToolEnded:
     call_id: str
 
 
-def change(run: Run, **changes: Any) -> Run:
+def change(run: RecordedRun, **changes: Any) -> RecordedRun:
     return replace(run, **changes)
 
 
@@ -42,7 +42,7 @@ def breaches(run, *only):
     return [(law.__name__, message) for law in only or DEFAULT_LAWS for message in law(run)]
 
 
-@pytest.mark.parametrize("run", [CLEAN, ABORTED, CANCELLED, replace(ABORTED, ending=Ending("completed", 42))])
+@pytest.mark.parametrize("run", [CLEAN, ABORTED, CANCELLED, replace(ABORTED, ending=RunEnding("completed", 42))])
 def test_a_good_run_breaks_no_law(run):
     assert breaches(run) == []
 
@@ -55,51 +55,51 @@ def test_every_law_says_in_a_sentence_what_must_be_true():
 @pytest.mark.parametrize("status", ["failed", "timed_out", "cancelled"])
 @pytest.mark.parametrize("mode", ["abort", "inside", "twice"])
 def test_an_abort_that_comes_out_as_anything_else_is_a_breach(mode, status):
-    run = replace(ABORTED, mode=mode, ending=Ending(status))
+    run = replace(ABORTED, mode=mode, ending=RunEnding(status))
     assert breaches(run) == [("outcome_is_the_stop", f"an abort is never reported as {status}: {status}")]
 
 
 def test_another_reason_than_ours_is_a_breach():
-    ((law, message),) = breaches(replace(ABORTED, ending=Ending("aborted", reason=AbortReason("parent", "x"))))
+    ((law, message),) = breaches(replace(ABORTED, ending=RunEnding("aborted", reason=AbortReason("parent", "x"))))
     assert law == "outcome_is_the_stop"
     assert "parent: x instead of user: abort_everywhere, point 1" in message
 
 
 def test_an_abort_without_a_reason_is_a_breach():
-    assert breaches(replace(ABORTED, ending=Ending("aborted"))) != []
+    assert breaches(replace(ABORTED, ending=RunEnding("aborted"))) != []
 
 
 def test_our_reason_counts_also_after_a_journey_through_json():
     travelled = AbortReason.from_dict(OURS.to_dict())
-    assert breaches(replace(ABORTED, ending=Ending("aborted", reason=travelled))) == []
+    assert breaches(replace(ABORTED, ending=RunEnding("aborted", reason=travelled))) == []
 
 
 def test_completing_after_an_interruption_is_a_breach():
-    run = replace(ABORTED, ending=Ending("completed", 42), interrupted=("a.py:7",))
+    run = replace(ABORTED, ending=RunEnding("completed", 42), interrupted=("a.py:7",))
     ((law, message),) = breaches(run)
     assert law == "outcome_is_the_stop"
     assert "interrupted it at a.py:7" in message
 
 
 def test_completing_without_ever_looking_at_the_signal_is_a_breach():
-    run = replace(ABORTED, ending=Ending("completed", 42), clean=replace(CLEAN, heard=False))
+    run = replace(ABORTED, ending=RunEnding("completed", 42), clean=replace(CLEAN, heard=False))
     assert [law for law, _ in breaches(run)] == ["outcome_is_the_stop"]
 
 
 @pytest.mark.parametrize("status", ["completed", "aborted", "failed"])
 def test_a_cancelled_task_from_which_no_cancellation_comes_out_is_a_breach(status):
-    ((law, message),) = breaches(replace(CANCELLED, ending=Ending(status, 42)))
+    ((law, message),) = breaches(replace(CANCELLED, ending=RunEnding(status, 42)))
     assert law == "outcome_is_the_stop"
     assert f"what came out is {status}" in message
 
 
 @pytest.mark.parametrize("status", ["aborted", "failed", "cancelled", "timed_out"])
 def test_a_clean_run_that_does_not_complete_is_a_breach(status):
-    assert [law for law, _ in breaches(replace(CLEAN, ending=Ending(status)))] == ["outcome_is_the_stop"]
+    assert [law for law, _ in breaches(replace(CLEAN, ending=RunEnding(status)))] == ["outcome_is_the_stop"]
 
 
 def test_another_value_than_always_is_a_breach_if_there_is_one_value():
-    run = replace(ABORTED, ending=Ending("completed", None))
+    run = replace(ABORTED, ending=RunEnding("completed", None))
     assert breaches(run) == [("no_result_lost", "completed with None, but the result is 42")]
     assert breaches(replace(run, clean=replace(CLEAN, repeatable=False))) == []
 
@@ -125,7 +125,7 @@ def test_what_is_left_is_named_one_by_one(field, law):
 
 @pytest.mark.parametrize("field", ["tasks", "threads", "processes"])
 def test_what_the_receipt_lists_as_still_running_may_be_left(field):
-    run = replace(ABORTED, ending=Ending("aborted", reason=OURS, still_running=1))
+    run = replace(ABORTED, ending=RunEnding("aborted", reason=OURS, still_running=1))
     assert breaches(change(run, **{field: ("listed",)})) == []
     assert breaches(change(run, **{field: ("listed", "not listed")})) != []
 
@@ -141,9 +141,9 @@ def test_listeners_left_are_counted():
 
 def test_only_late_effects_that_are_no_cleanup_are_breaches():
     early, late, cleanup = (
-        Effect("read", False, False, "a.py:1"),
-        Effect("write", True, False, "a.py:2"),
-        Effect("close", True, True, "a.py:3"),
+        RecordedEffect("read", False, False, "a.py:1"),
+        RecordedEffect("write", True, False, "a.py:2"),
+        RecordedEffect("close", True, True, "a.py:3"),
     )
     message = "an effect after the stop: 'write', recorded at a.py:2"
     assert breaches(replace(ABORTED, effects=(early, late, cleanup))) == [("no_effect_after_the_stop", message)]
@@ -153,9 +153,9 @@ def test_the_run_after_must_complete_with_the_same_value():
     good = replace(CLEAN, clean=CLEAN)
     assert breaches(replace(ABORTED, again=good)) == []
     for ending in (
-        Ending("failed", error=ValueError("busy")),
-        Ending("completed", 0),
-        Ending("hung", error=OSError("x")),
+        RunEnding("failed", error=ValueError("busy")),
+        RunEnding("completed", 0),
+        RunEnding("hung", error=OSError("x")),
     ):
         ((law, message),) = breaches(replace(ABORTED, again=replace(good, ending=ending)))
         assert law == "works_again"

@@ -8,7 +8,7 @@ from typing import Any
 from safepoint import AbortError
 from safepoint.events import Event, TurnEnded
 from safepoint.run import Context, Outcome
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 from safepoint.turns import LoopExit, Pushed, TurnLoop, TurnPlan
 
 SAFE = object()
@@ -63,20 +63,20 @@ class Desk:
         for _ in range(1000):
             if item in self.began:
                 return
-            await settle()
+            await drain_ready_tasks()
         raise AssertionError(f"the turn of {item!r} did not begin; these did: {self.began}")
 
     async def step(self, item: str) -> None:
         self._told[item].put_nowait(SAFE)
-        await settle()
+        await drain_ready_tasks()
 
     async def finish(self, item: str) -> None:
         self._told[item].put_nowait("done")
-        await settle()
+        await drain_ready_tasks()
 
     async def fail(self, item: str, error: BaseException) -> None:
         self._told[item].put_nowait(error)
-        await settle()
+        await drain_ready_tasks()
 
     @property
     def outcomes(self) -> list[Outcome[Any]]:

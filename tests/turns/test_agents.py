@@ -14,8 +14,8 @@ from safepoint.messages import AssistantMessage, Message, ToolResult, UserMessag
 from safepoint.models.openai import OpenAIModel
 from safepoint.models.scripted import Call, Delay, ScriptedModel, Stall
 from safepoint.run import MemoryCheckpoints, Outcome, StopAt
-from safepoint.testing import FakeClock, Probe, abort_everywhere, settle
-from safepoint.turns import Stopped, TurnLoop, TurnPlan
+from safepoint.testing import FakeClock, Probe, abort_everywhere, drain_ready_tasks
+from safepoint.turns import InterruptedTurn, TurnLoop, TurnPlan
 from tests.rigs.llama import Llama
 from tests.turns.desk import balanced
 
@@ -116,7 +116,7 @@ async def test_steer_the_tools_finish_and_the_next_answer_knows_both_their_resul
         ack = chat.loop.push("doves, rather", preempt=StopAt.AFTER_TOOLS).ack
         assert ack is not None
         assert await ack == "submitted"
-        await settle()
+        await drain_ready_tasks()
         assert shop.did == ["owls", "fog"], "they go on"
         shop.gate.set()
         await chat.until(TurnEnded, 2)
@@ -142,7 +142,7 @@ async def test_interrupt_what_there_is_is_kept_and_marked(where: str) -> None:
     async with chat.loop:
         chat.loop.push("owls")
         await chat.until(ToolCalled if where == "tool" else TextStreamed)
-        await settle()
+        await drain_ready_tasks()
         chat.loop.push("doves, rather", preempt=StopAt.NOW)
         await chat.until(TurnEnded, 2)
     model.done()
@@ -157,7 +157,7 @@ async def test_a_graceful_stop_in_the_tools_is_resumed_from_the_checkpoint_witho
     store, shop = MemoryCheckpoints(), Shop()
     agent = Agent(ScriptedModel([Call("search", query="owls")], "Owls hoot.", "Done."), tools=[shop.search])
 
-    async def resume(stopped: Stopped[str], items: list[str]) -> TurnPlan[str]:
+    async def resume(stopped: InterruptedTurn[str], items: list[str]) -> TurnPlan[str]:
         assert isinstance(stopped.partial, AgentResult)
         return TurnPlan(agent, stopped.partial, consumed=stopped.items, remaining=items)
 
@@ -191,7 +191,7 @@ async def test_a_paused_agent_goes_on_where_it_was() -> None:
     shop = Shop()
     agent = Agent(ScriptedModel([Call("search", query="owls")], "Owls hoot."), tools=[shop.search])
 
-    async def resume(stopped: Stopped[str], items: list[str]) -> TurnPlan[str]:
+    async def resume(stopped: InterruptedTurn[str], items: list[str]) -> TurnPlan[str]:
         return TurnPlan(agent, stopped.partial, consumed=stopped.items, remaining=items)
 
     chat = Chat(agent, resume=resume)
@@ -249,7 +249,7 @@ async def test_a_user_types_while_a_real_model_talks(llama: Llama) -> None:
                 await chat.until(TextStreamed, len([e for e in chat.seen if isinstance(e, TextStreamed)]) + 5)
             chat.loop.stop(at=StopAt.NOW, reason="enough")
         exit = await chat.loop.wait()
-        await settle()
+        await drain_ready_tasks()
     assert (exit.preempted, exit.interrupted) == (["talk", "no, 0"], ["no, 1"])
     assert await asyncio.to_thread(llama.wait_idle, 2.0) is not None
     assert [line.split(":")[0] for line in told(chat.history)] == ["user", "agent"] * 3
@@ -304,7 +304,7 @@ async def test_one_signal_of_a_turn_ends_that_turn_and_the_conversation_goes_on(
     async with chat.loop:
         chat.loop.push("owls")
         await chat.until(TextStreamed)
-        await settle()
+        await drain_ready_tasks()
         visitor.abort("closed the page")
         await chat.until(TurnEnded)
         chat.loop.push("doves")

@@ -12,7 +12,7 @@ import pytest
 from safepoint import AbortController, UsageError
 from safepoint.events import LoopStopping, TurnPreempted, TurnStarted
 from safepoint.run import Context, MemoryCheckpoints, StopAt
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from safepoint.turns import Preempt, Pushed, Turn, TurnLoop, TurnPlan
 from tests.conftest import counts
 from tests.turns.desk import Desk, balanced
@@ -82,7 +82,7 @@ async def test_a_command_that_makes_no_sense_is_refused_and_changes_nothing(
     desk.auto = True
     async with desk.loop:
         desk.push("b")
-        await settle()
+        await drain_ready_tasks()
     assert (await desk.exit()).handled == 1
 
 
@@ -109,7 +109,7 @@ async def test_put_waits_for_room_in_order_and_gets_an_answer_when_the_loop_stop
         await desk.running("a")
         desk.push("b")
         waiting = [group.create_task(desk.loop.put(item)) for item in ("c", "d", "e")]
-        await settle()
+        await drain_ready_tasks()
         assert desk.loop.waiting == ("b",)
         await desk.finish("a")
         await desk.finish("b")
@@ -188,7 +188,7 @@ async def test_a_strategy_that_breaks_breaks_the_push_and_nothing_else() -> None
         with pytest.raises(ZeroDivisionError):
             desk.loop.push("a", preempt=lambda turn: 1 / 0)  # type: ignore[arg-type,return-value]
         desk.push("b")
-        await settle()
+        await drain_ready_tasks()
     assert (await desk.exit()).handled == 1
 
 
@@ -230,7 +230,7 @@ async def test_a_turn_cannot_wait_for_its_own_loop() -> None:
     loop = TurnLoop(plans)
     async with loop:
         loop.push("a")
-        await settle()
+        await drain_ready_tasks()
     assert (await loop.wait()).failed == ["a"]
 
 
@@ -253,7 +253,7 @@ async def test_a_stop_of_an_idle_loop_does_not_settle_with_the_receipt_of_an_ear
         desk.push("a")
         await desk.running("a")
         desk.loop.preempt(StopAt.NOW)
-        await settle()
+        await drain_ready_tasks()
         assert desk.loop.turn is None
         receipt = await desk.loop.stop(at=StopAt.NOW, reason="enough").settled(5)
     assert receipt.entries == ()
@@ -304,7 +304,7 @@ async def test_whoever_is_told_to_go_while_the_block_ends_leaves_no_turn_behind(
 
     task = asyncio.ensure_future(use())
     await desk.running("a")
-    await settle()
+    await drain_ready_tasks()
     assert not task.done(), "it waits for the turn"
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -327,7 +327,7 @@ async def test_an_outside_signal_ends_the_loop_as_a_stop_now_does() -> None:
 
     idle = Desk(signal=(outside := AbortController()).signal)
     async with idle.loop:
-        await settle()
+        await drain_ready_tasks()
         await asyncio.to_thread(outside.abort)
         await idle.exit()
 
@@ -372,9 +372,9 @@ async def test_a_preempt_of_a_turn_that_is_planned_is_told_when_that_turn_begins
     desk.hold = asyncio.Event()
     async with desk.loop:
         desk.push("a")
-        await settle()
+        await drain_ready_tasks()
         desk.loop.preempt(StopAt.AFTER_TOOLS)
-        await settle()
+        await drain_ready_tasks()
         assert "turn_preempted" not in desk.kinds()
         desk.hold.set()
         await desk.running("a")
@@ -410,7 +410,7 @@ async def test_a_listener_may_begin_a_task_of_its_own_which_runs_by_itself() -> 
     loop = TurnLoop(plan, on_event=lambda event: asyncio.ensure_future(hears(event)))
     async with loop:
         loop.push("a")
-        await settle()
+        await drain_ready_tasks()
     assert (await loop.wait()).reason is None
     assert "turn_ended" in heard
 
@@ -429,7 +429,7 @@ async def test_what_a_thread_of_its_own_reports_is_heard_in_the_thread_of_the_lo
     loop = TurnLoop(plans, on_event=lambda event: heard.append((event.kind, threading.get_ident())))
     async with loop:
         loop.push("a")
-        await settle()
+        await drain_ready_tasks()
     assert "progress_made" in [kind for kind, _ in heard]
     assert {thread for _, thread in heard} == {threading.get_ident()}
 
@@ -495,10 +495,10 @@ async def test_without_a_resume_function_the_items_of_a_paused_turn_wait_again_b
         desk.push("b")
         await desk.running("a")
         desk.loop.pause(at=StopAt.NOW)
-        await settle()
+        await drain_ready_tasks()
         assert desk.stopped == {"a": "user"}
         desk.loop.resume()
-        await settle()
+        await drain_ready_tasks()
         assert desk.planned[-1] == ["a", "b"]
         await desk.finish("a")
         await desk.finish("b")
@@ -508,7 +508,7 @@ async def test_without_a_resume_function_the_items_of_a_paused_turn_wait_again_b
 async def test_a_paused_loop_is_not_idle_and_its_time_begins_anew(clock: FakeClock) -> None:
     desk = Desk()
     async with desk.loop:
-        await settle()
+        await drain_ready_tasks()
         desk.loop.stop(when_idle_for=10)
         await clock.elapse(9)
         desk.loop.pause()
@@ -539,7 +539,7 @@ async def test_a_paused_loop_can_be_stopped() -> None:
         desk.push("a")
         await desk.running("a")
         desk.loop.pause(at=StopAt.NOW)
-        await settle()
+        await drain_ready_tasks()
         desk.push("b")
         desk.loop.stop()
     exit = await desk.exit()
@@ -630,7 +630,7 @@ async def test_an_item_that_came_in_the_moment_of_the_idle_deadline_is_handled_a
     desk = Desk()
     async with desk.loop:
         desk.loop.stop(when_idle_for=5)
-        await settle()
+        await drain_ready_tasks()
         clock.advance(5)  # the loop has been woken, and has not run yet
         desk.push("a")
         await desk.running("a")

@@ -9,7 +9,7 @@ import pytest
 from safepoint import Aborted, StopAt
 from safepoint.errors import UsageError
 from safepoint.run import Context
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from safepoint.turns import TurnLoop, TurnPlan
 
 SECONDS = 10.0
@@ -64,7 +64,7 @@ async def test_a_loop_that_is_stopped_leaves_behind_what_does_not_end(clock: Fak
     assert len(outcome.receipt.still_running) == 1
     deaf.let_go.set()
     assert await asyncio.to_thread(deaf.out.wait, SECONDS)
-    await settle()
+    await drain_ready_tasks()
 
 
 async def test_a_turn_that_may_end_by_itself_is_not_left(clock: FakeClock) -> None:

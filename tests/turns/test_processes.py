@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from safepoint.run import CheckpointInUse
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 from safepoint.turns import TurnLoop, TurnPlan
 from tests.conftest import counts
 from tests.turns.desk import Desk
@@ -118,7 +118,7 @@ async def test_a_second_loop_on_the_same_id_gets_a_clear_error_and_loses_nothing
         assert (exit.unhandled, exit.checkpoint.status, second.planned) == (["b"], "none", [])
         assert await asyncio.to_thread(_elsewhere, kind, tmp_path) == "CheckpointInUse"
         await first.finish("a")
-        await settle()
+        await drain_ready_tasks()
     assert (await first.exit()).handled == 1
     third = Desk(checkpoints=store, checkpoint_id="k")
     third.loop.stop()

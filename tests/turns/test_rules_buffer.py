@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.turns.desk import Desk
 
 # The starred cases of the catalogue, sections 4.9 to 4.13.
@@ -21,14 +21,14 @@ async def test_b5_a_wake_up_is_not_an_end_and_loses_no_item(clock: FakeClock) ->
     desk = Desk()
     desk.auto = True
     async with desk.loop:
-        await settle()
+        await drain_ready_tasks()
         for _ in range(3):
             desk.loop._state.wake()
-            await settle()
+            await drain_ready_tasks()
         assert (desk.loop.finished, desk.kinds()) == (False, ["loop_idle"])
         desk.loop._state.wake()
         desk.push("a")
-        await settle()
+        await drain_ready_tasks()
     assert (await desk.exit()).handled == 1
 
 

@@ -9,8 +9,8 @@ import pytest
 from safepoint import AbortController, AbortError
 from safepoint.events import Event, TurnEnded
 from safepoint.run import CheckpointError, Context, MemoryCheckpoints, StopAt
-from safepoint.testing import settle
-from safepoint.turns import Stopped, TurnLoop, TurnPlan
+from safepoint.testing import drain_ready_tasks
+from safepoint.turns import InterruptedTurn, TurnLoop, TurnPlan
 from tests.turns.desk import Desk
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
@@ -69,7 +69,7 @@ async def test_t40_what_is_left_after_a_stop_is_saved_and_where_nothing_is_left_
     store = MemoryCheckpoints()
     idle = kept(store)
     async with idle.loop:
-        await settle()
+        await drain_ready_tasks()
     assert ((await idle.exit()).checkpoint.status, await content(store)) == ("none", None)
     for at, stopped in ((StopAt.NOW, ["a"]), (StopAt.SAFE_POINT, ["a"]), (None, [])):
         store = MemoryCheckpoints()
@@ -131,7 +131,7 @@ async def test_t43_a_loop_goes_on_with_what_was_stopped_what_waited_and_what_is_
     await left(store, "a", "b")
     calls: list[object] = []
 
-    async def resume(stopped: Stopped[str], items: list[str]) -> TurnPlan[str]:
+    async def resume(stopped: InterruptedTurn[str], items: list[str]) -> TurnPlan[str]:
         calls.append((stopped.items, items))
         return TurnPlan(again.work, "a", consumed=stopped.items, remaining=items)
 
@@ -139,7 +139,7 @@ async def test_t43_a_loop_goes_on_with_what_was_stopped_what_waited_and_what_is_
     again.auto = True
     again.push("c")
     async with again.loop:
-        await settle()
+        await drain_ready_tasks()
     exit = await again.exit(loaded=["a", "b"])
     assert (calls, again.planned) == ([(("a",), ["b", "c"])], [["b", "c"], ["c"]]), "plan is not asked for that turn"
     assert (exit.handled, exit.checkpoint.status, await content(store)) == (3, "deleted", None)
@@ -162,7 +162,7 @@ async def test_t43_a_checkpoint_that_nobody_can_read_ends_the_loop_and_is_set_as
     fresh.auto = True
     fresh.push("b")
     async with fresh.loop:
-        await settle()
+        await drain_ready_tasks()
     assert (await fresh.exit()).handled == 1, "the way is free"
 
 
@@ -228,7 +228,7 @@ async def test_t45_what_is_pushed_before_the_first_turn_is_new_and_comes_last() 
 async def test_t46_a_resume_that_fails_loses_nothing_and_may_be_tried_again(how: str) -> None:
     """Case 214: theirs asks for a resume function; ours lets the items wait again where there is none."""
 
-    async def resume(stopped: Stopped[str], items: list[str]) -> TurnPlan[str]:
+    async def resume(stopped: InterruptedTurn[str], items: list[str]) -> TurnPlan[str]:
         if how == "error":
             raise ValueError("not today")
         return None  # type: ignore[return-value]
@@ -258,11 +258,11 @@ async def test_t47_what_the_stopped_turn_left_behind_is_part_of_the_loops_one_re
     async def plan(items: list[str]) -> TurnPlan[str]:
         return TurnPlan(work)
 
-    async def resume(stopped: Stopped[str], items: list[str]) -> TurnPlan[str]:
+    async def resume(stopped: InterruptedTurn[str], items: list[str]) -> TurnPlan[str]:
         seen.append(stopped)
         return TurnPlan(nothing, consumed=stopped.items)
 
-    store, began, seen = MemoryCheckpoints(), asyncio.Event(), list[Stopped[str]]()
+    store, began, seen = MemoryCheckpoints(), asyncio.Event(), list[InterruptedTurn[str]]()
     first: TurnLoop[str] = TurnLoop(plan, checkpoints=store, checkpoint_id="k", item_type=str, partial_type=Any)
     first.push("a")
     first.start()
@@ -273,8 +273,8 @@ async def test_t47_what_the_stopped_turn_left_behind_is_part_of_the_loops_one_re
         plan, resume=resume, checkpoints=store, checkpoint_id="k", item_type=str, partial_type=dict[str, int]
     )
     async with second:
-        await settle()
-    assert (seen, (await second.wait()).handled) == ([Stopped(("a",), {"page": 7})], 1)
+        await drain_ready_tasks()
+    assert (seen, (await second.wait()).handled) == ([InterruptedTurn(("a",), {"page": 7})], 1)
 
 
 async def nothing(ctx: Context, value: object) -> None:
@@ -287,7 +287,7 @@ async def test_t48_the_way_a_turn_runs_is_the_plans_own_and_survives_any_number_
     await left(store, "a")
     desks: list[Desk] = []
 
-    async def resume(stopped: Stopped[str], items: list[str]) -> TurnPlan[str]:
+    async def resume(stopped: InterruptedTurn[str], items: list[str]) -> TurnPlan[str]:
         return TurnPlan(desks[-1].work, "a", consumed=stopped.items)
 
     for _ in range(3):
@@ -362,7 +362,7 @@ async def test_case_215_three_generations_under_one_id() -> None:
     last.auto = True
     last.push("d")
     async with last.loop:
-        await settle()
+        await drain_ready_tasks()
     assert last.planned[0] == ["a", "b", "c", "d"]
     assert (await last.exit(loaded=loaded)).handled == 4
 

@@ -8,7 +8,7 @@ import pytest
 from safepoint import AbortController, Aborted, AbortError, Failed, UsageError
 from safepoint.events import Event, TurnEnded
 from safepoint.run import Context, MemoryCheckpoints, StopAt
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from safepoint.turns import TurnLoop, TurnPlan
 from tests.conftest import counts
 from tests.turns.desk import Desk, balanced
@@ -61,7 +61,7 @@ async def test_t3_each_turn_looks_for_a_stop_waits_for_an_item_and_takes_all_tha
     """Case 137 ★: the signal ends a loop that is blocked, idle."""
     desk = Desk()
     async with desk.loop:
-        await settle()
+        await drain_ready_tasks()
         assert desk.planned == []
         for item in ("a", "b", "c"):
             desk.push(item)
@@ -73,7 +73,7 @@ async def test_t3_each_turn_looks_for_a_stop_waits_for_an_item_and_takes_all_tha
     outside = AbortController()
     idle = Desk(signal=outside.signal)
     idle.loop.start()
-    await settle()
+    await drain_ready_tasks()
     outside.abort("enough")
     exit = await idle.exit()
     assert (exit.reason, exit.accepted) == (None, 0), "an abort is not an error"
@@ -136,7 +136,7 @@ async def test_t6_what_remains_comes_before_what_arrived_meanwhile() -> None:
     async with desk.loop:
         for item in ("a", "b"):
             desk.push(item)
-        await settle()
+        await drain_ready_tasks()
         desk.push("meanwhile")
         assert list(desk.loop.waiting) == ["meanwhile"]
         desk.hold.set()
@@ -176,7 +176,7 @@ async def test_t8_a_turn_ends_when_its_work_has_ended_and_no_listener_can_end_it
         desk.push("a")
         await desk.running("a")
         desk.push("b", preempt=StopAt.SAFE_POINT)
-        await settle()
+        await drain_ready_tasks()
         assert desk.began == ["a"], "the next turn does not begin before this one has ended"
         await desk.step("a")
         assert desk.began == ["a", "b"]
@@ -266,7 +266,7 @@ async def test_case_118_pushes_from_a_thread_while_the_loop_starts_are_all_accou
         thread = threading.Thread(target=produce)
         thread.start()
         desk.loop.start()
-        await settle()
+        await drain_ready_tasks()
         desk.loop.stop()
         await desk.loop.wait(10)
         await asyncio.to_thread(thread.join)

@@ -9,7 +9,7 @@ from safepoint import AbortController, Aborted, UsageError
 from safepoint.agent import Agent, tool
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Stop, StopAt
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from safepoint.turns import Preempt, PreemptAck, Pushed, Turn, TurnPlan
 from tests.conftest import counts
 from tests.turns.desk import Desk
@@ -64,7 +64,7 @@ async def test_t14_a_preempt_is_bound_to_the_turn_seen_at_push_time() -> None:
         late = PreemptAck()
         seen.request(desk_preempt(), late)
         assert late.status == "turn_over", "the turn has changed: it is answered at once, and hits nothing"
-        await settle()
+        await drain_ready_tasks()
         assert desk.stopped == {"a": "preempted"}
         await desk.finish("b")
     exit = await desk.exit()
@@ -98,9 +98,9 @@ async def test_t16_a_preempt_during_planning_waits_for_the_turn_that_is_planned(
     desk.hold = asyncio.Event()
     async with desk.loop:
         desk.push("a")
-        await settle()
+        await drain_ready_tasks()
         pushed = desk.push("b", preempt=StopAt.NOW)
-        await settle()
+        await drain_ready_tasks()
         assert ack(pushed).status is None
         desk.hold.set()
         assert await ack(pushed) == "submitted"
@@ -116,7 +116,7 @@ async def test_t17_requests_that_wait_together_join_and_are_answered_together() 
     desk.hold = asyncio.Event()
     async with desk.loop:
         desk.push("a")
-        await settle()
+        await drain_ready_tasks()
         acks = [
             ack(desk.push("b", preempt=StopAt.AFTER_MODEL, within=9)),
             ack(desk.push("c", preempt=StopAt.AFTER_TOOLS, within=5)),
@@ -158,7 +158,7 @@ async def test_t18_the_ack_comes_when_the_turn_was_asked_and_not_when_it_has_end
         broken = Desk(plan=plan)
         broken.push("a")
         broken.loop.start()
-        await settle()
+        await drain_ready_tasks()
         waiting = ack(broken.push("b", preempt=StopAt.NOW))
         if command != "error":
             broken.loop.stop(at=StopAt.NOW if command == "now" else None)
@@ -246,7 +246,7 @@ async def test_t22_a_strategy_sees_no_turn_between_turns_and_the_planned_one_dur
     desk.hold = asyncio.Event()
     async with desk.loop:
         desk.push("a", preempt=decide)
-        await settle()
+        await drain_ready_tasks()
         desk.push("b", preempt=decide)
         desk.hold.set()
         await desk.running("a")

@@ -10,7 +10,7 @@ from safepoint import AbortController, Aborted, UsageError
 from safepoint.agent import Agent, tool
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Context, StopAt
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from safepoint.turns import TurnLoop, TurnPlan
 from tests.conftest import counts
 from tests.turns.desk import Desk
@@ -64,7 +64,7 @@ async def test_t29_a_stop_while_a_turn_is_planned_lets_it_not_begin() -> None:
         desk.hold = asyncio.Event()
         async with desk.loop:
             desk.push("a")
-            await settle()
+            await drain_ready_tasks()
             desk.loop.stop(at)
             desk.hold.set()
         exit = await desk.exit()
@@ -95,7 +95,7 @@ async def test_t30_no_later_stop_makes_an_earlier_one_weaker(later: Callable[[Tu
         desk.loop.stop(at=StopAt.NOW)
         later(desk.loop)
         assert desk.loop._state.stop.request.at is StopAt.NOW
-        await settle()
+        await drain_ready_tasks()
         assert desk.loop.finished, "at once, not in ten seconds"
     assert (await desk.exit()).interrupted == ["a"]
 
@@ -136,7 +136,7 @@ async def test_t31_the_deadline_of_a_stop_counts_from_the_call(clock: FakeClock)
     planning.hold = asyncio.Event()
     async with planning.loop:
         planning.push("b")
-        await settle()
+        await drain_ready_tasks()
         planning.loop.stop(within=10)
         await clock.elapse(10)
         assert planning.loop.finished, "a plan that hangs is not waited for either"
@@ -197,10 +197,10 @@ async def test_t34_until_idle_wakes_a_loop_that_is_blocked_without_losing_items(
     desk = Desk()
     desk.auto = True
     async with desk.loop:
-        await settle()
+        await drain_ready_tasks()
         desk.loop.stop(when_idle_for=5)
         desk.push("a")
-        await settle()
+        await drain_ready_tasks()
         assert desk.began == ["a"]
         await clock.elapse(4.9)
         assert not desk.loop.finished
@@ -211,7 +211,7 @@ async def test_t34_until_idle_wakes_a_loop_that_is_blocked_without_losing_items(
     idle = Desk(signal=outside.signal)
     idle.loop.stop(when_idle_for=5)
     idle.loop.start()
-    await settle()
+    await drain_ready_tasks()
     outside.abort("enough")
     await idle.exit()
     assert clock.pending == 0
@@ -282,7 +282,7 @@ async def test_t38_after_a_clean_end_nothing_is_interrupted() -> None:
     desk.auto = True
     async with desk.loop:
         desk.push("a")
-        await settle()
+        await drain_ready_tasks()
         desk.loop.stop(at=StopAt.NOW)
     exit = await desk.exit()
     assert (exit.interrupted, exit.unhandled, exit.handled) == ([], [], 1)

@@ -14,7 +14,7 @@ import pytest
 from safepoint import Aborted
 from safepoint.events import Event, TurnEnded
 from safepoint.run import Context, MemoryCheckpoints, StopAt
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 from safepoint.turns import TurnLoop, TurnPlan
 from tests.conftest import counts
 
@@ -63,7 +63,7 @@ def test_work_that_returns_in_the_moment_of_a_stop_is_never_done_again() -> None
                 ready.set()
                 await turns(dice.randrange(4))
                 at = dice.choice((None, StopAt.SAFE_POINT, StopAt.NOW, StopAt.NOW))
-                loop.stop(at) if first else await settle()
+                loop.stop(at) if first else await drain_ready_tasks()
             await loop.wait(10)
         return paid, cut
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from safepoint.events import Event, TurnEnded
 from safepoint.run import Checkpoints, Completed, Context, FolderCheckpoints, SqliteCheckpoints, StopAt
-from safepoint.turns import Stopped, TurnLoop, TurnPlan
+from safepoint.turns import InterruptedTurn, TurnLoop, TurnPlan
 
 SECONDS = 0.005
 
@@ -36,7 +36,7 @@ async def main(kind: str, path: str, ledger: str, *items: str) -> None:
     async def plan(waiting: list[str]) -> TurnPlan[str]:
         return TurnPlan(work, waiting[0], consumed=waiting[:1], remaining=waiting[1:])
 
-    async def resume(stopped: Stopped[str], waiting: list[str]) -> TurnPlan[str]:
+    async def resume(stopped: InterruptedTurn[str], waiting: list[str]) -> TurnPlan[str]:
         note("resumes", *stopped.items)
         return TurnPlan(work, "resumed", consumed=stopped.items, remaining=waiting)
 

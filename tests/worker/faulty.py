@@ -12,8 +12,8 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from safepoint.abort import processgroup
-from safepoint.session import Recorded
+from safepoint.abort import process_group
+from safepoint.session import LoggedEvent
 from safepoint.worker import NatsBroker, RemoteHost
 from tests.worker.laws import SLACK, Stopped, Story, Told, broken
 from tests.worker.toiling import FOLDER, NAME
@@ -37,7 +37,7 @@ class Member:
     @property
     def family(self) -> list[int]:
         """The worker and everything that came from it."""
-        return processgroup.marked(self.mark)
+        return process_group.marked(self.mark)
 
     async def kill(self) -> None:
         """As a power cut does; the processes of its turns are left."""
@@ -85,7 +85,7 @@ class Lab:
         words = [sys.executable, "-m", "safepoint", "worker", agent, "--nats", url or ",".join(self.urls)]
         words += ["--namespace", self.namespace, "--name", name, "--lease", str(self.lease)]
         words += ["--replicas", str(self.replicas), "--attempts", "1000", "--grace", "2", *options]
-        env = {**processgroup.with_mark(os.environ, mark), FOLDER: str(self.folder), NAME: name, "NO_COLOR": "1"}
+        env = {**process_group.with_mark(os.environ, mark), FOLDER: str(self.folder), NAME: name, "NO_COLOR": "1"}
         with (self.folder / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *words, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
@@ -139,7 +139,7 @@ class Lab:
         finally:
             await other.close()
 
-    def said(self, client: "Client", log: list[Recorded], wrong: list[str]) -> str:
+    def said(self, client: "Client", log: list[LoggedEvent], wrong: list[str]) -> str:
         """Everything that helps to see why."""
         events = [f"{one.seq} {one.event.at:.3f} {one.kind} {one.event.run_id} {_more(one)}" for one in log]
         stops = [f"{stop.at:.3f} {stop}" for stop in client.story.stops]
@@ -163,7 +163,7 @@ class Lab:
         await asyncio.gather(*(member.gone() for member in self.members))
 
 
-def _more(recorded: Recorded) -> str:
+def _more(recorded: LoggedEvent) -> str:
     event = recorded.event
     outcome = getattr(event, "outcome", None)
     why = "" if outcome is None else f"{outcome.status} {getattr(outcome, 'reason', '')} at {outcome.finished_at:.3f}"
@@ -180,9 +180,9 @@ async def lab(folder: Path, *urls: str, lease: float = LEASE, replicas: int = 1)
         await made.close()
 
 
-async def _read(host: RemoteHost, session: str, least: int) -> list[Recorded]:
+async def _read(host: RemoteHost, session: str, least: int) -> list[LoggedEvent]:
     """The log, up to what is there now."""
-    found: list[Recorded] = []
+    found: list[LoggedEvent] = []
     async with asyncio.timeout(PATIENCE):
         seq = max((await host.session(session)).last_seq, least)
         async with contextlib.aclosing(host.events(session)) as events:
@@ -202,7 +202,7 @@ class Client:
         self.lab = lab
         self.story = Story(session)
         self.chance = chance
-        self.log: list[Recorded] = []
+        self.log: list[LoggedEvent] = []
         self.limit = 2.0  # seconds, for the answer to a stop
         self.away = SLACK  # seconds for which what was asked for may be on its way, while the broker is not there
         self._stops = stops

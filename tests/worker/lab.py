@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from safepoint.events import Event
-from safepoint.session import Host, Recorded
+from safepoint.session import Host, LoggedEvent
 from safepoint.worker import Broker, MemoryBroker, NatsBroker, RemoteHost, Worker
-from safepoint.worker.broker import Link
+from safepoint.worker.broker import BrokerConnection
 from tests.rigs.nats import shared_url
 
 SECONDS = 15.0
@@ -32,7 +32,7 @@ each_broker = pytest.mark.parametrize("new", [memory, nats], ids=["memory", "nat
 
 
 @asynccontextmanager
-async def linked(broker: Broker, name: str = "test") -> AsyncIterator[Link]:
+async def linked(broker: Broker, name: str = "test") -> AsyncIterator[BrokerConnection]:
     link = await broker.connect(name)
     try:
         yield link
@@ -69,7 +69,7 @@ async def eventually(fact: Callable[[], Awaitable[Any]], seconds: float = SECOND
     return found
 
 
-async def until(host: Host, session: str, wanted: Callable[[Event], bool], after: int = 0) -> Recorded:
+async def until(host: Host, session: str, wanted: Callable[[Event], bool], after: int = 0) -> LoggedEvent:
     """The first event that fits."""
     async with asyncio.timeout(SECONDS), aclosing(host.events(session, after)) as events:
         async for recorded in events:
@@ -78,7 +78,7 @@ async def until(host: Host, session: str, wanted: Callable[[Event], bool], after
     raise AssertionError("the host was closed before that")
 
 
-async def until_kind(host: Host, session: str, kind: str, after: int = 0, **about: Any) -> Recorded:
+async def until_kind(host: Host, session: str, kind: str, after: int = 0, **about: Any) -> LoggedEvent:
     """The first event of this kind, with these fields."""
 
     def fits(event: Event) -> bool:
@@ -87,12 +87,12 @@ async def until_kind(host: Host, session: str, kind: str, after: int = 0, **abou
     return await until(host, session, fits, after)
 
 
-async def logged(link: Link, session: str) -> list[Event]:
+async def logged(link: BrokerConnection, session: str) -> list[Event]:
     """Everything that the broker has of a session."""
     from safepoint.session.log import read
-    from safepoint.worker.pages import LogPages
+    from safepoint.worker.log_reader import LogReader
 
-    pages, seq, found = LogPages(link, session), 0, []
+    pages, seq, found = LogReader(link, session), 0, []
     while records := await pages.after(seq):
         found += [read(record).event for record in records]
         seq = records[-1].seq

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from safepoint.events import AnswerStarted, SessionOpened, ToolCalled, TurnEnded, TurnQueued, TurnStarted
 from safepoint.run import Aborted, Outcome
 from safepoint.run.stop import AckLevel, AckStatus
-from safepoint.session import Recorded
-from safepoint.session.past import MAX_RESUMES
+from safepoint.session import LoggedEvent
+from safepoint.session.session_state import MAX_RESUMES
 
 # So long what was stopped may still be on its way when the answer has come: another process hears of it at that time.
 SLACK = 0.3
@@ -47,7 +47,7 @@ class Story:
 class Told:
     """What the log tells."""
 
-    def __init__(self, log: Iterable[Recorded]) -> None:
+    def __init__(self, log: Iterable[LoggedEvent]) -> None:
         self.log = list(log)
         self.ended: dict[str, TurnEnded] = {}
         self.ends: Counter[str] = Counter()
@@ -91,7 +91,7 @@ class Told:
         return outcome is not None
 
 
-def broken(story: Story, log: Iterable[Recorded]) -> list[str]:
+def broken(story: Story, log: Iterable[LoggedEvent]) -> list[str]:
     """Every law that was broken, in words; none if all is well."""
     told = Told(log)
     return [*_numbers(told), *_ends(told), *_lost(story, told), *_answers(story, told), *_again(story, told)]

@@ -13,14 +13,14 @@ from pathlib import Path
 from safepoint.agent import Agent, ToolContext, tool
 from safepoint.events import CallRecorded
 from safepoint.worker import NatsBroker
-from safepoint.worker.broker import Link
+from safepoint.worker.broker import BrokerConnection
 from tests.session.paying import CLERK, ROUNDS, scripted
 from tests.worker.lab import logged
 from tests.worker.toiling import FOLDER, note
 
 NATS, NAMESPACE, KILLS = "PAY_NATS", "PAY_NAMESPACE", "PAY_KILLS"
 CHANCE = random.Random()
-LINKS: list[Link] = []
+LINKS: list[BrokerConnection] = []
 
 
 def lines(what: str) -> list[list[str]]:

@@ -11,7 +11,7 @@ import pytest
 from safepoint.agent import validate
 from safepoint.events import CallRecorded, ToolEnded, TurnEnded
 from safepoint.run import Completed
-from safepoint.session import Recorded
+from safepoint.session import LoggedEvent
 from tests.conftest import counts
 from tests.rigs.nats import NatsServer, nats_server
 from tests.worker.faulty import Lab, _read, lab
@@ -50,7 +50,7 @@ async def pause_broker(server: NatsServer, over: asyncio.Event, chance: random.R
         server.process.send_signal(signal.SIGCONT)
 
 
-async def until_done(there: Lab, session: str) -> list[Recorded]:
+async def until_done(there: Lab, session: str) -> list[LoggedEvent]:
     """The log, when the turn, or what goes on with it, has completed."""
     while True:
         log = await _read(there.host, session, 0)
@@ -87,7 +87,7 @@ async def test_every_effect_is_recorded_before_it_happens_and_no_irreversible_on
     assert lines(there, "kills"), "nobody was killed"
 
 
-def _check_effects(there: Lab, logs: list[list[Recorded]]) -> None:
+def _check_effects(there: Lab, logs: list[list[LoggedEvent]]) -> None:
     effects = lines(there, "effects")
     assert all(known == "recorded" for _, _, known in effects), effects
     once = Counter(key for tool, key, _ in effects if tool in ("pay", "mail"))
@@ -102,7 +102,7 @@ def _check_effects(there: Lab, logs: list[list[Recorded]]) -> None:
         done |= {key} if what == "done" else set()
 
 
-def _check_log(log: list[Recorded]) -> None:
+def _check_log(log: list[LoggedEvent]) -> None:
     last = [one.event for one in log if isinstance(one.event, TurnEnded)][-1]
     assert isinstance(last.outcome, Completed)
     validate(last.outcome.value.messages)

@@ -9,7 +9,7 @@ from safepoint.agent import tool
 from safepoint.models.scripted import Call
 from tests.session.lab import talker
 from tests.worker.lab import SECONDS, New, each_broker, hosting, until_kind, working
-from tests.worker.test_tool import parent_of, the_session
+from tests.worker.test_remote_tool import parent_of, the_session
 
 
 class Deaf:

@@ -9,7 +9,7 @@ from types import FrameType
 from ..errors import UsageError
 from .clock import current_clock
 from .reason import AbortReason, ReasonKind, called_by_safepoint, caller, reason_from, user_line
-from .signal import AbortSignal, Composite, Source, roots_of
+from .signal import AbortSignal, CompositeSignal, ControllerSignal, roots_of
 
 __all__ = ["AbortController"]
 
@@ -20,12 +20,12 @@ class AbortController:
     __slots__ = ("__weakref__", "_source", "signal")
 
     def __init__(self, parent: AbortSignal | None = None) -> None:
-        source = self._source = Source()
+        source = self._source = ControllerSignal()
         self.signal: AbortSignal = source
         if parent is not None:
             if not isinstance(parent, AbortSignal):
                 raise TypeError(f"parent must be an AbortSignal, not {type(parent).__name__}")
-            self.signal = Composite(roots_of((source, parent)))
+            self.signal = CompositeSignal(roots_of((source, parent)))
 
     def abort(self, reason: AbortReason | BaseException | str | None = None) -> bool:
         """Abort, now and for ever. True: this call did it. Any thread, any signal handler, `__del__`.

@@ -14,7 +14,7 @@ from .clock import NonBlocking, Timer, current_clock
 from .guard import Guard, Waiter, log_unreached
 from .listeners import Registration
 from .reason import AbortReason, ReasonKind
-from .signal import Composite, Root
+from .signal import CompositeSignal, RootSignal
 
 __all__ = ["Deadline"]
 
@@ -31,7 +31,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class Deadline(Root):
+class Deadline(RootSignal):
     """The root that aborts when its time has come. Asked, it looks at the clock; observed, it sets one timer."""
 
     __slots__ = ("_clock", "_forks", "_kind", "_origin", "_seconds", "_timer", "deadline")
@@ -66,12 +66,12 @@ class Deadline(Root):
         super().attach(entry)
         self._arm()
 
-    def _listen(self, registration: "Registration | Composite") -> None:
+    def _listen(self, registration: "Registration | CompositeSignal") -> None:
         super()._listen(registration)
         _kept[self] = True
         self._arm()
 
-    def _forget(self, registration: "Registration | Composite") -> bool:
+    def _forget(self, registration: "Registration | CompositeSignal") -> bool:
         forgotten = super()._forget(registration)
         if not self._listeners:
             _kept.pop(self, None)

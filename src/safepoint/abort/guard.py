@@ -31,10 +31,10 @@ __all__ = [
     "Scope",
     "Waiter",
     "abort_error",
-    "asked_from_outside",
     "enclosing",
     "end_main_task",
     "end_tasks",
+    "external_cancel_count",
     "run",
     "scope",
     "wake",
@@ -341,7 +341,7 @@ def discard(awaitable: object) -> None:
         awaitable.cancel("abort signal")
 
 
-def asked_from_outside() -> int:
+def external_cancel_count() -> int:
     """How often the running task was asked to end by somebody other than a guard: compare before and after."""
     return _running_task().cancelling()
 

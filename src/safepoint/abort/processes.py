@@ -17,15 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-from . import processgroup
-from .accounting import report_survivors
+from . import process_group
 from .ambient import current_signal, shield
 from .clock import check_seconds
 from .controller import AbortController
 from .guard import Guard
-from .processgroup import POLL_SECONDS, collect, end_group, exit_watch, has_ended, members_of
-from .processtree import descendants, identify, is_alive
+from .process_group import POLL_SECONDS, collect, end_group, exit_watch, has_ended, members_of
+from .process_tree import descendants, identify, is_alive
 from .reason import AbortError, AbortReason, error_from
+from .resource_account import report_survivors
 from .signal import AbortSignal
 from .threads import start_in_thread
 
@@ -112,7 +112,7 @@ class _Program:
         self._input = memoryview(stdin)
         self._cwd = cwd
         self._mark = uuid.uuid4().hex
-        self._env = processgroup.with_mark(os.environ if env is None else env, self._mark)
+        self._env = process_group.with_mark(os.environ if env is None else env, self._mark)
         self._max_output = max_output
         self._output: dict[IO[bytes], bytearray] = {}
         self._dropped = 0
@@ -131,8 +131,8 @@ class _Program:
                 returncode = collect(process)
             if not stopped:
                 since = 0 if started is None else started.started
-                marked = processgroup.marked(self._mark, since)
-                survivors = tuple(sorted({*processgroup.members(process.pid), *marked}))
+                marked = process_group.marked(self._mark, since)
+                survivors = tuple(sorted({*process_group.members(process.pid), *marked}))
         out, err = (bytes(kept) for kept in self._output.values())
         return ProcessResult(returncode, out, err, self._dropped, survivors, stopped)
 
@@ -162,7 +162,7 @@ class _Program:
         end_group(process, grace=grace, kill=KILL_SECONDS, wait=self._carry)
         self._drain()
         living = (descendant.pid for descendant in family if is_alive(descendant))
-        return tuple(sorted({*members_of(process), *processgroup.marked(self._mark), *living}))
+        return tuple(sorted({*members_of(process), *process_group.marked(self._mark), *living}))
 
     def _drain(self) -> tuple[int, ...]:
         """Take what is still in the pipes."""
@@ -225,7 +225,7 @@ def _started(
     try:
         yield process
     except BaseException:  # a failure of the supervisor: nobody would be left to stop the program
-        processgroup.send(process.pid, os_signals.SIGKILL)
+        process_group.send(process.pid, os_signals.SIGKILL)
         collect(process)
         raise
     finally:

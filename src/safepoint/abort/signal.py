@@ -2,9 +2,9 @@
 
 Knows nothing of tasks (`guard.py`) and of what asks for the abort (`controller.py`).
 
-Two kinds of signal abort by themselves, the roots: a `Source` when its controller says so, a `Deadline` (`deadline.py`)
-when its time has come. A `Composite` only looks at its roots, and is registered with them only while somebody listens:
-a signal that lives for days does not grow with the composites made over it.
+Two kinds of signal abort by themselves, the roots: a `ControllerSignal` when its controller says so, a `Deadline`
+(`deadline.py`) when its time has come. A `CompositeSignal` only looks at its roots, and is registered with them only
+while somebody listens, so that a signal that lives for days does not grow with the composites made over it.
 
 Races are decided by single dict operations, which are atomic: `setdefault` finds the one winner of an abort, `pop`
 the one owner of an entry. A lock would deadlock when `abort()` runs in a signal handler or `__del__`.
@@ -140,7 +140,7 @@ class AbortSignal:
         for signal in given:
             if signal.aborted:
                 return AbortSignal.already(signal.reason)
-        return Composite(roots)
+        return CompositeSignal(roots)
 
     @staticmethod
     def timeout(seconds: float) -> "AbortSignal":
@@ -152,14 +152,14 @@ class AbortSignal:
     @staticmethod
     def already(reason: AbortReason | BaseException | str | None = None) -> "AbortSignal":
         """A signal that is aborted from birth. Its listeners never run."""
-        signal = Source()
+        signal = ControllerSignal()
         signal.decide(reason_from(reason, caller(1)), current_clock().monotonic())
         return signal
 
     @staticmethod
     def never() -> "AbortSignal":
         """A signal that is never aborted."""
-        return Composite(())
+        return CompositeSignal(())
 
     @abstractmethod
     def attach(self, entry: Guard | Waiter) -> None:
@@ -176,7 +176,7 @@ class AbortSignal:
     def _forget(self, registration: Registration) -> bool: ...
 
 
-class Root(AbortSignal):
+class RootSignal(AbortSignal):
     """A signal that aborts by itself: it has the guards, the listeners and the composites that are listened to."""
 
     __slots__ = ("_decision", "_guards", "_listeners")
@@ -191,7 +191,7 @@ class Root(AbortSignal):
     def __init__(self) -> None:
         self._decision: dict[None, tuple[AbortReason, float]] = {}
         self._guards: dict[Guard | Waiter, bool] = {}
-        self._listeners: dict[Registration | Composite, bool] = {}
+        self._listeners: dict[Registration | CompositeSignal, bool] = {}
 
     @property
     def aborted_at(self) -> float | None:
@@ -207,10 +207,10 @@ class Root(AbortSignal):
     def detach(self, entry: Guard | Waiter) -> bool:
         return self._guards.pop(entry, False)
 
-    def _listen(self, registration: "Registration | Composite") -> None:
+    def _listen(self, registration: "Registration | CompositeSignal") -> None:
         self._listeners[registration] = True
 
-    def _forget(self, registration: "Registration | Composite") -> bool:
+    def _forget(self, registration: "Registration | CompositeSignal") -> bool:
         return self._listeners.pop(registration, False)
 
     def announce(self) -> None:
@@ -224,10 +224,10 @@ class Root(AbortSignal):
         return wake([entry for entry in list(self._guards) if self._guards.pop(entry, False)])
 
     def _owned(self) -> Iterable[Registration]:
-        composites: list[Composite] = []
+        composites: list[CompositeSignal] = []
         for entry in list(self._listeners):
             if self._listeners.pop(entry, False):  # False: a listener that ran before has removed it
-                if isinstance(entry, Composite):
+                if isinstance(entry, CompositeSignal):
                     composites.append(entry)
                 else:
                     yield entry
@@ -235,7 +235,7 @@ class Root(AbortSignal):
             yield from composite.owned()
 
 
-class Source(Root):
+class ControllerSignal(RootSignal):
     """The root behind an `AbortController`."""
 
     # Slots in place of the properties: a flag check costs a tenth.
@@ -263,19 +263,19 @@ class Source(Root):
         return won is mine
 
 
-class Composite(AbortSignal):
+class CompositeSignal(AbortSignal):
     """A signal that follows roots: any of them. Pulled when asked, registered with them only while listened to."""
 
     __slots__ = ("_decision", "_listeners", "_roots", "number")
 
-    def __init__(self, roots: tuple[Root, ...]) -> None:
+    def __init__(self, roots: tuple[RootSignal, ...]) -> None:
         self._roots = roots
-        self._decision: dict[None, Root] = {}
+        self._decision: dict[None, RootSignal] = {}
         self._listeners: dict[Registration, bool] = {}
         self.number = next(_created)
 
     @property
-    def roots(self) -> tuple[Root, ...]:
+    def roots(self) -> tuple[RootSignal, ...]:
         """What it follows. Never composites: those are replaced by their own roots."""
         return self._roots
 
@@ -296,7 +296,7 @@ class Composite(AbortSignal):
         first = self._first()
         return None if first is None else first.at
 
-    def _first(self) -> Root | None:
+    def _first(self) -> RootSignal | None:
         """The root whose abort is this one's: the first in time; in one instant, the first in the list."""
         if not self._decision:
             aborted = [root for root in self._roots if root.aborted]
@@ -350,13 +350,13 @@ class Composite(AbortSignal):
                 yield registration
 
 
-def roots_of(signals: Iterable[object]) -> tuple[Root, ...]:
+def roots_of(signals: Iterable[object]) -> tuple[RootSignal, ...]:
     """The roots of these signals, each once, in order. Raises: TypeError that names the wrong one."""
-    roots: dict[Root, None] = {}
+    roots: dict[RootSignal, None] = {}
     for index, signal in enumerate(signals):
-        if isinstance(signal, Root):
+        if isinstance(signal, RootSignal):
             roots[signal] = None
-        elif isinstance(signal, Composite):
+        elif isinstance(signal, CompositeSignal):
             roots.update(dict.fromkeys(signal.roots))
         else:
             raise TypeError(f"signals[{index}] must be an AbortSignal, not {type(signal).__name__}")

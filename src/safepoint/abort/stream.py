@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from .ambient import shield
-from .guard import Guard, Scope, asked_from_outside, scope
+from .guard import Guard, Scope, external_cancel_count, scope
 from .signal import AbortSignal
 
 __all__ = ["Stream"]
@@ -80,12 +80,12 @@ class Stream(Generic[T]):
     async def _close_after_error(self) -> None:
         # The end of the source and an error come out as they are: what closing has to say about it goes to the log,
         # also that something of its own was cancelled; a cancellation of this task goes on.
-        before = asked_from_outside()
+        before = external_cancel_count()
         try:
             with shield(CLOSE_SECONDS):
                 await self.aclose()
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and asked_from_outside() > before:
+            if isinstance(error, asyncio.CancelledError) and external_cancel_count() > before:
                 raise
             log.warning("Closing %r failed after the stream had ended", self._source, exc_info=True)
 

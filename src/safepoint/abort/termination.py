@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["hearing_the_end"]
+__all__ = ["graceful_shutdown"]
 
 log = logging.getLogger("safepoint")
 ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def hearing_the_end(told: Callable[[], object], within: float, who: str) -> Iterator[None]:
+def graceful_shutdown(told: Callable[[], object], within: float, who: str) -> Iterator[None]:
     """Inside the block the first signal calls `told`, in another thread; so many seconds later the process is cut off.
 
     Belongs to the main thread. `who` is named if it has to be cut off.

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from .accounting import accounted
 from .ambient import current_signal
 from .guard import Guard, Scope, scope
+from .resource_account import accounted
 from .signal import AbortSignal
 
 __all__ = ["AbandonedThreads", "abandoned_threads", "run_in_thread", "start_in_thread", "submit"]

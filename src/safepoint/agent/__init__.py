@@ -4,8 +4,9 @@ Owns the loop, the tools and the history. Knows nothing of providers, turns and 
 """
 
 from .agent import Agent, LimitExceeded
-from .agentrun import AgentRun
+from .agent_run import AgentRun
 from .builtin import ask_user, wait
+from .conversation import AgentResult
 from .history import HistoryError, repair, validate
 from .model import (
     AnswerEnded,
@@ -18,7 +19,6 @@ from .model import (
     ToolSpec,
     UsageReported,
 )
-from .talk import AgentResult
 from .tool import AnyTool, BadArguments, Tool, ToolContext, tool
 
 __all__ = [

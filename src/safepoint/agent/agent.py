@@ -9,9 +9,9 @@ from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ..abort import AbortController, AbortSignal
-from ..abort.guard import asked_from_outside
+from ..abort.guard import external_cancel_count
 from ..abort.reason import caller, error_from
-from ..abort.renamed import accepts_deadline
+from ..abort.renamed_arguments import accepts_deadline
 from ..errors import SafepointError, UsageError, require_method
 from ..run.ask import AskUser
 from ..run.context import Context
@@ -22,12 +22,12 @@ from ..run.receipt import Usage
 from ..run.retry import Retry
 from ..run.stop import StopAt
 from ..run.stream import stream
-from .agentrun import AgentRun, Questions, nobody
+from .agent_run import AgentRun, Questions, nobody
 from .builtin import ask_user as ask_user_tool
 from .calls import run_calls
+from .conversation import Again, AgentResult, Conversation, PartialAnswer, stays
 from .left_behind import stop_left_behind
 from .model import AnswerEnded, CallDelta, Chunk, Model, ModelError, ModelRequest, TextDelta, UsageReported
-from .talk import Again, AgentResult, Answer, Talk, stays
 from .tool import AnyTool, AskUserFn, ToolContext, ToolLike, tool
 
 __all__ = ["Agent", "LimitExceeded"]
@@ -50,7 +50,7 @@ class Agent:
     token_budget  how many tokens one run may use, in and out, sub-agents included; looked at before each request
     """
 
-    guards_its_leaves = True  # as work it is not interrupted from outside: it stops by itself, leaf by leaf
+    handles_abort = True  # as work it is not interrupted from outside: it stops by itself, leaf by leaf
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Agent:
             self.name, self._converse, talk, self._callback, signal=signal, timeout=timeout, origin=caller(1)
         )
 
-    async def _converse(self, ctx: Context, talk: Talk, ask: AskUserFn) -> AgentResult:
+    async def _converse(self, ctx: Context, talk: Conversation, ask: AskUserFn) -> AgentResult:
         while not talk.answered:
             if talk.in_round:
                 await run_calls(ctx, talk, self._tools, ask)
@@ -116,16 +116,16 @@ class Agent:
                 _look(ctx, StopAt.AFTER_MODEL)
         return talk.sealed()
 
-    async def _ask_model(self, ctx: Context, talk: Talk) -> None:
+    async def _ask_model(self, ctx: Context, talk: Conversation) -> None:
         """One request, chunk by chunk; its answer becomes part of the conversation when it is whole."""
         system = [SystemMessage(text=self.instructions)] if self.instructions else []
         request = ModelRequest(messages=(*system, *talk.messages), tools=self._specs)
         if talk.answer is not None and talk.answer.text and ctx.listened:
             ctx.emit(AnswerRestarted(**ctx.stamp()))
-        answer = talk.answer = Answer()
+        answer = talk.answer = PartialAnswer()
         if ctx.listened:
             ctx.emit(AnswerStarted(**ctx.stamp(), model=self.model.name, step=talk.steps + 1))
-        before = asked_from_outside()
+        before = external_cancel_count()
         try:
             source = self.model.stream(request, signal=ctx.signal)
             async with stream(ctx, source, name="model", policy=self._model_policy) as chunks:
@@ -133,7 +133,7 @@ class Agent:
             if not answer.finished:
                 raise ModelError(f"the answer of {self.model.name} broke off before its end", retryable=True)
         except asyncio.CancelledError as error:
-            if asked_from_outside() > before:
+            if external_cancel_count() > before:
                 raise
             # Nobody has told this task to go: a client library has let a private matter of its own escape.
             raise ModelError(f"the request to {self.model.name} was dropped by its client", retryable=True) from error
@@ -145,14 +145,14 @@ class Agent:
             raise ModelError(f"{self.model.name} answered with neither text nor tool calls", retryable=True)
         talk.add(answer)
 
-    def _count(self, ctx: Context, talk: Talk, answer: Answer, request: ModelRequest) -> None:
+    def _count(self, ctx: Context, talk: Conversation, answer: PartialAnswer, request: ModelRequest) -> None:
         usage = answer.cost(request, stopped=ctx.signal.aborted)
         talk.usage += usage
         ctx.ledger.usage += usage
         if ctx.listened:
             ctx.emit(AnswerFinished(**ctx.stamp(), text=answer.text, interrupted=not answer.finished, usage=usage))
 
-    def _check_limits(self, talk: Talk) -> None:
+    def _check_limits(self, talk: Conversation) -> None:
         if talk.steps >= self._max_steps:
             raise LimitExceeded(f"agent {self.name!r} has made {talk.steps} requests; max_steps={self._max_steps}")
         used = talk.usage.input_tokens + talk.usage.output_tokens
@@ -170,9 +170,9 @@ class Agent:
     async def _run_inside(
         self, ctx: Context, inner: Context, value: "str | Sequence[Message] | AgentResult"
     ) -> AgentResult:
-        talk = Talk()
+        talk = Conversation()
         try:
-            talk = Talk(resume=value, again=self._again) if isinstance(value, AgentResult) else _talk(value)
+            talk = Conversation(resume=value, again=self._again) if isinstance(value, AgentResult) else _talk(value)
             talk.usage = Usage()  # what was used before the stop is counted already
             talk.id = talk.id or getattr(ctx, "idempotency_key", "") or f"{ctx.run_id}:{ctx.operation}"
             return await self._converse(inner, talk, self._who_answers(ctx))
@@ -239,7 +239,7 @@ def _with_prompt(kept: AgentResult, prompt: str) -> AgentResult:
     return replace(kept, messages=(UserMessage(text=prompt), *kept.messages))
 
 
-async def _read(ctx: Context, chunks: AsyncIterable[Chunk], answer: Answer) -> None:
+async def _read(ctx: Context, chunks: AsyncIterable[Chunk], answer: PartialAnswer) -> None:
     async for chunk in chunks:
         match chunk:
             case TextDelta(text):
@@ -268,13 +268,13 @@ def _talk(
     history: Sequence[Message] = (),
     resume: AgentResult | None = None,
     again: Callable[[ToolResult], Again] = stays,
-) -> Talk:
+) -> Conversation:
     if (prompt is None) == (resume is None):
         raise UsageError("give a prompt, or resume=outcome.partial: one of the two")
     if resume is not None:
         if history:
             raise UsageError("resume= brings its own history: leave history= out")
-        return Talk(resume=resume, again=again)
+        return Conversation(resume=resume, again=again)
     said: list[Message] = []
     if isinstance(prompt, str):
         said = [UserMessage(text=prompt)] if prompt.strip() else []
@@ -282,7 +282,7 @@ def _talk(
         said = [prompt]
     elif prompt is not None:
         said = list(prompt)
-    talk = Talk([*history, *said])
+    talk = Conversation([*history, *said])
     if not said or not talk.messages:
         raise UsageError("the prompt is empty")
     if talk.answered:

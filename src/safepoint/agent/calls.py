@@ -9,17 +9,17 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from ..abort import AbortError
-from ..abort.guard import asked_from_outside
+from ..abort.guard import external_cancel_count
 from ..errors import describe
 from ..run.context import Context
 from ..run.events import CallRecorded, ToolCalled, ToolEnded
-from ..run.kept import KeptWork, kept_work
 from ..run.leaf import in_process, in_task, in_thread, inline
-from ..run.leafrun import LeafRun
+from ..run.leaf_run import LeafRun
 from ..run.messages import CallStatus, ToolCall, ToolResult
+from ..run.partial_work import PartialWork, partial_work
 from ..run.receipt import Usage
+from .conversation import AgentResult, Conversation
 from .history import INTERRUPTED, NOT_RUN, UNKNOWN
-from .talk import AgentResult, Talk
 from .tool import AnyTool, AskUserFn, BadArguments, ToolContext, as_text
 
 __all__ = ["run_calls"]
@@ -28,7 +28,7 @@ YES = frozenset({"allow", "yes", "y", "ok", "true"})
 RUN_AGAIN, LEAVE = "run it again", "leave it"
 
 
-async def run_calls(ctx: Context, talk: Talk, tools: Mapping[str, AnyTool], ask: AskUserFn) -> None:
+async def run_calls(ctx: Context, talk: Conversation, tools: Mapping[str, AnyTool], ask: AskUserFn) -> None:
     """Run the open calls of the last answer, all at once. Raises nothing for what a tool did."""
     calls = talk.open_calls
     if len(calls) == 1:
@@ -40,7 +40,9 @@ async def run_calls(ctx: Context, talk: Talk, tools: Mapping[str, AnyTool], ask:
     talk.close_round()
 
 
-async def _run_call(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, AnyTool], ask: AskUserFn) -> None:
+async def _run_call(
+    ctx: Context, talk: Conversation, call: ToolCall, tools: Mapping[str, AnyTool], ask: AskUserFn
+) -> None:
     key = idempotency_key(talk, call)
     if ctx.listened:
         told: dict[str, Any] = {"name": call.name, "arguments": call.arguments, "idempotency_key": key}
@@ -55,12 +57,14 @@ async def _run_call(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str
             ctx.emit(ToolEnded(**ctx.stamp(), call_id=call.call_id, **told))
 
 
-def idempotency_key(talk: Talk, call: ToolCall) -> str:
+def idempotency_key(talk: Conversation, call: ToolCall) -> str:
     """The key of a call: the conversation keeps its id, and the model's ids of calls are unique inside of it."""
     return f"{talk.id}:{call.call_id}"
 
 
-async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, AnyTool], ask: AskUserFn) -> ToolResult:
+async def _result(
+    ctx: Context, talk: Conversation, call: ToolCall, tools: Mapping[str, AnyTool], ask: AskUserFn
+) -> ToolResult:
     tool = tools.get(call.name)
     if tool is None:
         known = ", ".join(tools) or "none"
@@ -69,7 +73,7 @@ async def _result(ctx: Context, talk: Talk, call: ToolCall, tools: Mapping[str, 
         value = tool.read(call.arguments)
     except BadArguments as problem:
         return _told(call, "failed", str(problem))
-    before = asked_from_outside()
+    before = external_cancel_count()
     doubtful = talk.doubtful.get(call.call_id)
     if doubtful is not None and not await _may_run_again(ctx, call, ask):
         return doubtful
@@ -135,7 +139,7 @@ def _launch(run: LeafRun, tool: AnyTool, value: Any) -> Awaitable[Any]:
     def call(ctx: Any, value: Any) -> Any:
         if not tool.is_work:
             return fn(**value, **({name: ctx} if name else {}))
-        goes_on = isinstance(ctx.kept, KeptWork) and getattr(fn, "goes_on_from_kept", False)
+        goes_on = isinstance(ctx.kept, PartialWork) and getattr(fn, "goes_on_from_kept", False)
         return fn(ctx, ctx.kept if goes_on else value)
 
     call.__wrapped__ = fn  # type: ignore[attr-defined]  # an interrupt looks for the file it is in
@@ -149,13 +153,15 @@ def _launch(run: LeafRun, tool: AnyTool, value: Any) -> Awaitable[Any]:
 def _is_for_the_task(error: BaseException, before: int, tool: AnyTool) -> bool:
     # A tool may raise anything, also a cancellation that is a private matter of its own.
     if isinstance(error, asyncio.CancelledError):
-        return asked_from_outside() > before
+        return external_cancel_count() > before
     # In a thread or process of its own `sys.exit()` ends what is there, and not this program.
     here = tool.kind not in ("thread", "process")
     return here and isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
 
 
-def _ended(ctx: Context, talk: Talk, call: ToolCall, tool: AnyTool, run: LeafRun, error: BaseException) -> ToolResult:
+def _ended(
+    ctx: Context, talk: Conversation, call: ToolCall, tool: AnyTool, run: LeafRun, error: BaseException
+) -> ToolResult:
     """What is said of a call that raised. A stop plus any error is a stop; without one it is the tool's failure."""
     if run.line.fate == "not_started":
         return NOT_RUN.result(call)
@@ -164,7 +170,7 @@ def _ended(ctx: Context, talk: Talk, call: ToolCall, tool: AnyTool, run: LeafRun
         talk.kept.pop(call.call_id, None)  # a call that has failed does not run again
         return _told(call, "failed", f"{tool.name} failed: {describe(error)}")
     if isinstance(error, AbortError):
-        kept = error.partial if isinstance(error.partial, AgentResult) else kept_work(error.partial)
+        kept = error.partial if isinstance(error.partial, AgentResult) else partial_work(error.partial)
         if kept is not None:
             talk.kept[call.call_id] = kept
     talk.stopped_inside = talk.stopped_inside or stopped_inside

@@ -21,7 +21,7 @@ __all__ = [
     "UNKNOWN",
     "HistoryError",
     "Rules",
-    "Verdict",
+    "SyntheticResult",
     "named",
     "problems",
     "readable",
@@ -39,7 +39,7 @@ class HistoryError(SafepointError):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SyntheticResult:
     """What is said of a tool call that did not end by itself, in words that a model understands."""
 
     status: CallStatus
@@ -51,9 +51,13 @@ class Verdict:
         return ToolResult(call_id=call.call_id, name=call.name, content=text, status=self.status)
 
 
-NOT_RUN = Verdict("not_started", "This call was not started: the run was stopped before it.")
-INTERRUPTED = Verdict("interrupted", "This call was interrupted: the run was stopped while it ran. It has no result.")
-UNKNOWN = Verdict("unknown", "It is not known what became of this call: the run was stopped. It may have had effects.")
+NOT_RUN = SyntheticResult("not_started", "This call was not started: the run was stopped before it.")
+INTERRUPTED = SyntheticResult(
+    "interrupted", "This call was interrupted: the run was stopped while it ran. It has no result."
+)
+UNKNOWN = SyntheticResult(
+    "unknown", "It is not known what became of this call: the run was stopped. It may have had effects."
+)
 
 BEGINNING = UserMessage(text="(The beginning of this conversation is missing.)")
 UNREADABLE = "unreadable"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from ..errors import describe
 from ..run.messages import AssistantMessage, ToolCall, ToolResult
-from .talk import AgentResult
+from .conversation import AgentResult
 from .tool import AnyTool
 
 __all__ = ["stop_left_behind"]

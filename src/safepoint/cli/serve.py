@@ -42,13 +42,13 @@ def serve(options: argparse.Namespace) -> int:
 
 
 async def _local(options: argparse.Namespace) -> Host:
-    from ..server import leaving_behind
+    from ..server import with_abandon_after
     from ..session.local_host import LocalHost
     from ..session.sqlite import SqliteStore
     from ..session.store import MemoryStore, Store
 
     agent = demo_agent() if options.agent is None else load_agent(options.agent)
-    agent = leaving_behind(agent, min(options.abandon_after, options.within * SHARE))
+    agent = with_abandon_after(agent, min(options.abandon_after, options.within * SHARE))
     store: Store = SqliteStore(options.db) if options.db else MemoryStore()
     await store.sessions()  # a file that cannot be used is said now, not to the first visitor
     return LocalHost(agent, store, resume=options.resume, on_disconnect=options.on_disconnect)

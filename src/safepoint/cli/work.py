@@ -8,10 +8,10 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from ..abort.termination import hearing_the_end
+from ..abort.termination import graceful_shutdown
 from ..errors import MissingExtra, UsageError
 from ..worker import RemoteHost, Worker, WorkerInfo
-from ..worker.workshop import SWITCH_SECONDS
+from ..worker.worker_loop import SWITCH_SECONDS
 from .broker import broker_of
 from .style import bold, table
 
@@ -42,7 +42,7 @@ def work(options: argparse.Namespace) -> int:
         tell = partial(asyncio.get_running_loop().call_soon_threadsafe, going.set)
         limit = options.within + options.grace + LAST_SECONDS
         await worker.start()
-        with hearing_the_end(tell, limit, f"worker {worker.name}"):
+        with graceful_shutdown(tell, limit, f"worker {worker.name}"):
             where = f"takes orders at {options.nats}"
             print(f"{bold('Safepoint')} worker {worker.name} {where}. Ctrl-C makes way.", flush=True)
             async with asyncio.TaskGroup() as group:

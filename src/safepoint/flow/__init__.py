@@ -4,14 +4,14 @@ Owns the dispatcher. Knows nothing of agents, turns and sessions.
 """
 
 from .checkpoint import Checkpoint, CheckpointMismatch
+from .checkpoint_saver import CheckpointCompleted, CheckpointUnfinished
 from .context import NodeContext
 from .dispatch import StepLimitExceeded
+from .execution import NodeError
 from .flow import Flow
-from .flowrun import FlowRun
+from .flow_run import FlowRun
 from .graph import END, End, FlowError
-from .journey import NodeError
 from .result import FlowResult
-from .saving import CheckpointCompleted, CheckpointUnfinished
 from .state import JoinConflict
 from .step import UnknownOutput
 

@@ -12,11 +12,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..errors import UsageError, shorten, text_of
 from ..run.checkpoints import CheckpointError, Checkpoints, read_back, write_atomically
-from ..run.kept import FLOW, KeptWork
 from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
+from ..run.partial_work import FLOW, PartialWork
+from .execution import FlowExecution, NodeError
 from .graph import Graph, Node, Parallel, Scatter, Step, Subflow
-from .journey import Journey, NodeError
-from .place import Inside, ParallelAt, Place, ScatterAt, SubflowAt
+from .position import Inside, ParallelAt, Position, ScatterAt, SubflowAt
 from .result import FlowResult
 from .state import dump, load
 
@@ -59,12 +59,12 @@ class Checkpoint:
         """Of a run that did not complete. Raises: UsageError for one that did, or a state that JSON cannot hold."""
         if result.cursor is None:
             raise UsageError(f"flow {result.place.graph.name!r} has completed: there is nothing to resume")
-        journey = Journey(result.run_id, executed=list(result.executed), errors=list(result.errors))
+        journey = FlowExecution(result.run_id, executed=list(result.executed), errors=list(result.errors))
         journey.once, journey.revision = dict(result.once), result.revision
         return cls.of(result.place, journey, status=result.outcome.status, reason=why(result.outcome))
 
     @classmethod
-    def of(cls, place: Place, journey: Journey, *, status: str, reason: str | None = None) -> "Checkpoint":
+    def of(cls, place: Position, journey: FlowExecution, *, status: str, reason: str | None = None) -> "Checkpoint":
         """Of a flow that is at this place. Raises: UsageError for a state that JSON cannot hold."""
         graph = place.graph
         return cls(
@@ -87,18 +87,18 @@ class Checkpoint:
         """True: the run has completed, and there is nothing to go on with."""
         return self.status == "completed"
 
-    def journey(self) -> Journey:
+    def journey(self) -> FlowExecution:
         """What the run that goes on from here shares with the one that was stopped."""
-        journey = Journey(self.run_id, executed=list(self.executed), errors=list(self.errors))
+        journey = FlowExecution(self.run_id, executed=list(self.executed), errors=list(self.errors))
         journey.once, journey.revision = dict(self.once), self.revision
         return journey
 
-    def to_kept(self) -> KeptWork:
+    def to_kept(self) -> PartialWork:
         """As what a tool call leaves behind when it is stopped; `from_kept` reads it back."""
-        return KeptWork(FLOW, self.to_json())
+        return PartialWork(FLOW, self.to_json())
 
     @classmethod
-    def from_kept(cls, kept: KeptWork) -> "Checkpoint":
+    def from_kept(cls, kept: PartialWork) -> "Checkpoint":
         """Raises: CheckpointError that says what is wrong; UsageError for what no flow has written."""
         if kept.kind != FLOW:
             raise UsageError(f"a flow cannot go on from what work of the kind {kept.kind!r} has left behind")
@@ -141,7 +141,7 @@ class Checkpoint:
         text = await checkpoints.load(key)
         return None if text is None else cls.from_json(text, source=f"checkpoint {key!r}")
 
-    def end_in(self, graph: Graph) -> Place:
+    def end_in(self, graph: Graph) -> Position:
         """The end of a completed run. The flow may look different by now: nothing of it is run.
 
         Raises: CheckpointMismatch for another flow, or a state that cannot be read any more.
@@ -155,7 +155,7 @@ class Checkpoint:
                 f"flow {graph.name!r} has completed (run {self.run_id}), and its result cannot be read: {problem}"
             ) from problem
 
-    def place_in(self, graph: Graph, migrate: "Callable[[Checkpoint], Checkpoint] | None" = None) -> Place:
+    def place_in(self, graph: Graph, migrate: "Callable[[Checkpoint], Checkpoint] | None" = None) -> Position:
         """Where this is in the flow as it is now. Raises: CheckpointMismatch that names what has changed."""
         checkpoint = self
         if checkpoint.flow != graph.name and migrate is None:
@@ -192,7 +192,7 @@ def _changes(old: dict[str, Any], graph: Graph) -> str:
     return ", ".join(sorted(told)) or "it starts elsewhere"
 
 
-def place_to_data(place: Place) -> dict[str, Any]:
+def place_to_data(place: Position) -> dict[str, Any]:
     """A place as JSON data. Raises: UsageError for a state that JSON cannot hold."""
     data: dict[str, Any] = {"node": place.node, "step": place.step, "state": _dumped(place)}
     match place.inside:
@@ -214,7 +214,7 @@ def place_to_data(place: Place) -> dict[str, Any]:
     return data
 
 
-def _dumped(place: Place) -> Any:
+def _dumped(place: Position) -> Any:
     kind, given = place.graph.state_type, type(place.state)
     if _would_change(kind, given):
         raise UsageError(
@@ -224,7 +224,7 @@ def _dumped(place: Place) -> Any:
     return dump(place.state)
 
 
-def _dumped_results(place: Place, at: ScatterAt) -> dict[str, Any]:
+def _dumped_results(place: Position, at: ScatterAt) -> dict[str, Any]:
     node = place.graph.nodes[place.node or ""]
     assert isinstance(node, Scatter)  # for the type checker: that is what it is inside of
     for result in at.results.values():
@@ -248,7 +248,7 @@ def _name(kind: Any) -> str:
     return "plain JSON data" if kind is Any else f"a {kind.__name__}"
 
 
-def place_from_data(graph: Graph, data: dict[str, Any], kind: Any = None, around: str = "") -> Place:
+def place_from_data(graph: Graph, data: dict[str, Any], kind: Any = None, around: str = "") -> Position:
     """Read `place_to_data()` back. Raises: ValueError, KeyError or TypeError that says what does not fit.
 
     kind    the type of the state, where the graph itself does not know it
@@ -260,7 +260,7 @@ def place_from_data(graph: Graph, data: dict[str, Any], kind: Any = None, around
     kind = kind if graph.state_type is None else graph.state_type
     if kind is None:
         raise ValueError(f"the type of the state is not known: give Flow({graph.name!r}, …, state=YourState)")
-    place = Place(graph, name, load(kind, data["state"]), load(int, data["step"]), data.get("end"), None, around)
+    place = Position(graph, name, load(kind, data["state"]), load(int, data["step"]), data.get("end"), None, around)
     if name is not None and data.get("inside") is not None:
         place.inside = _inside_from_data(graph.nodes[name], data["inside"], kind, place.within)
     return place

@@ -6,8 +6,8 @@ from typing import Any, Generic, TypeVar, overload
 from ..run.context import Context
 from ..run.journal import JournalElsewhere
 from ..run.once import once
-from .journey import Journey, NodeError
-from .place import Place
+from .execution import FlowExecution, NodeError
+from .position import Position
 from .state import clone
 
 __all__ = ["NodeContext"]
@@ -30,7 +30,7 @@ class NodeContext(Context, Generic[Services]):
     attempt: int
     idempotency_key: str
 
-    def _prepare(self, journey: Journey, place: Place | None, working: Any, attempt: int, key: str) -> None:
+    def _prepare(self, journey: FlowExecution, place: Position | None, working: Any, attempt: int, key: str) -> None:
         self.services = journey.services
         self.attempt = attempt
         self.idempotency_key = key
@@ -129,5 +129,5 @@ def _carried(
     assert isinstance(ctx, NodeContext)
     ctx.path = ctx.path[:-1]
     ctx.journal = JournalElsewhere()
-    ctx._prepare(Journey(key, depth, services), None, None, attempt, visit)
+    ctx._prepare(FlowExecution(key, depth, services), None, None, attempt, visit)
     return ctx

@@ -8,24 +8,24 @@ from collections.abc import Callable
 from typing import Any
 
 from ..abort import AbortSignal
-from ..abort.guard import asked_from_outside
+from ..abort.guard import external_cancel_count
 from ..errors import SafepointError
 from ..run.context import Context
 from ..run.events import NodeEnded
 from ..run.leaf import in_task, in_thread
-from ..run.leafrun import LeafRun
+from ..run.leaf_run import LeafRun
 from ..run.policy import Policy
 from ..run.settle import run_cleanup
 from ..run.stop import Stop, StopAt
 from .composite import run_parallel, run_subflow
 from .context import NodeContext
+from .execution import FlowExecution
 from .graph import Cleanup, End, Node, Parallel, Scatter, Step, Subflow
-from .journey import Journey
-from .place import Place
+from .node_results import NodeDone, NodeEnd, NodeFailed, NodeInterrupted, Walked, WalkFinished
+from .position import Position
 from .scatter import run_scatter
 from .state import clone
 from .step import disruption, run_step
-from .walked import Arrived, Broken, Interrupted, Left, NodeEnd, Walked
 
 __all__ = ["StepLimitExceeded", "walk"]
 
@@ -37,11 +37,11 @@ class StepLimitExceeded(SafepointError):
     """A flow took more steps than `max_steps`: a cycle that does not end, or a limit that is too low."""
 
 
-async def walk(journey: Journey, ctx: Context, place: Place) -> Walked:
+async def walk(journey: FlowExecution, ctx: Context, place: Position) -> Walked:
     """From this place to an end, an interruption or an error; then the flow's clean-ups, on every path."""
     if not place.graph.cleanups:
         return await _walk(journey, ctx, place)
-    walked: Walked = Interrupted()
+    walked: Walked = NodeInterrupted()
     passing: BaseException | None = None
     try:
         walked = await _walk(journey, ctx, place)
@@ -57,18 +57,18 @@ async def walk(journey: Journey, ctx: Context, place: Place) -> Walked:
     return walked
 
 
-async def _walk(journey: Journey, ctx: Context, place: Place) -> Walked:
+async def _walk(journey: FlowExecution, ctx: Context, place: Position) -> Walked:
     graph = place.graph
     while place.node is not None:
         if ctx.signal.aborted or ctx.stop.due(StopAt.SAFE_POINT):
-            return Interrupted()
+            return NodeInterrupted()
         name = place.node
         if place.step >= graph.max_steps:
-            return Broken(_too_many(place), journey.operation(ctx, name))
+            return NodeFailed(_too_many(place), journey.operation(ctx, name))
         ended = await _run(journey, ctx, place, graph.nodes[name])
-        if isinstance(ended, Broken):
+        if isinstance(ended, NodeFailed):
             ended = _routed(journey, ctx, place, ended)
-        if not isinstance(ended, Left):
+        if not isinstance(ended, NodeDone):
             return ended
         target = graph.routes[name][ended.output]
         journey.executed.append(journey.operation(ctx, name))
@@ -79,11 +79,11 @@ async def _walk(journey: Journey, ctx: Context, place: Place) -> Walked:
         if ctx.listened:
             ctx.emit(NodeEnded(**ctx.child(name).stamp(), output=ended.output, target=place.node))
         if journey.saver is not None and (failure := await journey.save(ctx)) is not None:
-            return Broken(failure, journey.operation(ctx, name))
-    return Arrived(place.end or "done")
+            return NodeFailed(failure, journey.operation(ctx, name))
+    return WalkFinished(place.end or "done")
 
 
-async def _run(journey: Journey, ctx: Context, place: Place, node: Node) -> NodeEnd:
+async def _run(journey: FlowExecution, ctx: Context, place: Position, node: Node) -> NodeEnd:
     try:
         match node:
             case Step():
@@ -95,10 +95,10 @@ async def _run(journey: Journey, ctx: Context, place: Place, node: Node) -> Node
             case Scatter():
                 return await run_scatter(journey, ctx, place, node, walk)
     except Exception as error:  # from the caller's own functions: into, out, join, items, gather
-        return Interrupted() if ctx.signal.aborted else Broken(error, journey.operation(ctx, node.name))
+        return NodeInterrupted() if ctx.signal.aborted else NodeFailed(error, journey.operation(ctx, node.name))
 
 
-def _routed(journey: Journey, ctx: Context, place: Place, broken: Broken) -> Left | Broken:
+def _routed(journey: FlowExecution, ctx: Context, place: Position, broken: NodeFailed) -> NodeDone | NodeFailed:
     """A failure or a timeout goes by its route, where there is one. One of the store does not: it may have lost it."""
     assert place.node is not None  # for the type checker: it is at the node that broke
     if journey.saver is not None and journey.saver.error is not None:
@@ -108,23 +108,23 @@ def _routed(journey: Journey, ctx: Context, place: Place, broken: Broken) -> Lef
     for output, taken in (("timeout", broken.timed_out and itself), ("failed", True)):
         if taken and output in routes:
             journey.record(ctx, broken.error, broken.operation)
-            return Left(output, place.state if broken.kept is None else broken.kept)
+            return NodeDone(output, place.state if broken.kept is None else broken.kept)
     return broken
 
 
-def _too_many(place: Place) -> StepLimitExceeded:
+def _too_many(place: Position) -> StepLimitExceeded:
     return StepLimitExceeded(
         f"flow {place.graph.name!r} took {place.step} steps and is at {place.node!r}: let a cycle end, or raise"
         f" max_steps={place.graph.max_steps}"
     )
 
 
-def _cleanup_call(journey: Journey, ctx: Context, place: Place, cleanup: Cleanup) -> Callable[[], Any]:
+def _cleanup_call(journey: FlowExecution, ctx: Context, place: Position, cleanup: Cleanup) -> Callable[[], Any]:
     policy = Policy(timeout=cleanup.within, abandon_after=LEAVE_SECONDS)
     threaded = cleanup.kind == "thread"
 
     async def call() -> None:
-        outer, before = ctx.child("cleanup", signal=AbortSignal.never()), asked_from_outside()
+        outer, before = ctx.child("cleanup", signal=AbortSignal.never()), external_cancel_count()
         outer.stop = Stop(None, ctx.clock)  # deaf also to a stop at a safe point
         run = LeafRun(outer, cleanup.name, cleanup.kind, policy, threaded=threaded, context=NodeContext)
         working = clone(place.state)

@@ -11,19 +11,20 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, get_args, ove
 from ..abort import AbortSignal
 from ..abort.clock import check_seconds
 from ..abort.reason import caller
-from ..abort.renamed import take_deadline
+from ..abort.renamed_arguments import take_deadline
 from ..errors import UsageError
 from ..run.checkpoints import Checkpoints
 from ..run.context import Context
-from ..run.kept import KeptWork
 from ..run.leaf import kind_of, name_of
+from ..run.partial_work import PartialWork
 from ..run.policy import Policy
 from .checkpoint import Checkpoint
-from .define import NodeOptions, checked_name, checked_options, checked_plain, checked_policy, field, make_step
-from .flowrun import FlowRun
+from .checkpoint_saver import CheckpointSaver, Resume
+from .execution import FlowExecution
+from .flow_run import FlowRun
 from .graph import (
     END,
-    Child,
+    ChildFlow,
     Cleanup,
     End,
     FlowError,
@@ -39,12 +40,11 @@ from .graph import (
     problems,
     shape_of,
 )
-from .inside import run_inside
-from .journey import Journey
 from .mermaid import draw
-from .place import Place
+from .nested_flow import run_inside
+from .node_options import NodeOptions, checked_name, checked_options, checked_plain, checked_policy, field, make_step
+from .position import Position
 from .result import FlowResult
-from .saving import Resume, Saving
 from .state import clone, first_parameter
 from .step import adapted
 
@@ -77,7 +77,7 @@ class Flow(Generic[State, Services]):
     state      the type of the state, where the nodes' annotations do not tell it
     """
 
-    guards_its_leaves = True  # as work it is not interrupted from outside: it stops by itself, leaf by leaf
+    handles_abort = True  # as work it is not interrupted from outside: it stops by itself, leaf by leaf
     goes_on_from_kept = True  # as a tool it is handed what an earlier run of the same call has left behind
 
     def __init__(self, name: str, start: str, *, max_steps: int = MAX_STEPS, state: type[State] | None = None) -> None:
@@ -194,7 +194,7 @@ class Flow(Generic[State, Services]):
         if concurrency < 1:
             raise FlowError(f"node {name!r}: concurrency must be 1 or more, not {concurrency!r}")
         checked_plain(name, items=items, gather=gather)
-        part: Step | Child
+        part: Step | ChildFlow
         if isinstance(body, Flow):
             if options:
                 raise FlowError(f"node {name!r}: its body is a flow: give retry and policies to the nodes in there")
@@ -320,7 +320,7 @@ class Flow(Generic[State, Services]):
         if isinstance(resume, Checkpoint):
             place, journey = resume.place_in(graph, options.get("migrate")), resume.journey()
         else:
-            place, journey = Place.start(graph, clone(state)), Journey(uuid.uuid4().hex)
+            place, journey = Position.start(graph, clone(state)), FlowExecution(uuid.uuid4().hex)
         journey.services = options.get("services")
         journey.abandon_after = limit = options.get("abandon_after")
         if limit is not None:
@@ -331,10 +331,12 @@ class Flow(Generic[State, Services]):
             signal=options.get("signal"),
             timeout=options.get("timeout"),
             origin=origin,
-            saving=None if store is None or key is None else Saving(store, key, resume, options.get("migrate")),
+            saving=None
+            if store is None or key is None
+            else CheckpointSaver(store, key, resume, options.get("migrate")),
         )
 
-    async def __call__(self, ctx: Context, value: State | Checkpoint | KeptWork, /) -> State:
+    async def __call__(self, ctx: Context, value: State | Checkpoint | PartialWork, /) -> State:
         """As work: a state, or the partial of a stopped run. Raises: AbortError with a Checkpoint; what a node raised.
 
         Given the context of a run, it is that run; given the context of a leaf, it is a run inside. In a tool call it

@@ -33,7 +33,7 @@ END = End()
 Target: TypeAlias = str | End
 
 
-class Child(Protocol):
+class ChildFlow(Protocol):
     """A flow inside another, as far as a graph needs to know it."""
 
     def graph(self) -> "Graph":
@@ -62,7 +62,7 @@ class Subflow:
     """A node that is a flow."""
 
     name: str
-    child: Child
+    child: ChildFlow
     into: Callable[[Any], Any] | None
     out: Callable[[Any, Any], object] | None
     shape = "subflow"
@@ -77,7 +77,7 @@ class Parallel:
     """A node that is several flows at once, each on a copy of the state."""
 
     name: str
-    branches: Mapping[str, Child]
+    branches: Mapping[str, ChildFlow]
     join: Callable[[Any, dict[str, Any]], object] | None
     on_failure: OnFailure
     outputs: tuple[str, ...] = ("done",)
@@ -90,7 +90,7 @@ class Scatter:
 
     name: str
     items: Callable[[Any], Any]
-    body: Step | Child
+    body: Step | ChildFlow
     gather: Callable[[Any, list[Any]], object] | None
     concurrency: int
     on_failure: OnFailure
@@ -141,7 +141,7 @@ class Graph:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def children(node: Node) -> Mapping[str, Child]:
+def children(node: Node) -> Mapping[str, ChildFlow]:
     """The flows inside a node, by name."""
     match node:
         case Step():

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ..run.outcome import Outcome
-from .journey import NodeError
+from .execution import NodeError
 from .mermaid import draw
-from .place import Place
+from .position import Position
 
 __all__ = ["FlowResult"]
 
@@ -33,7 +33,7 @@ class FlowResult(Generic[State]):
     executed: tuple[str, ...]
     errors: tuple[NodeError, ...]
     run_id: str
-    place: Place
+    place: Position
     once: Mapping[str, str] = field(default_factory=dict)
     revision: int = 0
     already_completed: bool = False

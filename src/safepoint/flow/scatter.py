@@ -9,19 +9,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..abort.guard import asked_from_outside
+from ..abort.guard import external_cancel_count
 from ..run.context import Context
 from ..run.leaf import leaf
 from ..run.policy import Policy
 from ..run.settle import run_cleanup
 from ..run.stop import StopAt
-from .composite import Siblings, Walk
+from .composite import BranchGroup, Walk
+from .execution import FlowExecution
 from .graph import Graph, Scatter, Step
-from .journey import Journey
-from .place import Place, ScatterAt
+from .node_results import BodyReturned, NodeDone, NodeEnd, NodeFailed, NodeInterrupted, StepEnd, WalkFinished
+from .position import Position, ScatterAt
 from .state import clone
 from .step import Attempts, disruption
-from .walked import Arrived, Broken, Interrupted, Left, NodeEnd, Returned, StepEnd
 
 __all__ = ["run_scatter"]
 
@@ -30,13 +30,13 @@ CLOSE_SECONDS = 5.0
 NO_MORE = object()
 
 
-async def run_scatter(journey: Journey, ctx: Context, place: Place, node: Scatter, walk: Walk) -> NodeEnd:
+async def run_scatter(journey: FlowExecution, ctx: Context, place: Position, node: Scatter, walk: Walk) -> NodeEnd:
     """Do all items that are not done yet, then gather the results in the order of the items."""
     at = place.inside
     if not isinstance(at, ScatterAt):
         at = place.inside = ScatterAt()
-    siblings = Siblings(ctx, node.name, node.on_failure)
-    source = Source(node.items(clone(place.state)), at, siblings.ctx, journey.abandon_after)
+    siblings = BranchGroup(ctx, node.name, node.on_failure)
+    source = ItemSource(node.items(clone(place.state)), at, siblings.ctx, journey.abandon_after)
     work = Items(journey, siblings, place, node, at, source, walk)
     workers = node.concurrency if source.total is None else min(node.concurrency, source.total - at.done)
     passing: BaseException | None = None
@@ -50,13 +50,13 @@ async def run_scatter(journey: Journey, ctx: Context, place: Place, node: Scatte
     if passing is not None:
         raise passing
     ended = siblings.verdict(journey.operation(ctx, node.name))
-    if isinstance(ended, Interrupted) or (ended is not None and node.on_failure == "interrupt"):
+    if isinstance(ended, NodeInterrupted) or (ended is not None and node.on_failure == "interrupt"):
         return ended
     state = clone(place.state)
     if node.gather is not None:
         # Copies: it may fail half-way, and is called again then.
         node.gather(state, [clone(at.results[index]) for index in sorted(at.results)])
-    return Left("done", state) if ended is None else replace(ended, kept=state)
+    return NodeDone("done", state) if ended is None else replace(ended, kept=state)
 
 
 class Items:
@@ -64,12 +64,12 @@ class Items:
 
     def __init__(
         self,
-        journey: Journey,
-        siblings: Siblings,
-        place: Place,
+        journey: FlowExecution,
+        siblings: BranchGroup,
+        place: Position,
         node: Scatter,
         at: ScatterAt,
-        source: "Source",
+        source: "ItemSource",
         walk: Walk,
     ) -> None:
         # What runs inside an item is not listed one by one: there may be a hundred thousand of them.
@@ -88,9 +88,9 @@ class Items:
         ctx = self._ctx
         while not self._source.exhausted:
             if ctx.signal.aborted or ctx.stop.due(StopAt.SAFE_POINT):
-                self._siblings.ended(Interrupted())
+                self._siblings.ended(NodeInterrupted())
                 return
-            before = asked_from_outside()
+            before = external_cancel_count()
             try:
                 pulled = await self._source.pull()
             except (Exception, asyncio.CancelledError) as error:
@@ -99,23 +99,23 @@ class Items:
             if pulled is not None and not ctx.stop.due(StopAt.SAFE_POINT):
                 self._siblings.ended(await self._item(*pulled))
 
-    def _failed(self, error: Exception | asyncio.CancelledError, before: int) -> Interrupted | Broken:
+    def _failed(self, error: Exception | asyncio.CancelledError, before: int) -> NodeInterrupted | NodeFailed:
         """The source has. Raises: a cancellation of this task."""
         operation = self._journey.operation(self._ctx, "items")
         if isinstance(error, asyncio.CancelledError):
             error = disruption(error, before, operation)
-        return Interrupted(error) if self._ctx.signal.aborted else Broken(error, operation)
+        return NodeInterrupted(error) if self._ctx.signal.aborted else NodeFailed(error, operation)
 
     async def _item(self, index: int, item: Any) -> StepEnd:
         operation = self._journey.operation(self._ctx, str(index))
         try:
             ended = await self._one(index, item, operation)
         except Exception as error:  # the item cannot be copied
-            return Broken(error, operation)
-        if isinstance(ended, Returned):
+            return NodeFailed(error, operation)
+        if isinstance(ended, BodyReturned):
             self._done(index, ended.value)
             failure = await self._journey.save(self._ctx)
-            return ended if failure is None else Broken(failure, operation)
+            return ended if failure is None else NodeFailed(failure, operation)
         return ended
 
     async def _one(self, index: int, item: Any, operation: str) -> StepEnd:
@@ -125,11 +125,11 @@ class Items:
             return await attempts.run()
         place = self._at.places.get(index)
         if place is None:
-            place = self._at.places[index] = Place.start(self._body, clone(item), self._place.within)
+            place = self._at.places[index] = Position.start(self._body, clone(item), self._place.within)
         match await self._walk(self._journey, self._ctx.child(str(index)), place):
-            case Arrived():
-                return Returned(place.state)
-            case Interrupted() | Broken() as ended:
+            case WalkFinished():
+                return BodyReturned(place.state)
+            case NodeInterrupted() | NodeFailed() as ended:
                 return ended
 
     def _done(self, index: int, value: Any) -> None:
@@ -142,7 +142,7 @@ class Items:
             ctx.progress(f"{at.done} of {total or '?'} items", at.done / total if total else None)
 
 
-class Source:
+class ItemSource:
     """Where the items come from, sync or async, one at a time. Those that are done are passed over."""
 
     def __init__(self, items: Any, at: ScatterAt, ctx: Context, abandon_after: float | None) -> None:

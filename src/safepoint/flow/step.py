@@ -9,18 +9,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..abort.guard import asked_from_outside
+from ..abort.guard import external_cancel_count
 from ..errors import SafepointError
 from ..run.context import Context
 from ..run.leaf import in_process, in_task, in_thread, inline
-from ..run.leafrun import LeafRun
+from ..run.leaf_run import LeafRun
 from ..run.stop import Stop, StopAt
 from .context import NodeContext
+from .execution import FlowExecution
 from .graph import Step
-from .journey import Journey
-from .place import Place
+from .node_results import BodyReturned, NodeDone, NodeEnd, NodeFailed, NodeInterrupted, StepEnd
+from .position import Position
 from .state import clone
-from .walked import Broken, Interrupted, Left, NodeEnd, Returned, StepEnd
 
 __all__ = ["Attempts", "NodeDisrupted", "UnknownOutput", "run_step"]
 
@@ -33,19 +33,19 @@ class NodeDisrupted(SafepointError):
     """A node ended by a CancelledError that nobody had meant for it, such as that of a task it awaited."""
 
 
-async def run_step(journey: Journey, ctx: Context, place: Place, step: Step) -> NodeEnd:
+async def run_step(journey: FlowExecution, ctx: Context, place: Position, step: Step) -> NodeEnd:
     """Run it. What it reports after an abort is not believed, unless the node says that its result is final."""
     operation = journey.operation(ctx, step.name)
     attempts = Attempts(journey, ctx, step, operation, place.visit)
     attempts.place = place
     match await attempts.run():
-        case Returned(output):
+        case BodyReturned(output):
             if output is None and len(step.outputs) == 1:
                 output = step.outputs[0]
             if output is None or output not in step.outputs:
-                return Broken(_unknown(operation, output, step), operation)
-            return Left(output, attempts.working)
-        case Interrupted() | Broken() as ended:
+                return NodeFailed(_unknown(operation, output, step), operation)
+            return NodeDone(output, attempts.working)
+        case NodeInterrupted() | NodeFailed() as ended:
             return ended
 
 
@@ -61,14 +61,14 @@ class Attempts:
 
     __slots__ = ("_ctx", "_journey", "_key", "_last", "_operation", "_step", "number", "place", "value", "working")
 
-    def __init__(self, journey: Journey, ctx: Context, step: Step, operation: str, visit: str) -> None:
+    def __init__(self, journey: FlowExecution, ctx: Context, step: Step, operation: str, visit: str) -> None:
         self._journey = journey
         self._ctx = ctx
         self._step = step
         self._operation = operation
         self._key = f"{journey.key}:{operation}:{visit}"
         self._last: LeafRun | None = None
-        self.place: Place | None = None  # it has a state: `working` is a copy of it
+        self.place: Position | None = None  # it has a state: `working` is a copy of it
         self.value: Any = None  # it has an item: `working` is a copy of that
         self.working: Any = None
         self.number = 0
@@ -80,27 +80,27 @@ class Attempts:
             value = await (self._once() if step.retry is None else step.retry.run(self._once, ctx=ctx))
         except Exception as error:
             if ctx.signal.aborted:
-                return Interrupted(error)
-            return Broken(error, self._operation, self._last is not None and self._last.timed_out)
-        if isinstance(value, Interrupted):
+                return NodeInterrupted(error)
+            return NodeFailed(error, self._operation, self._last is not None and self._last.timed_out)
+        if isinstance(value, NodeInterrupted):
             return value
         if ctx.signal.aborted and not step.final:
-            return Interrupted()
+            return NodeInterrupted()
         self._node_ctx._keep_errors()
-        return Returned(value)
+        return BodyReturned(value)
 
     async def _once(self) -> Any:
         """One attempt. A stop at a safe point is no error, which would be tried again: it is a value."""
-        stop, before = self._ctx.stop, asked_from_outside()
+        stop, before = self._ctx.stop, external_cancel_count()
         if self.number and stop.due(StopAt.SAFE_POINT):
-            return Interrupted()
+            return NodeInterrupted()
         try:
             return await self._call()
         except asyncio.CancelledError as error:
             raise disruption(error, before, self._operation) from error
         except Exception as error:
             if _is_honoured(stop, error):
-                return Interrupted(error)
+                return NodeInterrupted(error)
             raise
 
     async def _call(self) -> Any:
@@ -136,7 +136,7 @@ def _is_honoured(stop: Stop, error: Exception) -> bool:
 
 def disruption(error: asyncio.CancelledError, before: int, operation: str) -> NodeDisrupted:
     """What to raise in its place. Raises: the error itself, if somebody asked the running task to end."""
-    if asked_from_outside() > before:
+    if external_cancel_count() > before:
         raise error
     return NodeDisrupted(
         f"{operation!r} ended by a CancelledError of something that it awaited: catch it where that is awaited"

@@ -71,7 +71,7 @@ class OllamaModel:
     async def stream(self, request: ModelRequest, *, signal: AbortSignal) -> AsyncGenerator[Chunk, None]:
         """Ask once. Closing the iterator closes the connection. Raises: ModelError; AbortError."""
         signal.raise_if_aborted()
-        answer = _Answer()
+        answer = _OllamaAnswer()
         try:
             async with signal.stream(self._parts(request)) as parts:
                 async for part in parts:
@@ -134,7 +134,7 @@ def _no_answer(model: str) -> Iterator[None]:
         raise malformed(model, error) from error
 
 
-class _Answer:
+class _OllamaAnswer:
     """Reads one answer: parts in, chunks out. Calls come whole and without ids, so they are given some."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from ..run.messages import AssistantMessage, Message, SystemMessage, ToolCall, T
 from ..run.receipt import Usage
 from .failure import MALFORMED, broke_off, failed_within, malformed, refused, transport_errors, unreachable
 from .handshake import close_interrupted_handshakes
-from .source import Source
+from .sdk_events import SdkEvents
 from .wording import arguments_text, assistant_text, result_text
 
 if TYPE_CHECKING:
@@ -76,11 +76,11 @@ class OpenAIModel:
     async def stream(self, request: ModelRequest, *, signal: AbortSignal) -> AsyncGenerator[Chunk, None]:
         """Ask once. Closing the iterator closes the connection. Raises: ModelError; AbortError."""
         signal.raise_if_aborted()
-        answer = _Answer(self.name)
+        answer = _OpenAIAnswer(self.name)
         try:
             response = await signal.run(self._completions.create(**self._body(request)))
             if self._stream:
-                async with signal.stream(Source[Any](response)) as events:
+                async with signal.stream(SdkEvents[Any](response)) as events:
                     async for event in events:
                         for chunk in answer.read(event):
                             yield chunk
@@ -123,7 +123,7 @@ class OpenAIModel:
         return body | self._options
 
 
-class _Answer:
+class _OpenAIAnswer:
     """Reads one answer: events of the provider in, chunks out. Many servers are "compatible", few are exactly so."""
 
     def __init__(self, model: str) -> None:

@@ -20,7 +20,7 @@ from .leaf import LeafExit, LeafTimeout, leaf, wait
 from .outcome import Aborted, Completed, Failed, Outcome, Status, TimedOut
 from .owned import detached
 from .policy import Policy
-from .receipt import Entry, Fate, Ledger, Receipt, Usage
+from .receipt import Entry, Fate, Receipt, ReceiptBuilder, Usage
 from .retry import Retry
 from .settle import settle
 from .stop import Stop, StopAck, StopAt, StopRequest
@@ -44,11 +44,11 @@ __all__ = [
     "LeafExit",
     "LeafStream",
     "LeafTimeout",
-    "Ledger",
     "MemoryCheckpoints",
     "Outcome",
     "Policy",
     "Receipt",
+    "ReceiptBuilder",
     "Retry",
     "SqliteCheckpoints",
     "Status",

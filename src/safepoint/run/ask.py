@@ -13,7 +13,7 @@ from typing import Any
 from .context import Context
 from .events import QuestionAnswered, QuestionAsked, QuestionWithdrawn
 from .leaf import in_task, in_thread, kind_of
-from .leafrun import LeafRun
+from .leaf_run import LeafRun
 from .policy import Policy
 from .terminal import read_line, withdrawable
 

@@ -12,12 +12,12 @@ from ..abort import AbortController, AbortSignal, Clock, current_clock, current_
 from ..abort.clock import check_seconds
 from ..abort.deadline import Deadline
 from ..abort.reason import caller, error_from
-from ..abort.renamed import accepts_deadline
+from ..abort.renamed_arguments import accepts_deadline
 from .events import Event, ProgressMade
 from .journal import Journal
-from .receipt import Ledger
+from .receipt import ReceiptBuilder
+from .start_gate import AbortTimers
 from .stop import Stop, StopAt
-from .watch import Alarm
 
 __all__ = ["Cleanup", "Context", "Work", "on_loop"]
 
@@ -49,12 +49,12 @@ class Stamp(TypedDict):
     calls: tuple[str, ...]
 
 
-class Fence:
+class Revocation:
     """Stands between an abandoned leaf and its run: what comes late is dropped, and said once."""
 
     __slots__ = ("_closed", "_outer", "_told")
 
-    def __init__(self, outer: "Fence | None" = None) -> None:
+    def __init__(self, outer: "Revocation | None" = None) -> None:
         self._outer = outer
         self._closed = False
         self._told = False
@@ -129,18 +129,18 @@ class Context:
         self.journal = Journal()
         self.stop = Stop(controller, self.clock)
         self.is_run = True  # a run's own: work that is given it need not make one below
-        self.ledger = Ledger(self.clock)
-        self.alarm = Alarm(self.signal, self.clock)
+        self.ledger = ReceiptBuilder(self.clock)
+        self.alarm = AbortTimers(self.signal, self.clock)
         self.cleanups: list[Cleanup] = []
         self._sink = emit
-        self._fence = Fence()
+        self._fence = Revocation()
 
     def child(
         self,
         name: str,
         *,
         signal: AbortSignal | None = None,
-        fence: Fence | None = None,
+        fence: Revocation | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
         kind: "type[Context] | None" = None,
     ) -> "Context":
@@ -154,7 +154,7 @@ class Context:
         child.clock = self.clock
         same = signal is None or signal is self.signal
         child.signal = self.signal if signal is None else signal
-        child.alarm = self.alarm if same else Alarm(child.signal, self.clock)
+        child.alarm = self.alarm if same else AbortTimers(child.signal, self.clock)
         child.run_id = self.run_id
         child.path = (*self.path, name)
         child.calls = self.calls
@@ -183,9 +183,9 @@ class Context:
         # In another process it has the same name and the signal that is there; events are not carried back.
         return _carried, (self.path, self.run_id)
 
-    def new_fence(self) -> Fence:
+    def new_fence(self) -> Revocation:
         """A fence for a part that may be abandoned: it closes with this context's own."""
-        return Fence(self._fence)
+        return Revocation(self._fence)
 
     @property
     def operation(self) -> str:

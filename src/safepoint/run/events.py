@@ -8,7 +8,7 @@ root of the run to the operation, it speaks, and inside of which tool calls it h
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from .happened import Happened
+from .event_base import EventBase
 from .messages import CallStatus
 from .outcome import Status
 from .receipt import Fate, LeafKind, Usage
@@ -69,14 +69,14 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunStarted(Happened):
+class RunStarted(EventBase):
     """Work was given to `settle`."""
 
     kind: Literal["run_started"] = "run_started"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnded(Happened):
+class RunEnded(EventBase):
     """The one terminal event of a run: nothing of it comes afterwards."""
 
     status: Status
@@ -84,7 +84,7 @@ class RunEnded(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeafStarted(Happened):
+class LeafStarted(EventBase):
     """The body of a leaf begins."""
 
     leaf: LeafKind
@@ -92,7 +92,7 @@ class LeafStarted(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeafEnded(Happened):
+class LeafEnded(EventBase):
     """A leaf that had started has ended, or was left behind (`still_running`)."""
 
     leaf: LeafKind
@@ -102,7 +102,7 @@ class LeafEnded(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbortIgnored(Happened):
+class AbortIgnored(EventBase):
     """A leaf still runs long after the abort. `where` is the file:line at which it is stuck."""
 
     seconds: float
@@ -112,7 +112,7 @@ class AbortIgnored(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeafAbandoned(Happened):
+class LeafAbandoned(EventBase):
     """The run goes on without a leaf that did not end. Whatever comes from it later is dropped."""
 
     seconds: float
@@ -121,7 +121,7 @@ class LeafAbandoned(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressMade(Happened):
+class ProgressMade(EventBase):
     """An operation says how far it is."""
 
     message: str
@@ -130,7 +130,7 @@ class ProgressMade(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerStarted(Happened):
+class AnswerStarted(EventBase):
     """A model is asked; `step` counts the requests of this run from 1."""
 
     model: str
@@ -139,7 +139,7 @@ class AnswerStarted(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextStreamed(Happened):
+class TextStreamed(EventBase):
     """A piece of the model's answer."""
 
     text: str
@@ -147,14 +147,14 @@ class TextStreamed(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerRestarted(Happened):
+class AnswerRestarted(EventBase):
     """The answer broke off and is asked for again: what was streamed of it does not count, take it off the screen."""
 
     kind: Literal["answer_restarted"] = "answer_restarted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerFinished(Happened):
+class AnswerFinished(EventBase):
     """The model's answer is whole, or was cut off (`interrupted`); `usage` is what it cost."""
 
     text: str
@@ -164,7 +164,7 @@ class AnswerFinished(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCalled(Happened):
+class ToolCalled(EventBase):
     """The model wants a tool; `arguments` is the JSON text as the model wrote it.
 
     `idempotency_key`: the same for this call for life; empty in records of versions that did not write it.
@@ -178,7 +178,7 @@ class ToolCalled(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallRecorded(Happened):
+class CallRecorded(EventBase):
     """The body of a tool call begins next. Where effects matter, it waits until this event survives a crash.
 
     So a call of which this was never written has not begun, and one that has no result after it may have had effects.
@@ -193,7 +193,7 @@ class CallRecorded(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartRecorded(Happened):
+class PartRecorded(EventBase):
     """A part of a tool call or node (`ctx.once`) has a result, as JSON text in `value`: it does not run again."""
 
     scope: str
@@ -203,7 +203,7 @@ class PartRecorded(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordDelayed(Happened):
+class RecordDelayed(EventBase):
     """What must be on record first takes long to write: for so many seconds now the next step has not begun."""
 
     seconds: float
@@ -211,7 +211,7 @@ class RecordDelayed(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolEnded(Happened):
+class ToolEnded(EventBase):
     """What became of a tool call."""
 
     call_id: str
@@ -222,7 +222,7 @@ class ToolEnded(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeEnded(Happened):
+class NodeEnded(EventBase):
     """A node of a flow has ended well, by this output. `target` is the next node, or None at an end."""
 
     output: str
@@ -231,7 +231,7 @@ class NodeEnded(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlowSaved(Happened):
+class FlowSaved(EventBase):
     """A flow that runs inside of a tool call has reached a new place. It is what a crash is recovered from.
 
     `checkpoint` is the JSON text of its Checkpoint. One comes before the first node, one after every node that has
@@ -244,7 +244,7 @@ class FlowSaved(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryScheduled(Happened):
+class RetryScheduled(EventBase):
     """An attempt failed; the next one comes after `delay` seconds."""
 
     attempt: int
@@ -254,7 +254,7 @@ class RetryScheduled(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionAsked(Happened):
+class QuestionAsked(EventBase):
     """A person is asked."""
 
     question_id: str
@@ -264,7 +264,7 @@ class QuestionAsked(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionAnswered(Happened):
+class QuestionAnswered(EventBase):
     """The person has answered."""
 
     question_id: str
@@ -273,7 +273,7 @@ class QuestionAnswered(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionWithdrawn(Happened):
+class QuestionWithdrawn(EventBase):
     """The question needs no answer any more: take it off the screen."""
 
     question_id: str
@@ -281,7 +281,7 @@ class QuestionWithdrawn(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CleanupFailed(Happened):
+class CleanupFailed(EventBase):
     """A clean-up raised or took too long. The outcome does not change."""
 
     message: str
@@ -289,7 +289,7 @@ class CleanupFailed(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnknownEvent(Happened):
+class UnknownEvent(EventBase):
     """An event of a kind that a newer version of Safepoint has written and this one does not know.
 
     It has its number in the log, its place and its text, so that two versions can run side by side: whoever reads a log

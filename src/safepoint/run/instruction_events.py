@@ -11,7 +11,7 @@ from ctypes import PYFUNCTYPE, c_int, c_void_p, cast, py_object, pythonapi
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
-from .safe_place import places
+from .interrupt_safety import places
 
 __all__ = ["Watched", "stop_watching", "thread_state", "watch"]
 

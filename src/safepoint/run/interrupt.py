@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar
 from safepoint.errors import UsageError
 
 from .instruction_events import _RUN, stop_watching, thread_state, watch
-from .own_code import OwnCode, Place
-from .safe_place import holds_something, in_clean_up, safe_to_interrupt, stack
+from .interrupt_safety import holds_something, in_clean_up, safe_to_interrupt, stack
+from .own_code import CodePosition, OwnCode
 
 __all__ = ["AbortInterrupt", "InterruptibleCall"]
 
@@ -121,11 +121,11 @@ class InterruptibleCall(Generic[T]):
         """Whether the function holds something now for which no block has begun yet. For other threads."""
         return holds_something(self._frames(), self.owns) and not self.ended
 
-    def cleaned_up_at(self, places: Sequence[Place]) -> bool:
+    def cleaned_up_at(self, places: Sequence[CodePosition]) -> bool:
         """Whether the function was in clean-up code when these were its frames, or held something."""
         return in_clean_up(places, self.owns, cut=True) or holds_something(places, self.owns)
 
-    def _frames(self, frame: FrameType | None = None) -> Sequence[Place]:
+    def _frames(self, frame: FrameType | None = None) -> Sequence[CodePosition]:
         if self.ended:
             return ()
         frame = frame or sys._current_frames().get(self.thread_id or 0)
@@ -163,7 +163,7 @@ class InterruptibleCall(Generic[T]):
         place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         return place if frame is inner else f"{place} (in {inner.f_code.co_filename}:{inner.f_lineno})"
 
-    def owns(self, frame: Place) -> bool:
+    def owns(self, frame: CodePosition) -> bool:
         """Whether the frame's code is the function's own, and not that of a library."""
         if self._own is None:
             self._own = OwnCode(self._fn, self._packages)

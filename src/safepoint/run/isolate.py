@@ -23,21 +23,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-from ..abort import processgroup
-from ..abort.accounting import report_survivors
+from ..abort import process_group
 from ..abort.ambient import shield
 from ..abort.clock import check_seconds
 from ..abort.controller import AbortController
 from ..abort.guard import Guard
+from ..abort.process_group import POLL_SECONDS, collect, end_group, exit_watch, has_ended, members_of
+from ..abort.process_tree import descendants, is_alive
 from ..abort.processes import KILL_SECONDS, poke
-from ..abort.processgroup import POLL_SECONDS, collect, end_group, exit_watch, has_ended, members_of
-from ..abort.processtree import descendants, is_alive
 from ..abort.reason import AbortError, AbortReason, error_from
+from ..abort.resource_account import report_survivors
 from ..abort.signal import AbortSignal
 from ..abort.threads import start_in_thread
 from ..errors import SafepointError, UsageError, describe
-from . import child
-from .child import MAIN, Call, Exited, Line, Raised, Returned
+from . import isolated_child
+from .isolated_child import MAIN, CallExited, CallRaised, CallReturned, Channel, ChildCall
 from .time_limit import limit_of
 
 __all__ = ["ChildDied", "IsolatedEnd", "run_isolated", "target_of"]
@@ -147,7 +147,7 @@ class _Place:
 
     @staticmethod
     def of(fn: Callable[..., object], *, defining: bool = False) -> "_Place":
-        if not defining and (path := child.loading_main()) is not None:
+        if not defining and (path := isolated_child.loading_main()) is not None:
             raise UsageError(
                 f"{path} starts a call in a process while that process loads the file to find its function; put what"
                 ' starts the program under `if __name__ == "__main__":`'
@@ -161,7 +161,7 @@ class _Place:
             raise _refusal(function, "a lambda has no name to import it by", "Use `def` at the top level of a module")
         if "<locals>" in name:
             raise _refusal(function, "it is defined inside a function", "Move it to the top level of its module")
-        if module in MAIN and child.main_source() is None:
+        if module in MAIN and isolated_child.main_source() is None:
             raise _refusal(function, "there is no file to import __main__ from", "Put the function in a module")
         if function is not plain:
             _check_owner(plain)
@@ -195,7 +195,7 @@ def _layers(fn: object) -> Iterator[Any]:
     yield fn
     for _ in range(50):
         try:
-            fn = child.inner(fn)
+            fn = isolated_child.inner(fn)
         except AttributeError:
             return
         yield fn
@@ -291,7 +291,7 @@ class _Isolated:
         self._heard, tell = socket.socketpair()
         with ours, theirs, self._heard, tell, selectors.DefaultSelector() as self._selector:
             self._selector.register(self._heard, selectors.EVENT_READ)
-            self._line = Line(ours, self._selector)
+            self._line = Channel(ours, self._selector)
             with self._kill.add_listener(lambda: poke(tell)), self._signal.add_listener(lambda: poke(tell)):
                 process = self._start(theirs.fileno())
                 theirs.close()
@@ -305,27 +305,27 @@ class _Isolated:
                     if members_of(process):
                         end_group(process, grace=grace, kill=KILL_SECONDS, wait=self._carry)
                     living = [descendant.pid for descendant in family if is_alive(descendant)]
-                    survivors = sorted({*members_of(process), *processgroup.marked(self._mark), *living})
+                    survivors = sorted({*members_of(process), *process_group.marked(self._mark), *living})
                     end = IsolatedEnd(process.pid, collect(process), tuple(survivors))
         return self._ended(stopped, end)
 
     def _start(self, line: int) -> "subprocess.Popen[bytes]":
         path = [str(entry) for entry in sys.path]
-        start = f"import sys; sys.path[:] = {path!r}; from {child.__name__} import main; main()"
+        start = f"import sys; sys.path[:] = {path!r}; from {isolated_child.__name__} import main; main()"
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
         return subprocess.Popen(
             # The function's name is for whoever looks at the list of processes.
             [sys.executable, *flags, "-c", start, str(line), self._place.target],
             stdin=subprocess.DEVNULL,
             pass_fds=[line],
-            env=processgroup.with_mark(os.environ, self._mark),
+            env=process_group.with_mark(os.environ, self._mark),
             start_new_session=True,
         )
 
     def _converse(self, process: "subprocess.Popen[bytes]", seconds: float | None) -> bool:
         """Talk until there is an answer or the child has ended (False), or until it must be stopped (True)."""
-        target, steps, main = self._place.target, self._place.steps, child.main_source()
-        self._line.send(Call(target, steps, self._arguments, main, sys.argv, limit_of(self._signal)))
+        target, steps, main = self._place.target, self._place.steps, isolated_child.main_source()
+        self._line.send(ChildCall(target, steps, self._arguments, main, sys.argv, limit_of(self._signal)))
         while True:
             over, killed = has_ended(process), self._kill.aborted
             if over or killed:
@@ -366,16 +366,16 @@ class _Isolated:
         match self._line.answer():
             case None:
                 return _Ended(None, None if stopped else ChildDied(target, end.returncode), stopped, end)
-            case Exited(code):
+            case CallExited(code):
                 error = ChildDied(target, end.returncode, code)
-            case Returned(pickled):
+            case CallReturned(pickled):
                 try:
-                    value = child.loads(pickled)
+                    value = isolated_child.loads(pickled)
                 except Exception as failure:
                     what = f"{type(failure).__name__}: {failure}"
                     error = UsageError(f"what {target} returned cannot be read here ({what}); return plain data")
-            case Raised() as raised:
-                revived = error = child.revived(raised)
+            case CallRaised() as raised:
+                revived = error = isolated_child.revived(raised)
                 revived.add_note(f"In process {end.pid}, which ran {target}:\n{raised.traceback}")
         return _Ended(value, error, stopped and error is not None, end)
 
@@ -385,7 +385,7 @@ def _not_left_running(process: "subprocess.Popen[bytes]") -> Iterator[None]:
     try:
         yield
     except BaseException:  # a failure of the supervisor: nobody would be left to stop the child
-        processgroup.send(process.pid, os_signals.SIGKILL)
+        process_group.send(process.pid, os_signals.SIGKILL)
         collect(process)
         raise
 

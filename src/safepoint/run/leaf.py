@@ -11,19 +11,19 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, overload
 
 from ..abort import AbortError, AbortReason, Guard, shield
-from ..abort.accounting import current_account, reset_account
 from ..abort.guard import Ambient
+from ..abort.resource_account import current_account, reset_account
 from ..abort.threads import start_in_thread
 from ..errors import SafepointError, UsageError
+from .code_location import place
 from .context import Context
 from .interrupt import AbortInterrupt, InterruptibleCall
 from .isolate import ChildDied, run_isolated
-from .leafrun import LeafRun, LeafTimeout
+from .leaf_run import LeafRun, LeafTimeout
 from .own_code import function_beneath
 from .owned.threads import ThreadWork
 from .policy import Policy
 from .receipt import LeafKind
-from .where import place
 
 __all__ = ["LeafExit", "LeafTimeout", "leaf", "wait"]
 
@@ -162,7 +162,7 @@ async def in_task(run: LeafRun, work: Callable[..., Any], value: object) -> Any:
         except SystemExit as error:  # out of a task of its own it would end the event loop
             raise exit_of(work, error) from error
 
-    return await outlast(run, asyncio.get_running_loop().create_task(body(), name=run.operation))
+    return await await_evidence(run, asyncio.get_running_loop().create_task(body(), name=run.operation))
 
 
 async def in_thread(
@@ -191,7 +191,7 @@ async def in_thread(
 
     run.when_interrupted(0.0, thread.end)
     run.when_interrupted(run.policy.interrupt_after, thread.interrupt)
-    return await outlast(run, start_in_thread(body))
+    return await await_evidence(run, start_in_thread(body))
 
 
 def has_not_run(returned: object) -> str | None:
@@ -231,10 +231,10 @@ async def in_process(
                 raise
             raise LeafExit(f"{run.ctx.path[-1]} called sys.exit({error.exit})") from error
 
-    return await outlast(run, asyncio.get_running_loop().create_task(body(), name=run.operation))
+    return await await_evidence(run, asyncio.get_running_loop().create_task(body(), name=run.operation))
 
 
-async def outlast(run: LeafRun, ended: "asyncio.Future[T]") -> T:
+async def await_evidence(run: LeafRun, ended: "asyncio.Future[T]") -> T:
     """Wait for what runs by itself. After an abort: until it is over, which is the evidence, or is abandoned."""
     if isinstance(ended, asyncio.Task):
         task = ended

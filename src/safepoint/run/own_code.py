@@ -15,10 +15,10 @@ from collections.abc import Callable
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Protocol
 
-__all__ = ["OwnCode", "Place", "function_beneath"]
+__all__ = ["CodePosition", "OwnCode", "function_beneath"]
 
 
-class Place(Protocol):
+class CodePosition(Protocol):
     """A place in code that runs: a frame, or what was written down of one."""
 
     @property
@@ -48,7 +48,7 @@ class OwnCode:
             elif package not in sys.stdlib_module_names:
                 self._packages = (package, *packages)
 
-    def has(self, frame: Place) -> bool:
+    def has(self, frame: CodePosition) -> bool:
         """Whether the frame's code is the tool's own."""
         file = frame.f_code.co_filename
         if _is_installed(file):

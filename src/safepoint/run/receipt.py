@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ..abort import AbortReason, AbortSignal, Clock
-from ..abort.processtree import ProcessId, descendants, end_processes, is_alive
+from ..abort.process_tree import ProcessId, descendants, end_processes, is_alive
 from ..errors import TEXT_LIMIT, shorten
-from .fields import Fields, parse
+from .json_fields import Fields, parse
 
-__all__ = ["Entry", "Fate", "LeafKind", "Ledger", "Line", "Receipt", "Usage"]
+__all__ = ["Entry", "EntryBuilder", "Fate", "LeafKind", "Receipt", "ReceiptBuilder", "Usage"]
 
 Fate: TypeAlias = Literal["stopped", "finished", "not_started", "still_running", "unknown"]
 # `program`: a program that a leaf had started itself. `task`: an asyncio task that a leaf had left behind.
@@ -219,7 +219,7 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
-class Line:
+class EntryBuilder:
     """One leaf's line in the ledger, while it is being written. `pid` and `pid_started` may be set at any time."""
 
     __slots__ = (
@@ -236,7 +236,7 @@ class Line:
         "where",
     )
 
-    def __init__(self, ledger: "Ledger", name: str, kind: LeafKind, owned: bool = False) -> None:
+    def __init__(self, ledger: "ReceiptBuilder", name: str, kind: LeafKind, owned: bool = False) -> None:
         self._ledger = ledger
         self.owned = owned  # it is no leaf, but something that a leaf has started
         self.name = name
@@ -257,13 +257,13 @@ class Line:
                 self._ledger.ended(self)
 
 
-class Ledger:
+class ReceiptBuilder:
     """What the leaves of one run, and of its children, have written down. Its size is bounded, except by what runs."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._live: dict[Line, None] = {}
-        self._ended: dict[Fate, deque[Line]] = {fate: deque() for fate in LIMITS}
+        self._live: dict[EntryBuilder, None] = {}
+        self._ended: dict[Fate, deque[EntryBuilder]] = {fate: deque() for fate in LIMITS}
         self._numbers = itertools.count()  # of ends: the order in which they are listed
         self._omitted: dict[Fate, int] = dict.fromkeys(LIMITS, 0)
         self.usage = Usage()
@@ -272,9 +272,9 @@ class Ledger:
         self._warned = 0
         self._sources: list[Callable[[], bool]] = []
 
-    def begin(self, name: str, kind: LeafKind, *, owned: bool = False) -> Line:
+    def begin(self, name: str, kind: LeafKind, *, owned: bool = False) -> EntryBuilder:
         """Open a line: of a leaf, or of something that a leaf `owns`."""
-        line = Line(self, name, kind, owned)
+        line = EntryBuilder(self, name, kind, owned)
         self._live[line] = None
         return line
 
@@ -304,7 +304,7 @@ class Ledger:
         """Write down what has become of what leaves started."""
         self._sources = [write_down for write_down in self._sources if write_down()]
 
-    def ended(self, line: Line) -> None:
+    def ended(self, line: EntryBuilder) -> None:
         """Close a line."""
         line.ended_at = self._clock.monotonic()
         self._live.pop(line, None)
@@ -325,7 +325,7 @@ class Ledger:
         self.bring_up_to_date()
         return self._receipt(signal, [line for line in list(self._live) if line.name.startswith(f"{operation}/")])
 
-    def _receipt(self, signal: AbortSignal, lines: "list[Line]", escalated: bool = False) -> Receipt:
+    def _receipt(self, signal: AbortSignal, lines: "list[EntryBuilder]", escalated: bool = False) -> Receipt:
         now, date = self._clock.monotonic(), self._clock.time()
         at = signal.aborted_at
         omitted = sum(count for fate, count in self._omitted.items() if fate != "unknown")
@@ -341,7 +341,7 @@ class Ledger:
             escalated,
         )
 
-    def _lines(self) -> list[Line]:
+    def _lines(self) -> list[EntryBuilder]:
         """What finished, then what ended in another way, each in the order of their ends; then what runs."""
         others = [line for fate, lines in self._ended.items() if fate != "finished" for line in list(lines)]
         others.sort(key=lambda line: line.number)
@@ -352,7 +352,7 @@ class Ledger:
         unlisted = self._omitted["unknown"] + max(0, len(self._live) - LISTED_OF_INTEREST)
         return [f"{unlisted} more operations may still run: they are not listed"] if unlisted else []
 
-    def _entry(self, line: Line, aborted_at: float | None) -> Entry:
+    def _entry(self, line: EntryBuilder, aborted_at: float | None) -> Entry:
         after = line.ended_at is not None and aborted_at is not None and line.ended_at >= aborted_at
         seconds = line.ended_at - aborted_at if after and line.ended_at is not None and aborted_at is not None else None
         return Entry(line.name, line.kind, line.fate, seconds, line.where, line.note, line.pid, line.pid_started)

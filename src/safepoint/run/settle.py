@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
 from ..abort import AbortError, shield
-from ..abort.guard import asked_from_outside
+from ..abort.guard import external_cancel_count
 from ..errors import describe
 from .cleanup import CleanupCall
 from .context import Cleanup, Context, Work
@@ -46,7 +46,7 @@ async def settle(ctx: Context, work: Work[I, T], value: I, *, then: Any = None) 
     `then`: what is still to be done with the outcome, such as saving it, before anyone is told.
     """
     started, begun = ctx.clock.time(), ticks_since_boot()
-    before = asked_from_outside()
+    before = external_cancel_count()
     install_executor(asyncio.get_running_loop())
     result: T | None = None
     error: BaseException | None = None
@@ -74,7 +74,7 @@ async def settle(ctx: Context, work: Work[I, T], value: I, *, then: Any = None) 
 
 def _is_for_the_task(error: BaseException, before: int) -> bool:
     if isinstance(error, asyncio.CancelledError):
-        return asked_from_outside() > before
+        return external_cancel_count() > before
     return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
 
 

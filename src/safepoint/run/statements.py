@@ -9,9 +9,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
-from .acquired import Acquired
+from .held_locks import Acquired
 
-__all__ = ["Position", "Statements", "calls_in", "read_statements", "reads_what_its_body_gets"]
+__all__ = ["StatementPosition", "Statements", "calls_in", "read_statements", "reads_what_its_body_gets"]
 
 K = TypeVar("K")
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -21,7 +21,7 @@ Loop = ast.For | ast.AsyncFor | ast.While
 LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 
 
-class Position(NamedTuple):
+class StatementPosition(NamedTuple):
     """A span of the source, as `code.co_positions()` gives it: lines from 1, columns in bytes from 0."""
 
     line: int
@@ -72,7 +72,7 @@ class Statements:
                 if isinstance(stmt, ast.Import | ast.ImportFrom):
                     self._modules |= {(alias.asname or alias.name).partition(".")[0] for alias in stmt.names}
 
-    def at(self, position: Position) -> ast.stmt | None:
+    def at(self, position: StatementPosition) -> ast.stmt | None:
         """The innermost statement that contains the span."""
         index = bisect_right(self._starts, (position.line, position.column)) - 1
         found: ast.stmt | None = self._ordered[index] if index >= 0 else None
@@ -80,7 +80,7 @@ class Statements:
             found = self._homes[found].owner
         return found
 
-    def loop_around(self, positions: Iterable[Position]) -> ast.stmt | None:
+    def loop_around(self, positions: Iterable[StatementPosition]) -> ast.stmt | None:
         """The innermost loop statement that contains all of the spans."""
         spans = list(positions)
         stmt = self.at(spans[0])
@@ -364,5 +364,5 @@ def _end(stmt: ast.stmt) -> tuple[int, int]:
     return stmt.end_lineno or stmt.lineno, stmt.end_col_offset or 0
 
 
-def _contains(stmt: ast.stmt, span: Position) -> bool:
+def _contains(stmt: ast.stmt, span: StatementPosition) -> bool:
     return (stmt.lineno, stmt.col_offset) <= (span.line, span.column) and (span.end_line, span.end_column) <= _end(stmt)

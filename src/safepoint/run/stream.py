@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from ..abort import Stream
 from .context import Context
-from .leafrun import LeafRun
+from .leaf_run import LeafRun
 from .policy import Policy
 
 __all__ = ["LeafStream", "stream"]

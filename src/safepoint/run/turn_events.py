@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .happened import Happened
+from .event_base import EventBase
 from .messages import Message
 from .outcome import Outcome
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnPlanned(Happened):
+class TurnPlanned(EventBase):
     """A turn of a loop is being planned, for so many items."""
 
     turn_id: str
@@ -33,7 +33,7 @@ class TurnPlanned(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnStarted(Happened):
+class TurnStarted(EventBase):
     """A turn begins to work, on so many items."""
 
     turn_id: str
@@ -42,7 +42,7 @@ class TurnStarted(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnPreempted(Happened):
+class TurnPreempted(EventBase):
     """A turn is to make way for something newer; `at` says when."""
 
     turn_id: str
@@ -51,7 +51,7 @@ class TurnPreempted(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnEnded(Happened):
+class TurnEnded(EventBase):
     """The one end of a turn, with everything there is to say of it.
 
     `resumable`: it was aborted only because its host was shut down: whoever opens the session next may go on with it.
@@ -64,7 +64,7 @@ class TurnEnded(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOpened(Happened):
+class SessionOpened(EventBase):
     """A session is live, in this process, with this agent."""
 
     agent: str
@@ -72,7 +72,7 @@ class SessionOpened(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionClosed(Happened):
+class SessionClosed(EventBase):
     """The last event of a session's life in this process.
 
     `left`: how many turns it leaves for whoever opens it next: those that wait, and one that may be resumed.
@@ -84,7 +84,7 @@ class SessionClosed(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnQueued(Happened):
+class TurnQueued(EventBase):
     """A turn was accepted, with these messages; None: a function will make them. `continues`: a stopped turn.
 
     `resumes`: how many times the work was resumed by itself after its process had died, this time included.
@@ -98,7 +98,7 @@ class TurnQueued(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnEdited(Happened):
+class TurnEdited(EventBase):
     """The messages of a turn that waits were replaced."""
 
     turn_id: str
@@ -107,7 +107,7 @@ class TurnEdited(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequested(Happened):
+class StopRequested(EventBase):
     """Somebody asked for a turn to stop. After a crash this record decides: the turn is not run again."""
 
     turn_id: str
@@ -119,7 +119,7 @@ class StopRequested(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnForgotten(Happened):
+class TurnForgotten(EventBase):
     """The conversation is again as it was before this turn."""
 
     turn_id: str
@@ -127,14 +127,14 @@ class TurnForgotten(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopIdle(Happened):
+class LoopIdle(EventBase):
     """A loop has nothing to do, and waits for items."""
 
     kind: Literal["loop_idle"] = "loop_idle"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopStopping(Happened):
+class LoopStopping(EventBase):
     """A loop starts no further turn; `at_point` says what happens to the running one."""
 
     at_point: str

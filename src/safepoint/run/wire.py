@@ -19,7 +19,7 @@ from pydantic_core import PydanticSerializationError
 from ..abort import AbortReason
 from ..errors import RemoteError, WireError, name_of, shorten, text_of
 from .events import Event, TurnEnded, UnknownEvent
-from .fields import Fields, parse
+from .json_fields import Fields, parse
 from .messages import Message
 from .outcome import NOTHING, Aborted, Completed, Failed, Outcome, TimedOut
 from .receipt import Receipt

@@ -6,11 +6,11 @@ Owns the edge. Knows nothing of agents: everything goes through a Host.
 from ..errors import MissingExtra as _MissingExtra
 
 try:
+    from .abandon import with_abandon_after
     from .app import App, create_app
     from .limits import Limits
-    from .patience import leaving_behind
     from .serve import Server
 except ImportError as _problem:
     raise _MissingExtra("safepoint.server", "server", _problem) from _problem
 
-__all__ = ["App", "Limits", "Server", "create_app", "leaving_behind"]
+__all__ = ["App", "Limits", "Server", "create_app", "with_abandon_after"]

@@ -17,11 +17,11 @@ from ..session.host import Host, NotFound
 from ..session.session import SessionBusy, SessionEnded
 from ..session.store import SessionInUse, StoreError
 from ..worker.broker import BrokerError
-from . import bodies
+from . import requests
 from .limits import Limits
 from .metrics import Metrics
-from .stream import Streams
-from .views import ack_data, change_data, session_data, turn_data
+from .responses import ack_data, change_data, session_data, turn_data
+from .sse import Streams
 
 __all__ = ["Api", "Refused"]
 
@@ -75,7 +75,7 @@ class Api:
         return JSONResponse([session_data(view) for view in await self._host.sessions()])
 
     async def create(self, request: Request) -> Response:
-        body = await _body(request, bodies.NewSession)
+        body = await _body(request, requests.NewSessionBody)
         self._takes_work()
         live = [view.id for view in await self._host.sessions() if view.live]
         if len(live) >= self._limits.sessions and body.id not in live:
@@ -90,7 +90,7 @@ class Api:
         return Response(status_code=204)
 
     async def send(self, request: Request) -> Response:
-        body = await _body(request, bodies.NewMessage)
+        body = await _body(request, requests.NewMessageBody)
         self._takes_work()
         session = _id(request, "session")
         if len((await self._host.session(session)).turns) > self._limits.queued_turns:
@@ -103,7 +103,7 @@ class Api:
         return JSONResponse(turn_data(turn), 202, headers)
 
     async def answer(self, request: Request) -> Response:
-        body = await _body(request, bodies.Answer)
+        body = await _body(request, requests.AnswerBody)
         if not await self._host.answer(_id(request, "session"), body.question_id, body.text):
             raise Refused(409, f"question {body.question_id!r} does not wait for an answer (any more)")
         return JSONResponse({"accepted": True})
@@ -123,7 +123,7 @@ class Api:
         return JSONResponse(turn_data(await self._host.turn(_id(request, "session"), _id(request, "turn"))))
 
     async def edit(self, request: Request) -> Response:
-        body = await _body(request, bodies.Edit)
+        body = await _body(request, requests.EditBody)
         ack = await self._host.edit(_id(request, "session"), _id(request, "turn"), body.text)
         if not ack:
             raise Refused(409, "this turn does not wait (any more)")
@@ -137,7 +137,7 @@ class Api:
 
     async def stop(self, request: Request) -> Response:
         began = time.perf_counter()
-        body = await _body(request, bodies.Stop)
+        body = await _body(request, requests.StopBody)
         at = None if body.at is None else StopAt[body.at]
         session, turn = _id(request, "session"), _id(request, "turn")
         how: Any = {"scope": body.scope, "within": body.within, "abandon": body.abandon, "reason": body.reason}

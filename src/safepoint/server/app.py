@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..abort.clock import check_seconds
 from ..session.host import Host
+from .access import AccessControl
 from .api import Api
-from .door import Door
 from .limits import Limits
 from .metrics import Metrics
 from .openapi import document
@@ -51,7 +51,7 @@ class App:
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
         inner = _with_headers(Starlette(routes=routes, lifespan=self._lifespan))
-        self._door = Door(inner, token=token, hosts=hosts, body_bytes=limits.body_bytes)
+        self._door = AccessControl(inner, token=token, hosts=hosts, body_bytes=limits.body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""

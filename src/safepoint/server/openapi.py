@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from . import bodies
+from . import requests
 
 __all__ = ["document"]
 
@@ -63,21 +63,21 @@ def document() -> dict[str, Any]:
         "/api/agents": {"get": _call("The agents, the default one first", 200, _list({"type": "string"}))},
         "/api/sessions": {
             "get": _call("All sessions, the newest last", 200, _list(SESSION)),
-            "post": _call("Open a session, new or stored", 201, SESSION, bodies.NewSession),
+            "post": _call("Open a session, new or stored", 201, SESSION, requests.NewSessionBody),
         },
         session: {
             "get": _call("One session", 200, SESSION),
             "delete": _call("Stop what runs there and let it go; it stays in the store", 204),
         },
-        f"{session}/messages": {"post": _call("Say something", 202, TURN, bodies.NewMessage)},
-        f"{session}/answers": {"post": _call("Answer a question or an approval", 200, ACCEPTED, bodies.Answer)},
+        f"{session}/messages": {"post": _call("Say something", 202, TURN, requests.NewMessageBody)},
+        f"{session}/answers": {"post": _call("Answer a question or an approval", 200, ACCEPTED, requests.AnswerBody)},
         f"{session}/events": {"get": _stream()},
         turn: {
             "get": _call("One turn, with its outcome if it has ended", 200, TURN),
-            "patch": _call("Replace the message of a turn that waits", 200, CHANGED, bodies.Edit),
+            "patch": _call("Replace the message of a turn that waits", 200, CHANGED, requests.EditBody),
             "delete": _removal(),
         },
-        f"{turn}/stop": {"post": _call("Stop this turn; answered at once", 202, ACK, bodies.Stop)},
+        f"{turn}/stop": {"post": _call("Stop this turn; answered at once", 202, ACK, requests.StopBody)},
         f"{turn}/continue": {"post": _call("Go on with the last turn, which was stopped", 202, TURN)},
         f"{turn}/forget": {"post": _call("Take the conversation back to before the last turn", 204)},
         f"{turn}/receipt": {"get": _call("What the stop did", 200, {"type": "object"})},
@@ -96,7 +96,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def _call(summary: str, status: int, schema: Any = None, body: type[bodies.Body] | None = None) -> dict[str, Any]:
+def _call(summary: str, status: int, schema: Any = None, body: type[requests.Body] | None = None) -> dict[str, Any]:
     done: dict[str, Any] = {"description": summary}
     if schema is not None:
         done["content"] = {"application/json": {"schema": schema}}

@@ -15,7 +15,7 @@ from functools import partial
 
 import uvicorn
 
-from ..abort.termination import hearing_the_end
+from ..abort.termination import graceful_shutdown
 from ..errors import SafepointError, UsageError, describe
 from ..session.host import Host
 from .app import App, create_app
@@ -80,7 +80,7 @@ class Server:
         server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
         going = asyncio.Event()
         tell = partial(asyncio.get_running_loop().call_soon_threadsafe, going.set)
-        with listening, hearing_the_end(tell, self._within, "the server"):
+        with listening, graceful_shutdown(tell, self._within, "the server"):
             async with asyncio.TaskGroup() as group:
                 group.create_task(server.serve(sockets=[listening]))
                 group.create_task(self._recover())

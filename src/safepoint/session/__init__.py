@@ -3,10 +3,10 @@
 Owns live sessions and their stores. Knows nothing of the network.
 """
 
-from .answers import ChangeAck
+from .acknowledgements import ChangeAck
 from .host import Host, NotFound, SessionView, TurnView
 from .local_host import LocalHost
-from .log import Recorded
+from .log import LoggedEvent
 from .session import Session, SessionBusy, SessionEnded
 from .sqlite import SqliteStore
 from .store import MemoryStore, SessionInfo, SessionInUse, Store, StoreError
@@ -16,9 +16,9 @@ __all__ = [
     "ChangeAck",
     "Host",
     "LocalHost",
+    "LoggedEvent",
     "MemoryStore",
     "NotFound",
-    "Recorded",
     "Session",
     "SessionBusy",
     "SessionEnded",

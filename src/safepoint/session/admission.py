@@ -9,7 +9,7 @@ from ..errors import UsageError
 from ..run.messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
 from .turn import MessagesFn
 
-__all__ = ["Tombstones", "as_messages"]
+__all__ = ["EarlyStops", "as_messages"]
 
 # How long, and how many, stops for turns that nobody has seen yet are remembered.
 REMEMBER_SECONDS = 600.0
@@ -35,7 +35,7 @@ def as_messages(given: "str | Message | Sequence[str | Message] | MessagesFn") -
     return messages
 
 
-class Tombstones:
+class EarlyStops:
     """Stops for turns that nobody has seen yet: when such a turn comes, it does not begin."""
 
     def __init__(self, clock: Clock) -> None:

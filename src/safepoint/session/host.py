@@ -9,15 +9,15 @@ from typing import Protocol
 
 from ..abort import AbortReason
 from ..agent.agent import Agent
-from ..agent.talk import AgentResult
+from ..agent.conversation import AgentResult
 from ..errors import SafepointError, UsageError, require_method
 from ..run.outcome import Outcome
 from ..run.stop import Scope, StopAck, StopAt
+from .acknowledgements import ChangeAck
 from .admission import as_messages
-from .answers import ChangeAck
-from .lane import WhenBusy
-from .log import Recorded
-from .past import Past
+from .engine import WhenBusy
+from .log import LoggedEvent
+from .session_state import SessionState
 from .turn import TurnStatus
 
 __all__ = ["Host", "NotFound", "SessionView", "TurnView", "agents_by_name", "refuse_other_text", "view_of"]
@@ -135,7 +135,7 @@ class Host(Protocol):
         """One turn, with its outcome if it has ended: or the one that goes on with it. It opens and writes nothing."""
         ...
 
-    def events(self, session_id: str, after: int = 0) -> AsyncGenerator[Recorded, None]:
+    def events(self, session_id: str, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
         """Everything after this number, then what comes."""
         ...
 
@@ -158,7 +158,7 @@ class Host(Protocol):
         ...
 
 
-def view_of(past: Past, turn_id: str) -> TurnView | None:
+def view_of(past: SessionState, turn_id: str) -> TurnView | None:
     """A turn as a log tells it, or the turn that goes on with it; None if there is none."""
     continued_by = past.heir(turn_id)
     turn = past.turns.get(continued_by)

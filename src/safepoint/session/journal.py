@@ -6,8 +6,8 @@ from ..abort import AbortError, Clock
 from ..run.context import Context
 from ..run.events import RecordDelayed
 from ..run.journal import Journal
-from .home import Home
-from .log import Log
+from .log import SessionLog
+from .loop_tasks import LoopTasks
 
 __all__ = ["BeforeEffect", "SessionJournal"]
 
@@ -24,7 +24,7 @@ class SessionJournal(Journal):
             whether a stop was recorded elsewhere, and applies it: then the signal says so when this returns.
     """
 
-    def __init__(self, log: Log, home: Home, clock: Clock, results: Mapping[str, str]) -> None:
+    def __init__(self, log: SessionLog, home: LoopTasks, clock: Clock, results: Mapping[str, str]) -> None:
         super().__init__(results)
         self._log = log
         self._home = home

@@ -13,19 +13,19 @@ from weakref import WeakValueDictionary
 
 from ..abort import AbortReason
 from ..abort.clock import check_seconds
-from ..abort.renamed import accepts_deadline
+from ..abort.renamed_arguments import accepts_deadline
 from ..agent.agent import Agent
 from ..errors import UsageError, describe
 from ..run.stop import Scope, StopAck, StopAt
+from .acknowledgements import ChangeAck, change_ack, stop_ack
 from .admission import as_messages
-from .answers import ChangeAck, change_ack, stop_ack
-from .home import Home
+from .engine import SessionEnded, WhenBusy
 from .host import NotFound, SessionView, TurnView, agents_by_name, refuse_other_text, view_of
-from .lane import SessionEnded, WhenBusy
-from .log import PAGE, Recorded, read
+from .log import PAGE, LoggedEvent, read
+from .loop_tasks import LoopTasks
 from .session import Session
 from .store import Store, check_store
-from .stored import StoredSession, StoredSessions
+from .stored_sessions import StoredSession, StoredSessions
 from .turn import SessionTurn, check_id
 
 __all__ = ["LocalHost"]
@@ -173,7 +173,7 @@ class LocalHost:
         """The recovery, which begins with the first call, and again if it has failed."""
         recovery = self._recovery
         if recovery is None or (recovery.done() and (recovery.cancelled() or recovery.exception() is not None)):
-            self._recovery = recovery = Home().spawn(self._recover(), "recovery")
+            self._recovery = recovery = LoopTasks().spawn(self._recover(), "recovery")
             recovery.add_done_callback(_log_failure)
         return recovery
 
@@ -245,7 +245,7 @@ class LocalHost:
             raise NotFound(f"there is no session {session_id!r}: create it first")
         return stored
 
-    async def events(self, session_id: str, after: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def events(self, session_id: str, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
         """Everything after this number, then what comes: also of a session that is not live yet."""
         self._used()
         if self._alive(session_id) is None:
@@ -323,7 +323,7 @@ class LocalHost:
             return session.stop(turn_id, at, scope=scope, within=within, abandon=abandon, reason=reason)
 
         session = self._live.get(check_id("session", session_id))
-        if session is not None and session.heir_of(check_id("turn", turn_id)) in session.turns:
+        if session is not None and session.successor_of(check_id("turn", turn_id)) in session.turns:
             return await stop_ack(session, stop(session))  # also while the session is being closed
         return await stop_ack(*await self._with(session_id, stop))
 
@@ -391,7 +391,7 @@ def _log_failure(recovery: "asyncio.Task[list[str]]") -> None:
 
 def _view(session: Session, turn_id: str) -> TurnView | None:
     """A turn of a live session, or the one that goes on with it."""
-    continued_by = session.heir_of(turn_id)
+    continued_by = session.successor_of(turn_id)
     live, outcome = session.turns.get(continued_by), session.outcome_of(continued_by)
     if live is None and outcome is None:
         return None

@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..agent.talk import AgentResult
+from ..agent.conversation import AgentResult
 from ..run.events import Event, TurnEnded
 from ..run.wire import event_from_json, event_to_json
-from .store import Record, SessionInUse, Store, StoreError
+from .store import LogRecord, SessionInUse, Store, StoreError
 
-__all__ = ["Log", "Recorded"]
+__all__ = ["LoggedEvent", "SessionLog"]
 
 # So many of the newest events are kept in memory, for readers that keep up.
 RECENT = 512
@@ -26,7 +26,7 @@ Stands: TypeAlias = Callable[[Exception | None], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class LoggedEvent:
     """An event with its number. Read on with `events(after=seq)`."""
 
     seq: int
@@ -38,14 +38,14 @@ class Recorded:
         return self.event.kind
 
 
-class Log:
+class SessionLog:
     """The log of one live session. A store that fails ends it: `error` says how, and nothing is written any more."""
 
     def __init__(self, store: Store, session: str) -> None:
         self._store = store
         self._session = session
-        self._pending: deque[Record] = deque()
-        self._recent: deque[Recorded] = deque(maxlen=RECENT)
+        self._pending: deque[LogRecord] = deque()
+        self._recent: deque[LoggedEvent] = deque(maxlen=RECENT)
         self._news = asyncio.Event()
         self._work = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -79,14 +79,14 @@ class Log:
         `ends`: it is the end of this turn. It is durable; when it stands the function is told, with what went wrong if
         something did, and only then the readers.
         """
-        record = Record(self.last + 1, event_to_json(event, AgentResult), None if ends is None else ends[0])
+        record = LogRecord(self.last + 1, event_to_json(event, AgentResult), None if ends is None else ends[0])
         self.last += 1
         if self.error is not None:  # nobody will write it
             if ends is not None:
                 ends[1](self.error)
             return self.last
         self._pending.append(record)
-        self._recent.append(Recorded(self.last, event))
+        self._recent.append(LoggedEvent(self.last, event))
         if durable or ends is not None:
             self._held.append((self.last, None if ends is None else ends[1]))
             self._durable = self.last
@@ -172,14 +172,14 @@ class Log:
         self._written = asyncio.Event()
         self._announce()
 
-    async def _write(self, batch: list[Record]) -> None:
+    async def _write(self, batch: list[LogRecord]) -> None:
         refused = await self._store.append(self._session, batch, durable=self._durable >= batch[0].seq)
         if refused:
             raise SessionInUse(
                 f"session {self._session!r} is live elsewhere: there the end of turn {min(refused)} was written before"
             )
 
-    async def follow(self, after: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def follow(self, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
         """All events after this number, then what comes, until the log is closed. Raises: what the store raised."""
         while True:
             news = self._news
@@ -197,7 +197,7 @@ class Log:
             else:
                 await news.wait()
 
-    async def _page(self, after: int) -> list[Recorded]:
+    async def _page(self, after: int) -> list[LoggedEvent]:
         missing, shown = self.last - after, self.shown
         if missing <= len(self._recent):
             newest = (self._recent[place] for place in range(-missing, 0))
@@ -223,8 +223,8 @@ class Log:
             await self._store.release(self._session)
 
 
-def read(record: Record) -> Recorded:
+def read(record: LogRecord) -> LoggedEvent:
     """A record as it was before it was written."""
     event = event_from_json(record.text, AgentResult)
     assert record.ends is None or isinstance(event, TurnEnded)
-    return Recorded(record.seq, event)
+    return LoggedEvent(record.seq, event)

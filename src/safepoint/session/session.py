@@ -13,9 +13,9 @@ from typing import Any, Literal
 from ..abort import AbortReason, AbortSignal
 from ..abort.clock import check_seconds
 from ..abort.reason import caller
-from ..abort.renamed import accepts_deadline
+from ..abort.renamed_arguments import accepts_deadline
 from ..agent.agent import Agent
-from ..agent.talk import AgentResult
+from ..agent.conversation import AgentResult
 from ..errors import UsageError, require_method
 from ..run.events import TurnEdited, TurnForgotten
 from ..run.messages import Message
@@ -23,17 +23,17 @@ from ..run.outcome import Outcome
 from ..run.receipt import Receipt
 from ..run.stop import Scope, StopAck, StopAt
 from .admission import as_messages
-from .cycles import RUNNING, refuse_cycle
-from .ending import receipt_of
-from .home import outlast
+from .awaitable_context import AwaitableContext
+from .disconnect_timer import DisconnectTimer
+from .engine import SessionBusy, SessionEnded, SessionEngine, WhenBusy
 from .journal import BeforeEffect
-from .lane import Lane, SessionBusy, SessionEnded, WhenBusy
-from .log import Recorded
-from .opening import Opening
-from .presence import Presence
+from .log import LoggedEvent
+from .loop_tasks import wait_uninterrupted
 from .store import Store, check_store
-from .streaming import TurnStream
 from .turn import MessagesFn, SessionTurn, StopOptions, TurnResult, check_id
+from .turn_endings import receipt_of
+from .turn_stream import TurnStream
+from .wait_cycles import RUNNING, refuse_cycle
 
 __all__ = ["Session", "SessionBusy", "SessionEnded"]
 
@@ -44,8 +44,8 @@ class Session:
     def __init__(self, session_id: str, agent: Agent, store: Store, on_disconnect: float | None) -> None:
         self.id = check_id("session", session_id)
         self.agent = agent
-        self._lane = lane = Lane(session_id, agent, store, lambda: self._presence.turn_begins())
-        self._presence = Presence(lane.clock, on_disconnect, lambda: lane.home.post(self._nobody_is_there))
+        self._lane = lane = SessionEngine(session_id, agent, store, lambda: self._presence.turn_begins())
+        self._presence = DisconnectTimer(lane.clock, on_disconnect, lambda: lane.home.post(self._nobody_is_there))
         self._closing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -59,7 +59,7 @@ class Session:
         paused: bool = False,
         may_still_run: bool = False,
         on_disconnect: Literal["continue"] | float = "continue",
-    ) -> "Opening[Session]":
+    ) -> "AwaitableContext[Session]":
         """`async with Session.open("s1", agent=agent) as session:`, or `session = await Session.open(…)`.
 
         resume         continue the turn that a crash has interrupted, or that another owner has given back
@@ -81,7 +81,7 @@ class Session:
                 raise
             return session
 
-        return Opening(opens)
+        return AwaitableContext(opens)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -103,7 +103,7 @@ class Session:
         turn = self._lane.past.turns.get(turn_id)
         return None if turn is None else turn.asked
 
-    def heir_of(self, turn_id: str) -> str:
+    def successor_of(self, turn_id: str) -> str:
         """The turn that goes on with this one, if it has lost its owner; else itself. Any thread."""
         return self._lane.past.heir(turn_id)
 
@@ -250,7 +250,7 @@ class Session:
         abandon  seconds from the abort, or from this call if that is later; what has not ended by then is left behind
         """
         options = StopOptions(at, scope, within, abandon, reason)
-        heir = self.heir_of(check_id("turn", turn_id))
+        heir = self.successor_of(check_id("turn", turn_id))
         outcome = self.outcome_of(heir)
         if outcome is not None:
             receipt = receipt_of(outcome)
@@ -282,7 +282,7 @@ class Session:
     def remove(self, turn_id: str) -> bool:
         """Take a turn that waits out of the queue. False: it does not wait (any more)."""
         self._refuse_elsewhere("remove")
-        turn = self._lane.turns.get(self.heir_of(turn_id))
+        turn = self._lane.turns.get(self.successor_of(turn_id))
         if turn is None or not turn.waits:
             return False
         self._lane.stops.stop(turn, StopOptions(StopAt.NOW, reason="removed from the queue"), caller(1))
@@ -292,7 +292,7 @@ class Session:
         """Take the conversation back to before this turn, which must be the last. Raises: UsageError."""
         self._refuse_elsewhere("forget")
         self._lane.check_live()
-        turn_id, last = self.heir_of(turn_id), self._lane.past.last_ended
+        turn_id, last = self.successor_of(turn_id), self._lane.past.last_ended
         if last is None or last.id != turn_id:
             raise UsageError(f"only the last turn can be forgotten, which is {last.id if last else None!r}")
         if any(not turn.waits for turn in self._lane.turns.values()):
@@ -314,7 +314,7 @@ class Session:
         """Go on after a pause. Any thread."""
         self._lane.loop.resume()
 
-    async def events(self, after: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def events(self, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
         """Everything after this number, then what comes. Closing it stops nothing (but see `on_disconnect`)."""
         self._refuse_elsewhere("events")
         self._presence.came()
@@ -384,4 +384,4 @@ class Session:
             self._presence.end()
             self._closing = self._lane.home.spawn(end(cause), f"session {self.id}")
         if not self._inside:
-            await outlast(self._closing)
+            await wait_uninterrupted(self._closing)

@@ -14,7 +14,7 @@ from typing import TypeVar
 from ..run.checkpoints_files import ENCODING, CheckpointError, CheckpointInUse, FileLease
 from .sqlite_file import connect, open_file
 from .sqlite_thread import DatabaseThread
-from .store import Record, SessionInfo, SessionInUse, StoreError, number_taken
+from .store import LogRecord, SessionInfo, SessionInUse, StoreError, number_taken
 
 __all__ = ["SqliteStore"]
 
@@ -62,11 +62,11 @@ class SqliteStore:
         """Give it back."""
         self._live.discard(session)
 
-    async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
+    async def append(self, session: str, records: Sequence[LogRecord], *, durable: bool) -> frozenset[str]:
         """Write the records in one transaction."""
         return await self._write(lambda: self._append(session, records, durable))
 
-    async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[Record]:
+    async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[LogRecord]:
         """The records after this seq."""
         return await self._read(lambda db: _records(db, session, after, limit))
 
@@ -149,7 +149,7 @@ class SqliteStore:
         assert self._db is not None  # for the type checker: whoever calls has opened it
         return self._db
 
-    def _append(self, session: str, records: Sequence[Record], durable: bool) -> frozenset[str]:
+    def _append(self, session: str, records: Sequence[LogRecord], durable: bool) -> frozenset[str]:
         file, refused = self._file, frozenset[str]()
         if self._full != durable:
             file.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
@@ -169,7 +169,7 @@ class SqliteStore:
             raise
         return refused
 
-    def _refused(self, session: str, records: Sequence[Record]) -> frozenset[str]:
+    def _refused(self, session: str, records: Sequence[LogRecord]) -> frozenset[str]:
         """The turns that have another end. Raises: StoreError for any other record that could not be written."""
         refused = set[str]()
         for record in records:
@@ -192,11 +192,11 @@ class SqliteStore:
         self._lease.release()
 
 
-def _records(db: sqlite3.Connection, session: str, after: int, limit: int) -> list[Record]:
+def _records(db: sqlite3.Connection, session: str, after: int, limit: int) -> list[LogRecord]:
     query = "SELECT seq, text, ends FROM events WHERE session = ? AND seq > ? ORDER BY seq LIMIT ?"
     rows = db.execute(query, (session, after, limit)).fetchall()
-    new = tuple.__new__  # as `Record._make` does it, which counts the columns of every row once more
-    return [new(Record, row) if type(row[1]) is str else _read_back(row) for row in rows]
+    new = tuple.__new__  # as `LogRecord._make` does it, which counts the columns of every row once more
+    return [new(LogRecord, row) if type(row[1]) is str else _read_back(row) for row in rows]
 
 
 def _written(text: str) -> str | bytes:
@@ -208,5 +208,5 @@ def _written(text: str) -> str | bytes:
     return text
 
 
-def _read_back(row: tuple[int, bytes, str | None]) -> Record:
-    return Record(row[0], row[1].decode(*ENCODING), row[2])
+def _read_back(row: tuple[int, bytes, str | None]) -> LogRecord:
+    return LogRecord(row[0], row[1].decode(*ENCODING), row[2])

@@ -10,7 +10,16 @@ from typing import NamedTuple, Protocol
 
 from ..errors import SafepointError, require_method
 
-__all__ = ["MemoryStore", "Record", "SessionInUse", "SessionInfo", "Store", "StoreError", "check_store", "number_taken"]
+__all__ = [
+    "LogRecord",
+    "MemoryStore",
+    "SessionInUse",
+    "SessionInfo",
+    "Store",
+    "StoreError",
+    "check_store",
+    "number_taken",
+]
 
 
 class StoreError(SafepointError):
@@ -21,7 +30,7 @@ class SessionInUse(StoreError):
     """The session is live elsewhere. One process at a time may have it."""
 
 
-class Record(NamedTuple):
+class LogRecord(NamedTuple):
     """One line of a session's log. `ends`: it is the end of this turn, of which there can be only one."""
 
     seq: int
@@ -56,7 +65,7 @@ class Store(Protocol):
         """Give it back."""
         ...
 
-    async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
+    async def append(self, session: str, records: Sequence[LogRecord], *, durable: bool) -> frozenset[str]:
         """Write these records; `durable`: when it returns they survive a power cut. Appending again changes nothing.
 
         Returns the turns of which another end was there before: that end stands, and the new one was not written.
@@ -64,7 +73,7 @@ class Store(Protocol):
         """
         ...
 
-    async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[Record]:
+    async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[LogRecord]:
         """The records after this seq, in order, so many at most."""
         ...
 
@@ -81,7 +90,7 @@ class MemoryStore:
     """Sessions that live as long as this object."""
 
     def __init__(self) -> None:
-        self._logs: dict[str, list[Record]] = {}
+        self._logs: dict[str, list[LogRecord]] = {}
         self._ends: dict[str, dict[str, int]] = {}  # of each session: the turns that have ended, and where
         self._live: set[str] = set()
 
@@ -97,12 +106,12 @@ class MemoryStore:
         """Give it back."""
         self._live.discard(session)
 
-    async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
+    async def append(self, session: str, records: Sequence[LogRecord], *, durable: bool) -> frozenset[str]:
         """Keep the records."""
         if not records:
             return frozenset()
         log, ends = self._logs.get(session, []), self._ends.get(session, {})
-        new: dict[int, Record] = {}
+        new: dict[int, LogRecord] = {}
         new_ends: dict[str, int] = {}
         odd = []  # not as it should be: it is there already, or something else is
         for record in records:
@@ -128,7 +137,7 @@ class MemoryStore:
             log.insert(_place(log, record.seq), record)
         return frozenset(refused)
 
-    async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[Record]:
+    async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[LogRecord]:
         """The records after this seq."""
         log = self._logs.get(session, [])
         start = bisect_right(log, after, key=_seq)
@@ -142,15 +151,15 @@ class MemoryStore:
         """Nothing to do."""
 
 
-def _seq(record: Record) -> int:
+def _seq(record: LogRecord) -> int:
     return record.seq
 
 
-def _place(log: list[Record], seq: int) -> int:
+def _place(log: list[LogRecord], seq: int) -> int:
     return len(log) if not log or seq > log[-1].seq else bisect_left(log, seq, key=_seq)
 
 
-def _at(log: list[Record], seq: int) -> Record | None:
+def _at(log: list[LogRecord], seq: int) -> LogRecord | None:
     place = _place(log, seq)
     return log[place] if place < len(log) and log[place].seq == seq else None
 

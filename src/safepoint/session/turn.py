@@ -12,13 +12,13 @@ from ..abort import AbortController, AbortReason, AbortSignal
 from ..abort.clock import check_seconds
 from ..abort.deadline import Deadline
 from ..abort.listeners import Registration
-from ..agent.talk import AgentResult
+from ..agent.conversation import AgentResult
 from ..errors import UsageError
 from ..run.context import Context
 from ..run.messages import Message
 from ..run.outcome import Outcome
 from ..run.stop import NO_STOP, Scope, StopAck, StopAt, StopRequest
-from .cycles import refuse_cycle
+from .wait_cycles import refuse_cycle
 
 __all__ = ["MessagesFn", "SessionTurn", "StopOptions", "TurnResult", "TurnStatus", "check_id"]
 

@@ -1,19 +1,17 @@
 """What users need to test their own stops. May import everything below the command line; nothing imports it."""
 
-from .clock import FakeClock, settle
+from .clock import FakeClock, drain_ready_tasks
 from .inject import MODES, abort_everywhere
 from .inject_ignore import Ignore
 from .inject_points import Mode, Point, point
-from .inject_probe import Effect, Probe
+from .inject_probe import Probe, RecordedEffect
 from .inject_report import Progress, Report, Violation
 from .inject_run import Scenario
-from .laws import DEFAULT_LAWS, Ending, Law, Run, pairs
+from .laws import DEFAULT_LAWS, Law, RecordedRun, RunEnding, pairs
 
 __all__ = [
     "DEFAULT_LAWS",
     "MODES",
-    "Effect",
-    "Ending",
     "FakeClock",
     "Ignore",
     "Law",
@@ -21,12 +19,14 @@ __all__ = [
     "Point",
     "Probe",
     "Progress",
+    "RecordedEffect",
+    "RecordedRun",
     "Report",
-    "Run",
+    "RunEnding",
     "Scenario",
     "Violation",
     "abort_everywhere",
+    "drain_ready_tasks",
     "pairs",
     "point",
-    "settle",
 ]

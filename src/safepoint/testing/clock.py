@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ..abort.clock import Timer, check_seconds
 
-__all__ = ["FakeClock", "settle"]
+__all__ = ["FakeClock", "drain_ready_tasks"]
 
 # A loop that does not show its queue (uvloop) is given this many turns instead: enough for any chain of wake-ups.
 BLIND_TURNS = 50
@@ -146,13 +146,13 @@ class FakeClock:
     async def elapse(self, seconds: float) -> None:
         """Move on from timer to timer, letting everything that became ready run in between."""
         target = self._now + check_seconds("seconds", seconds)
-        await settle()
+        await drain_ready_tasks()
         while (timer := self._due(target)) is not None:
             self._now = max(self._now, timer.when)
             timer.fire()
-            await settle()
+            await drain_ready_tasks()
         self._now = max(self._now, target)
-        await settle()
+        await drain_ready_tasks()
 
     def _due(self, target: float) -> Timer | None:
         with self._lock:
@@ -163,7 +163,7 @@ class FakeClock:
         return None
 
 
-async def settle() -> None:
+async def drain_ready_tasks() -> None:
     """Return when the loop has nothing ready to run but the caller. Bounded."""
     ready = getattr(asyncio.get_running_loop(), "_ready", None)
     for _ in range(BLIND_TURNS if ready is None else 10_000):

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..abort import AbortController
+from ..agent.conversation import AgentResult
 from ..agent.history import validate
-from ..agent.talk import AgentResult
 from ..agent.tool import ToolContext
 from ..run.events import (
     AnswerStarted,
@@ -27,9 +27,9 @@ from ..run.events import (
 )
 from ..run.outcome import Completed, Outcome
 from ..run.wire import outcome_to_json
+from ..session.engine import SessionEnded
 from ..session.host import Host, NotFound
-from ..session.lane import SessionEnded
-from ..session.log import Recorded
+from ..session.log import LoggedEvent
 from ..session.session import Session
 from .conformance_rig import Rig
 
@@ -60,7 +60,7 @@ class Play:
     turn_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     controller: AbortController = field(default_factory=AbortController)
     leave: asyncio.Event = field(default_factory=asyncio.Event)
-    reader: AsyncGenerator[Recorded, None] | None = None
+    reader: AsyncGenerator[LoggedEvent, None] | None = None
     starting: "asyncio.Task[None] | None" = None
     striking: "asyncio.Task[None] | None" = None
     struck_at: int = 0
@@ -175,7 +175,7 @@ class Play:
         turn = session.turns.get(self.turn_id)
         return turn is None or turn.outcome is not None
 
-    async def _until(self, kind: type[Any], turn_id: str | None = None) -> Recorded:
+    async def _until(self, kind: type[Any], turn_id: str | None = None) -> LoggedEvent:
         assert self.reader is not None
         async for recorded in self.reader:
             if isinstance(recorded.event, kind) and recorded.event.run_id == (turn_id or self.turn_id):
@@ -335,7 +335,7 @@ class Play:
         return view.outcome
 
 
-async def upto(events: AsyncGenerator[Recorded, None], last: int) -> AsyncGenerator[Recorded, None]:
+async def upto(events: AsyncGenerator[LoggedEvent, None], last: int) -> AsyncGenerator[LoggedEvent, None]:
     async with aclosing(events):
         async for recorded in events:
             yield recorded

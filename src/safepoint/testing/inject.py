@@ -22,7 +22,7 @@ from .inject_points import Mode, Point
 from .inject_report import Progress, Report, Violation
 from .inject_run import Attempt, Bounds, Scenario, run_scenario
 from .inject_watch import watching
-from .laws import DEFAULT_LAWS, Law, Run, ends, works_again
+from .laws import DEFAULT_LAWS, Law, RecordedRun, ends, works_again
 
 __all__ = ["MODES", "abort_everywhere"]
 
@@ -154,7 +154,7 @@ class _Campaign:
     def _carry_out(
         self,
         plan: dict[Point, list[Mode]],
-        clean: Run,
+        clean: RecordedRun,
         ends_at: float | None,
         on_progress: Callable[[Progress], object] | None,
     ) -> str:
@@ -178,19 +178,21 @@ class _Campaign:
             why = self._abort_at(point, plan[point], clean, ends_at)
         return why
 
-    def _clean(self) -> tuple[Run, list[Point]]:
+    def _clean(self) -> tuple[RecordedRun, list[Point]]:
         run, attempt = self._run()
         return run, attempt.points.collected
 
-    def _run(self, point: Point | None = None, mode: Mode | None = None, *, plain: bool = False) -> tuple[Run, Attempt]:
+    def _run(
+        self, point: Point | None = None, mode: Mode | None = None, *, plain: bool = False
+    ) -> tuple[RecordedRun, Attempt]:
         self._runs += 1
         run, attempt = run_scenario(self._scenario, self._bounds, point, mode, plain=plain)
         self._jumped_over.update(attempt.loop.jumped_over)
         return run, attempt
 
-    def _abort_at(self, point: Point, modes: list[Mode], clean: Run, ends_at: float | None) -> str:
+    def _abort_at(self, point: Point, modes: list[Mode], clean: RecordedRun, ends_at: float | None) -> str:
         """All modes at one point, then one run without an abort. Returns why to try no further, or nothing."""
-        done: list[Run] = []
+        done: list[RecordedRun] = []
         late = ""
         for mode in modes:
             if ends_at is not None and time.monotonic() >= ends_at:
@@ -208,7 +210,7 @@ class _Campaign:
             return late
         return self._again(done, self._run(plain=True)[0]) or late
 
-    def _again(self, done: list[Run], again: Run) -> str:
+    def _again(self, done: list[RecordedRun], again: RecordedRun) -> str:
         """Judge a run without an abort as what came after those with one."""
         broken = False
         for run in done:
@@ -217,7 +219,7 @@ class _Campaign:
                 broken = broken or law_broken
         return "the scenario does not work any more, so that later runs would tell nothing" if broken else ""
 
-    def _aborted(self, point: Point, mode: Mode) -> Run:
+    def _aborted(self, point: Point, mode: Mode) -> RecordedRun:
         run, attempt = self._run(point, mode)
         self._tried.add((point, mode))
         if attempt.reached:
@@ -227,7 +229,7 @@ class _Campaign:
             run = replace(run, point=None, mode=None, reason=None)  # nothing was done to it: it is a clean run
         return run
 
-    def _judge(self, run: Run, laws: Sequence[Law]) -> bool:
+    def _judge(self, run: RecordedRun, laws: Sequence[Law]) -> bool:
         """True: it broke a law."""
         hung = run.ending.status == "hung"
         found = [
@@ -246,7 +248,7 @@ def _name_of(law: Law) -> str:
     return getattr(law, "__name__", repr(law))
 
 
-def _breaches(law: Law, run: Run) -> list[str]:
+def _breaches(law: Law, run: RecordedRun) -> list[str]:
     try:
         return list(law(run) or ())
     except AssertionError as error:
@@ -275,7 +277,7 @@ def _visits(points: list[Point]) -> list[tuple[str, str, str, int, int]]:
     return [(point.what, point.task, point.file, point.line, point.nth) for point in points]
 
 
-def _same_value(first: Run, second: Run) -> bool:
+def _same_value(first: RecordedRun, second: RecordedRun) -> bool:
     try:
         return bool(first.ending.value == second.ending.value)
     except Exception:  # values that cannot be compared

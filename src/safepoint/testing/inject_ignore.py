@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..errors import UsageError
-from .inject_left import Thing
+from .inject_left import Leftover
 from .inject_points import Point
-from .laws import Run
+from .laws import RecordedRun
 
 __all__ = ["LAW_OF", "Ignore", "Ignored"]
 
@@ -54,8 +54,8 @@ class Ignore:
 
     def covers(self, law: str, thing: str, point: Point | None) -> bool:
         """True: this thing is not to be counted by this law, in a run that was aborted at this point."""
-        name = thing.name if isinstance(thing, Thing) else thing
-        places = thing.places if isinstance(thing, Thing) else ()
+        name = thing.name if isinstance(thing, Leftover) else thing
+        places = thing.places if isinstance(thing, Leftover) else ()
         return (
             self._holds(law, point)
             and fnmatchcase(name, self.name)
@@ -98,7 +98,7 @@ class Ignored:
         """True: some rule says that this thing is not to be counted. It is not noted as used."""
         return any(rule.covers(LAW_OF[field], thing, point) for rule in self._rules)
 
-    def without(self, run: Run) -> Run:
+    def without(self, run: RecordedRun) -> RecordedRun:
         """The run as the laws shall see it."""
         if not self._rules:
             return run

@@ -12,20 +12,29 @@ from dataclasses import dataclass
 from ..abort import threads as pool
 from .inject_chain import short, thread_place
 
-__all__ = ["Left", "Stock", "Thing", "children", "command", "left_since", "take_stock", "thread_thing"]
+__all__ = [
+    "Leftover",
+    "LeftoverReport",
+    "ResourceSnapshot",
+    "children",
+    "command",
+    "left_since",
+    "take_stock",
+    "thread_thing",
+]
 
 PROC = "/proc"
 DESCRIPTORS = "/dev/fd"
 
 
-class Thing(str):
+class Leftover(str):
     """Something that is left, in words. `name` is what people call it, `places` are the lines at which it is."""
 
     __slots__ = ("name", "places")
     name: str
     places: tuple[str, ...]
 
-    def __new__(cls, text: str, name: str, *places: str) -> "Thing":
+    def __new__(cls, text: str, name: str, *places: str) -> "Leftover":
         thing = super().__new__(cls, text)
         thing.name = name
         thing.places = places
@@ -33,7 +42,7 @@ class Thing(str):
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class ResourceSnapshot:
     """What there is at one moment."""
 
     threads: frozenset[threading.Thread]
@@ -43,23 +52,23 @@ class Stock:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeftoverReport:
     """What has come since, and has not gone: in words."""
 
-    threads: tuple[Thing, ...] = ()
-    processes: tuple[Thing, ...] = ()
-    descriptors: tuple[Thing, ...] = ()
+    threads: tuple[Leftover, ...] = ()
+    processes: tuple[Leftover, ...] = ()
+    descriptors: tuple[Leftover, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.threads or self.processes or self.descriptors)
 
 
-def take_stock() -> Stock:
+def take_stock() -> ResourceSnapshot:
     """What there is now."""
-    return Stock(frozenset(threading.enumerate()), children(), _descriptors(), frozenset(pool._abandoned))
+    return ResourceSnapshot(frozenset(threading.enumerate()), children(), _descriptors(), frozenset(pool._abandoned))
 
 
-def left_since(before: Stock, *, executor_idle: bool) -> Left:
+def left_since(before: ResourceSnapshot, *, executor_idle: bool) -> LeftoverReport:
     """What is there now and was not there before. Idle threads of pools do not count."""
     pools = ("safepoint-", "asyncio_") if executor_idle else ("safepoint-",)
     threads = [
@@ -69,22 +78,22 @@ def left_since(before: Stock, *, executor_idle: bool) -> Left:
     ]
     threads += [_abandoned_thing(call.fn) for call in list(pool._abandoned) if call not in before.abandoned]
     processes = [(pid, command(pid)) for pid in sorted(children() - before.processes)]
-    return Left(
+    return LeftoverReport(
         tuple(threads),
-        tuple(Thing(f"pid {pid}: {text}", text) for pid, text in processes),
+        tuple(Leftover(f"pid {pid}: {text}", text) for pid, text in processes),
         tuple(map(_descriptor_thing, sorted(_descriptors() - before.descriptors, key=int))),
     )
 
 
-def thread_thing(thread: threading.Thread) -> Thing:
+def thread_thing(thread: threading.Thread) -> Leftover:
     """A thread and where it is now."""
     where = thread_place(thread.ident)
-    return Thing(f"{thread.name} at {where}", thread.name, where)
+    return Leftover(f"{thread.name} at {where}", thread.name, where)
 
 
-def _abandoned_thing(function: object) -> Thing:
+def _abandoned_thing(function: object) -> Leftover:
     text, place = name_of_function(function), place_of_function(function)
-    return Thing(f"{text}, abandoned by run_in_thread", text.partition(" (")[0], place)
+    return Leftover(f"{text}, abandoned by run_in_thread", text.partition(" (")[0], place)
 
 
 def name_of_function(function: object) -> str:
@@ -151,9 +160,9 @@ def _is_open(fd: str) -> bool:
     return True
 
 
-def _descriptor_thing(fd: str) -> Thing:
+def _descriptor_thing(fd: str) -> Leftover:
     try:
         target = os.readlink(f"{DESCRIPTORS}/{fd}")
     except OSError:
-        return Thing(fd, "")
-    return Thing(f"{fd} ({target})", target)
+        return Leftover(fd, "")
+    return Leftover(f"{fd} ({target})", target)

@@ -15,10 +15,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from .clock import FakeClock
 from .inject_chain import place, short, suspended
-from .inject_left import Thing, name_of_function, place_of_function
-from .inject_pending import End, Outside
+from .inject_left import Leftover, name_of_function, place_of_function
+from .inject_pending import DescriptorEnd, OutsideActivity
 
-__all__ = ["Driver", "Hang", "RunLoop", "SawSuspension"]
+__all__ = ["CoroutineDriver", "Hang", "RunLoop", "SawSuspension"]
 
 T = TypeVar("T")
 POLL_SECONDS = 0.01
@@ -29,7 +29,7 @@ class Hang(BaseException):
     """The loop has run out of time, or nothing can ever wake it. Not an Exception: nobody may catch it by chance."""
 
 
-class Driver(Coroutine[Any, Any, T]):
+class CoroutineDriver(Coroutine[Any, Any, T]):
     """Stands between a task and its coroutine, and tells of each suspension at the moment it happens."""
 
     __slots__ = ("coroutine", "role", "saw")
@@ -59,19 +59,19 @@ class Driver(Coroutine[Any, Any, T]):
         return getattr(self.coroutine, name)  # cr_frame, cr_await, __qualname__: what inspection asks for
 
 
-SawSuspension: TypeAlias = Callable[[Driver[Any]], object]
+SawSuspension: TypeAlias = Callable[[CoroutineDriver[Any]], object]
 
 
 class RunLoop(asyncio.SelectorEventLoop):
     """A loop for one run. With a fake clock its time is the clock's, and jumps when everybody waits."""
 
     def __init__(
-        self, clock: FakeClock | None, seconds: float, ignored: Callable[[Thing], bool] = lambda thing: False
+        self, clock: FakeClock | None, seconds: float, ignored: Callable[[Leftover], bool] = lambda thing: False
     ) -> None:
         self.clock = clock
-        self.outside = Outside(ignored)
+        self.outside = OutsideActivity(ignored)
         self.jumped_over: dict[str, None] = {}  # what had not moved for long when time jumped nevertheless
-        self.finalised: list[Thing] = []
+        self.finalised: list[Leftover] = []
         self.blocking = False
         self.stands = False  # fake time could not jump when the loop last had nothing to do
         self._selector_of_run = _Selector(self)
@@ -89,7 +89,7 @@ class RunLoop(asyncio.SelectorEventLoop):
         """From here on every task that is started tells of its suspensions."""
 
         def start(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
-            return asyncio.Task(Driver(coroutine, saw), loop=loop, **options)
+            return asyncio.Task(CoroutineDriver(coroutine, saw), loop=loop, **options)
 
         self.set_task_factory(start)
 
@@ -137,16 +137,16 @@ class RunLoop(asyncio.SelectorEventLoop):
         self.finalised.append(describe_generator(agen))
         super()._asyncgen_finalizer_hook(agen)  # type: ignore[misc]  # private, and the only way to see it
 
-    def open_generators(self) -> list[Thing]:
+    def open_generators(self) -> list[Leftover]:
         """The async generators that were begun and neither ended nor were closed."""
         alive = [agen for agen in list(self._asyncgens) if agen.ag_frame is not None]  # type: ignore[attr-defined]
         return [*self.finalised, *sorted(map(describe_generator, alive))]
 
-    def armed_timers(self) -> list[Thing]:
+    def armed_timers(self) -> list[Leftover]:
         """Timers of the loop and of its fake clock that would still fire."""
         armed = [describe_timer(handle) for handle in self._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
         pending = 0 if self.clock is None else self.clock.pending
-        return [*armed, *([Thing(f"{pending} of the fake clock", "fake clock")] if pending else [])]
+        return [*armed, *([Leftover(f"{pending} of the fake clock", "fake clock")] if pending else [])]
 
     def others_pending(self) -> bool:
         """True: something outside the loop may still wake it, so that time may not jump."""
@@ -188,7 +188,7 @@ class RunLoop(asyncio.SelectorEventLoop):
         why = [each.words() for each in (*self.outside.moving, *self.outside.still)]
         if self.next_timer() is None:
             text += "; no timer is armed, so that only these could still wake it:"
-            why += [End(fd).words() for fd in self._descriptors()]
+            why += [DescriptorEnd(fd).words() for fd in self._descriptors()]
         else:
             text += "; fake time stood still, because these may still wake it"
             text += " (a thread that is older than the scenario, or ignored, does not hold it up):"
@@ -248,15 +248,15 @@ class _Selector(selectors.DefaultSelector):
             loop.blocking = False
 
 
-def describe_generator(agen: AsyncGenerator[Any, Any]) -> Thing:
+def describe_generator(agen: AsyncGenerator[Any, Any]) -> Leftover:
     """Its name, and the line at which it stands."""
     chain = suspended(agen)
     file, line = place(chain[:1])
     name = agen.__qualname__  # type: ignore[attr-defined]  # typeshed does not know it
-    return Thing(f"{name} at {short(file)}:{line}", name, f"{short(file)}:{line}")
+    return Leftover(f"{name} at {short(file)}:{line}", name, f"{short(file)}:{line}")
 
 
-def describe_timer(handle: asyncio.TimerHandle) -> Thing:
+def describe_timer(handle: asyncio.TimerHandle) -> Leftover:
     """As the loop shows it; named after its callback."""
     callback = getattr(handle, "_callback", None)
-    return Thing(repr(handle), name_of_function(callback).partition(" (")[0], place_of_function(callback))
+    return Leftover(repr(handle), name_of_function(callback).partition(" (")[0], place_of_function(callback))

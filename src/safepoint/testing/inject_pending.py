@@ -32,9 +32,9 @@ from typing import Any
 
 from ..abort import threads as pool
 from .clock import FakeClock, ThreadWait
-from .inject_left import PROC, Thing, children, command, thread_thing
+from .inject_left import PROC, Leftover, children, command, thread_thing
 
-__all__ = ["STILL_SECONDS", "End", "Outside"]
+__all__ = ["STILL_SECONDS", "DescriptorEnd", "OutsideActivity"]
 
 # What has not moved for this much real time is taken to wait for something that only time, or this loop, can bring.
 STILL_SECONDS = 1.0
@@ -46,7 +46,7 @@ RESTING = {b"S", b"T", b"t", b"Z", b"X", b"I"}
 
 
 @dataclass(slots=True)
-class Candidate:
+class WakeCandidate:
     """Something outside the loop that may wake it.
 
     `state` is compared from look to look: equal means that it has not moved. None: it moves, or one cannot know.
@@ -57,14 +57,14 @@ class Candidate:
     words: Callable[[], str]
 
 
-class Outside:
+class OutsideActivity:
     """All that is outside the loop of one run."""
 
-    def __init__(self, ignored: Callable[[Thing], bool] = lambda thing: False) -> None:
+    def __init__(self, ignored: Callable[[Leftover], bool] = lambda thing: False) -> None:
         self.running: dict[object, int | None] = {}  # calls in executors: the thread, or None while they are queued
         self.activity = 0  # to be counted up whenever the loop does something
-        self.moving: list[Candidate] = []  # what held up time at the last look
-        self.still: list[Candidate] = []  # what did not hold it up only because it has not moved for so long
+        self.moving: list[WakeCandidate] = []  # what held up time at the last look
+        self.still: list[WakeCandidate] = []  # what did not hold it up only because it has not moved for so long
         self._ignored = ignored
         self._threads_before = frozenset(threading.enumerate())
         self._children_before = children()
@@ -94,7 +94,7 @@ class Outside:
 
     def _look(
         self, waits: frozenset[ThreadWait], descriptors: Iterable[int], of_loop: Iterable[int]
-    ) -> dict[object, Candidate]:
+    ) -> dict[object, WakeCandidate]:
         """All that may wake the loop, as it is now."""
         found = {each.key: each for each in self._candidates({wait.thread for wait in waits}, descriptors, of_loop)}
         if found:
@@ -107,15 +107,17 @@ class Outside:
         threads = [by_ident[wait.thread] for wait in FakeClock.waiting_threads() if wait.thread in by_ident]
         return [f"thread {thread_thing(thread)}" for thread in threads]
 
-    def _rests_since(self, candidate: Candidate, now: float) -> tuple[object, float]:
+    def _rests_since(self, candidate: WakeCandidate, now: float) -> tuple[object, float]:
         state, since = self._since.get(candidate.key, (None, now))
         return (state, since) if candidate.state is not None and candidate.state == state else (candidate.state, now)
 
-    def _candidates(self, waiting: set[int], descriptors: Iterable[int], of_loop: Iterable[int]) -> Iterator[Candidate]:
+    def _candidates(
+        self, waiting: set[int], descriptors: Iterable[int], of_loop: Iterable[int]
+    ) -> Iterator[WakeCandidate]:
         by_ident = {thread.ident: thread for thread in threading.enumerate()}
         for call, ident in list(self.running.items()):
             if ident is None:
-                yield Candidate(call, "queued", lambda: "a call in an executor that has not begun")
+                yield WakeCandidate(call, "queued", lambda: "a call in an executor that has not begun")
             elif ident not in waiting and ident in by_ident:
                 yield from self._thread(by_ident[ident])
         workers = []
@@ -129,7 +131,7 @@ class Outside:
         yield from self._workers(workers)
         yield from self._connections(descriptors, of_loop)
 
-    def _workers(self, workers: list[threading.Thread]) -> Iterator[Candidate]:
+    def _workers(self, workers: list[threading.Thread]) -> Iterator[WakeCandidate]:
         """Those of our own pool, without those that wait for fake time, that have a call to run."""
         busy = len(workers) - len(pool._idle)
         if busy <= 0:
@@ -139,37 +141,37 @@ class Outside:
         for thread in inside:
             yield from self._thread(thread)
         if len(inside) < busy:
-            yield Candidate(WORKER, None, lambda: "a call in a thread that is about to begin or to end")
+            yield WakeCandidate(WORKER, None, lambda: "a call in a thread that is about to begin or to end")
 
-    def _thread(self, thread: threading.Thread) -> Iterator[Candidate]:
+    def _thread(self, thread: threading.Thread) -> Iterator[WakeCandidate]:
         if not self._ignored(thread_thing(thread)):
             state = _rest_of(f"{PROC}/self/task/{thread.native_id}")
-            yield Candidate(thread, state, lambda: f"thread {thread_thing(thread)}")
+            yield WakeCandidate(thread, state, lambda: f"thread {thread_thing(thread)}")
 
-    def _processes(self) -> Iterator[Candidate]:
+    def _processes(self) -> Iterator[WakeCandidate]:
         """The processes that were started in this run, and theirs: one of them may be what is waited for."""
         waiting = list(children() - self._children_before)
         while waiting:
             pid = waiting.pop()
-            yield Candidate(pid, _rest_of_process(pid), partial("child process {}".format, command(pid)))
+            yield WakeCandidate(pid, _rest_of_process(pid), partial("child process {}".format, command(pid)))
             waiting += _children_of(pid)
 
-    def _connections(self, descriptors: Iterable[int], of_loop: Iterable[int]) -> Iterator[Candidate]:
+    def _connections(self, descriptors: Iterable[int], of_loop: Iterable[int]) -> Iterator[WakeCandidate]:
         descriptors = list(descriptors)
         if not descriptors:
             return
-        ends = {(each.own, each.peer): each for each in map(End, {*descriptors, *of_loop})}
-        for end in map(End, descriptors):
+        ends = {(each.own, each.peer): each for each in map(DescriptorEnd, {*descriptors, *of_loop})}
+        for end in map(DescriptorEnd, descriptors):
             if end.listening:
                 continue
             other = None if end.peer is None else ends.get((end.peer, end.own))
             if other is None:
-                yield Candidate(("fd", end.fd), (self.activity, end.own, end.peer), end.words)
+                yield WakeCandidate(("fd", end.fd), (self.activity, end.own, end.peer), end.words)
             elif unsent := end.unsent(other):
-                yield Candidate(("fd", end.fd), unsent, end.words)
+                yield WakeCandidate(("fd", end.fd), unsent, end.words)
 
 
-class End:
+class DescriptorEnd:
     """What can be known of a descriptor: the two addresses of a connection, and what has not arrived of it."""
 
     __slots__ = ("fd", "listening", "own", "peer")
@@ -195,7 +197,7 @@ class End:
         finally:
             sock.detach()
 
-    def unsent(self, other: "End") -> int:
+    def unsent(self, other: "DescriptorEnd") -> int:
         """How many bytes were written here that the system has not confirmed to have received for the other end."""
         unsent = _unconfirmed(self.fd)
         if unsent and QUICKACK is not None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..abort import Stream
 from .inject_chain import Chain, place, running, short, shown, suspended
-from .inject_loop import Driver
+from .inject_loop import CoroutineDriver
 
 __all__ = ["AWAIT", "Mode", "Point", "Points", "chunks_are_points", "point", "recording"]
 
@@ -70,7 +70,7 @@ class Points:
         self._visits: dict[tuple[str, str, str, int], int] = {}
         self._roles: dict[str, int] = {}
 
-    def suspension(self, driver: Driver[Any]) -> None:
+    def suspension(self, driver: CoroutineDriver[Any]) -> None:
         """A task has just suspended; it is still the current one."""
         if self.reached or self.over:
             self._next()
@@ -108,7 +108,7 @@ class Points:
                 Point(number=number, what=what, task=role, nth=nth, file=file, line=line, chain=shown(chain))
             )
 
-    def _role(self, driver: Driver[Any]) -> str:
+    def _role(self, driver: CoroutineDriver[Any]) -> str:
         """What a task is called in every run: its name if it was given one, else its function's."""
         if not driver.role:
             task = asyncio.current_task()
@@ -124,7 +124,7 @@ class Points:
         except RuntimeError:
             return "thread " + re.sub(r"[-_]?\d+", "", threading.current_thread().name)
         driver = None if task is None else task.get_coro()
-        return self._role(driver) if isinstance(driver, Driver) else "callback"
+        return self._role(driver) if isinstance(driver, CoroutineDriver) else "callback"
 
     def _numbered(self, name: str) -> str:
         count = self._roles[name] = self._roles.get(name, 0) + 1

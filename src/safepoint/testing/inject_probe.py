@@ -11,14 +11,14 @@ from typing import Any
 from ..abort import AbortController, AbortReason, AbortSignal, Guard
 from ..abort.guard import SENT, Waiter, abort_error
 from ..abort.reason import caller, reason_from
-from ..abort.signal import Source
+from ..abort.signal import ControllerSignal
 from .inject_chain import place, running, short
 
-__all__ = ["Effect", "Probe"]
+__all__ = ["Probe", "RecordedEffect"]
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class RecordedEffect:
     """Something a scenario did to the world. `late`: after `abort()` had returned; `cleanup`: meant to come late."""
 
     what: object
@@ -39,7 +39,7 @@ class Probe(AbortController):
         self._source = self._hearing = Hearing()
         self.signal: AbortSignal = self._source
         self.events: list[object] = []
-        self.effects: list[Effect] = []
+        self.effects: list[RecordedEffect] = []
         self.watched: list[AbortSignal] = [self.signal]
         self._on_event = on_event
         self._acknowledged = False
@@ -68,7 +68,7 @@ class Probe(AbortController):
     def record(self, effect: object, *, cleanup: bool = False) -> None:
         """Note an effect on the world: a file written, money sent. `cleanup`: it belongs to the stop itself."""
         file, line = place(running(2))
-        self.effects.append(Effect(effect, self._acknowledged, cleanup, f"{short(file)}:{line}"))
+        self.effects.append(RecordedEffect(effect, self._acknowledged, cleanup, f"{short(file)}:{line}"))
 
     def event(self, event: object) -> None:
         """Note an event. Each is a point at which the scenario will be aborted."""
@@ -80,7 +80,7 @@ class Probe(AbortController):
         self.watched.append(signal)
 
 
-class Hearing(Source):
+class Hearing(ControllerSignal):
     """The signal of a probe. It knows whether anybody looked at it, and whom its abort has interrupted."""
 
     __slots__ = ("interrupted", "looks")
@@ -122,8 +122,8 @@ class Hearing(Source):
 
 
 # The slots of the signal itself, which the properties above stand in front of.
-_ABORTED: Any = Source.__dict__["aborted"]
-_REASON: Any = Source.__dict__["reason"]
+_ABORTED: Any = ControllerSignal.__dict__["aborted"]
+_REASON: Any = ControllerSignal.__dict__["reason"]
 
 
 def _makes_error() -> bool:

@@ -17,12 +17,12 @@ from ..abort.guard import discard
 from .clock import FakeClock
 from .inject_chain import shown, suspended
 from .inject_ignore import Ignored
-from .inject_left import Left, Stock, Thing, left_since, take_stock
+from .inject_left import Leftover, LeftoverReport, ResourceSnapshot, left_since, take_stock
 from .inject_loop import Hang, RunLoop
 from .inject_points import AWAIT, UNNAMED, Mode, Point, Points, chunks_are_points, recording
 from .inject_probe import Probe
-from .inject_watch import Watch
-from .laws import Ending, Run, ending_of, ending_of_error
+from .inject_watch import BlockWatch
+from .laws import RecordedRun, RunEnding, ending_of, ending_of_error
 
 __all__ = ["Attempt", "Bounds", "Scenario", "run_scenario"]
 
@@ -43,7 +43,7 @@ class Bounds:
 
     clock: Callable[[], FakeClock] | None
     seconds: float
-    watch: Watch
+    watch: BlockWatch
     ignored: Ignored = field(default_factory=Ignored)
 
 
@@ -98,7 +98,7 @@ class Attempt:
 
 def run_scenario(
     scenario: Scenario, bounds: Bounds, point: Point | None = None, mode: Mode | None = None, *, plain: bool = False
-) -> tuple[Run, Attempt]:
+) -> tuple[RecordedRun, Attempt]:
     """Run it once. `plain`: nothing is watched but how it ends."""
     clock = None if bounds.clock is None else bounds.clock()
     loop = RunLoop(clock, bounds.seconds, lambda thread: bounds.ignored.covers("threads", thread, point))
@@ -119,7 +119,7 @@ def run_scenario(
         return _record(runner, attempt, ending, before, bounds.ignored), attempt
 
 
-def _play(runner: asyncio.Runner, attempt: Attempt, scenario: Scenario, watch: Watch) -> Ending:
+def _play(runner: asyncio.Runner, attempt: Attempt, scenario: Scenario, watch: BlockWatch) -> RunEnding:
     try:
         watch.loop = attempt.loop
         value = runner.run(attempt.play(scenario))
@@ -128,7 +128,7 @@ def _play(runner: asyncio.Runner, attempt: Attempt, scenario: Scenario, watch: W
     except (KeyboardInterrupt, SystemExit):
         raise
     except Hang as hang:
-        return Ending("hung", error=hang)
+        return RunEnding("hung", error=hang)
     except BaseException as error:
         return ending_of_error(error)
     finally:
@@ -136,10 +136,12 @@ def _play(runner: asyncio.Runner, attempt: Attempt, scenario: Scenario, watch: W
         attempt.points.over = True
 
 
-def _record(runner: asyncio.Runner, attempt: Attempt, ending: Ending, before: Stock | None, ignored: Ignored) -> Run:
+def _record(
+    runner: asyncio.Runner, attempt: Attempt, ending: RunEnding, before: ResourceSnapshot | None, ignored: Ignored
+) -> RecordedRun:
     """Write down what is left, before anything of it is cleared away."""
     loop, probe = attempt.loop, attempt.probe
-    run = Run(point=attempt.point, mode=attempt.mode, reason=attempt.reason, ending=ending)
+    run = RecordedRun(point=attempt.point, mode=attempt.mode, reason=attempt.reason, ending=ending)
     _forget_frames(ending.error)
     if before is None or ending.status == "hung":
         return replace(run, tasks=_tasks_left(loop))
@@ -160,17 +162,17 @@ def _record(runner: asyncio.Runner, attempt: Attempt, ending: Ending, before: St
     )
 
 
-def _tasks_left(loop: RunLoop) -> tuple[Thing, ...]:
+def _tasks_left(loop: RunLoop) -> tuple[Leftover, ...]:
     return tuple(sorted(describe(task) for task in asyncio.all_tasks(loop) if not _closes_generator(task)))
 
 
-def describe(task: "asyncio.Task[Any]") -> Thing:
+def describe(task: "asyncio.Task[Any]") -> Leftover:
     """A task's name, or its function's if it was given none, and its chain of awaits, one line each."""
     name, coroutine = task.get_name(), task.get_coro()
     if UNNAMED.fullmatch(name):
         name = getattr(coroutine, "__qualname__", name)
     lines = shown(suspended(coroutine))
-    return Thing("\n".join([f"task {name}", *(f"  {line}" for line in lines)]), name, *lines)
+    return Leftover("\n".join([f"task {name}", *(f"  {line}" for line in lines)]), name, *lines)
 
 
 def _closes_generator(task: "asyncio.Task[Any]") -> bool:
@@ -208,7 +210,7 @@ def _forget_frames(error: BaseException | None) -> None:
 class _Leaving:
     """What is on its way out when the scenario is over: everything has its turn, and a moment, before it counts."""
 
-    def __init__(self, runner: asyncio.Runner, attempt: Attempt, before: Stock, ignored: Ignored) -> None:
+    def __init__(self, runner: asyncio.Runner, attempt: Attempt, before: ResourceSnapshot, ignored: Ignored) -> None:
         self._runner = runner
         self._loop = attempt.loop
         self._point = attempt.point
@@ -218,7 +220,7 @@ class _Leaving:
         # Nobody else may hold a task that waits for ever. Collected in the meantime, it would look as if it had ended.
         self._held = asyncio.all_tasks(attempt.loop)
 
-    def linger(self) -> Left:
+    def linger(self) -> LeftoverReport:
         """What is left of threads, processes and descriptors after the moment. Tasks have had the same one."""
         ends_at = time.monotonic() + LINGER_SECONDS
         turns = 0
@@ -234,15 +236,15 @@ class _Leaving:
                 gc.collect()
         return left_since(self._before, executor_idle=not self._loop.in_executor)
 
-    def _left(self) -> Left:
+    def _left(self) -> LeftoverReport:
         left = left_since(self._before, executor_idle=not self._loop.in_executor)
-        return Left(
+        return LeftoverReport(
             self._counted("threads", left.threads),
             self._counted("processes", left.processes),
             self._counted("descriptors", left.descriptors),
         )
 
-    def _counted(self, kind: str, things: tuple[Thing, ...]) -> tuple[Thing, ...]:
+    def _counted(self, kind: str, things: tuple[Leftover, ...]) -> tuple[Leftover, ...]:
         return tuple(thing for thing in things if not self._ignored.covers(kind, thing, self._point))
 
     def _go_on(self) -> bool:

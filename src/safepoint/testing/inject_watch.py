@@ -14,7 +14,7 @@ from types import FrameType
 from .inject_chain import Chain, place, short
 from .inject_loop import Hang, RunLoop
 
-__all__ = ["Watch", "watching"]
+__all__ = ["BlockWatch", "watching"]
 
 # Nobody else uses it: it belongs to a kind of timer that Python programs do not set.
 WAKE: signal.Signals | None = getattr(signal, "SIGVTALRM", None)
@@ -23,7 +23,7 @@ PATIENCE = 0.3
 POLL_SECONDS = 0.1
 
 
-class Watch:
+class BlockWatch:
     """What the watcher looks at: the loop of the run in progress."""
 
     def __init__(self) -> None:
@@ -57,9 +57,9 @@ class Watch:
 
 
 @contextmanager
-def watching() -> Iterator[Watch]:
+def watching() -> Iterator[BlockWatch]:
     """Inside the block the loop that is set on the watch cannot block this thread for ever."""
-    watch = Watch()
+    watch = BlockWatch()
     if WAKE is None or threading.current_thread() is not threading.main_thread():
         yield watch
         return

@@ -1,6 +1,6 @@
 """Owns what must be true after a stop: the record of one run, and the laws over it, each a small function.
 
-A law is any function of a `Run` that yields one sentence per breach (or raises AssertionError); its name is how
+A law is any function of a `RecordedRun` that yields one sentence per breach (or raises AssertionError); its name is how
 reports call it. Knows nothing of how runs are made, and nothing of `safepoint.run`: an outcome is whatever has a
 `status`, a receipt whatever lists what is `still_running`, an event whatever has a `kind` or a class.
 """
@@ -14,13 +14,13 @@ from typing import TypeAlias
 from ..abort import AbortError, AbortReason
 from .inject_chain import place, short
 from .inject_points import Mode, Point
-from .inject_probe import Effect
+from .inject_probe import RecordedEffect
 
 __all__ = [
     "DEFAULT_LAWS",
-    "Ending",
     "Law",
-    "Run",
+    "RecordedRun",
+    "RunEnding",
     "ends",
     "events_are_paired",
     "no_descriptor_left",
@@ -41,7 +41,7 @@ STATUSES = ("completed", "aborted", "timed_out", "failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RunEnding:
     """How a run ended, whichever way it said so: by a value, an outcome or an exception.
 
     `status` is that of an outcome (completed, aborted, timed_out, failed), or cancelled, or hung.
@@ -60,7 +60,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RecordedRun:
     """All that is known of one run when it is over. What is left is told in words, one per thing.
 
     `heard`: somebody looked at the signal; `interrupted`: where the abort was felt. `repeatable`: of a clean run, that
@@ -70,12 +70,12 @@ class Run:
     point: Point | None
     mode: Mode | None
     reason: AbortReason | None
-    ending: Ending
+    ending: RunEnding
     heard: bool = True
     repeatable: bool = True
     interrupted: tuple[str, ...] = ()
     events: tuple[object, ...] = ()
-    effects: tuple[Effect, ...] = ()
+    effects: tuple[RecordedEffect, ...] = ()
     tasks: tuple[str, ...] = ()
     threads: tuple[str, ...] = ()
     processes: tuple[str, ...] = ()
@@ -83,21 +83,21 @@ class Run:
     streams: tuple[str, ...] = ()
     timers: tuple[str, ...] = ()
     listeners: int = 0
-    clean: "Run | None" = field(default=None, repr=False)
-    again: "Run | None" = field(default=None, repr=False)
+    clean: "RecordedRun | None" = field(default=None, repr=False)
+    again: "RecordedRun | None" = field(default=None, repr=False)
 
 
-Law: TypeAlias = Callable[[Run], Iterable[str]]
+Law: TypeAlias = Callable[[RecordedRun], Iterable[str]]
 
 
-def ending_of(value: object) -> Ending:
+def ending_of(value: object) -> RunEnding:
     """How a scenario that returned has ended. An outcome may also be inside a result, as its `outcome`."""
     outcome = getattr(value, "outcome", None) or value
     status = getattr(outcome, "status", None)
     if status not in STATUSES:
-        return Ending("completed", value)
+        return RunEnding("completed", value)
     reason, error = getattr(outcome, "reason", None), getattr(outcome, "error", None)
-    return Ending(
+    return RunEnding(
         status,
         getattr(outcome, "value", None),
         reason if isinstance(reason, AbortReason) else None,
@@ -106,17 +106,17 @@ def ending_of(value: object) -> Ending:
     )
 
 
-def ending_of_error(error: BaseException) -> Ending:
+def ending_of_error(error: BaseException) -> RunEnding:
     """How a scenario that raised has ended. A group in which everything is an abort is one."""
     if isinstance(error, asyncio.CancelledError):
-        return Ending("cancelled", error=error)
+        return RunEnding("cancelled", error=error)
     reason: AbortReason | None = None
     for leaf in _leaves(error):
         if not isinstance(leaf, AbortError):
             file, line = place([(frame.f_code, line) for frame, line in walk_tb(leaf.__traceback__)])
-            return Ending("failed", error=error, where=f"{short(file)}:{line}")
+            return RunEnding("failed", error=error, where=f"{short(file)}:{line}")
         reason = reason or leaf.reason
-    return Ending("timed_out" if reason is not None and reason.timed_out else "aborted", None, reason, error)
+    return RunEnding("timed_out" if reason is not None and reason.timed_out else "aborted", None, reason, error)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -127,13 +127,13 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def ends(run: Run) -> Iterator[str]:
+def ends(run: RecordedRun) -> Iterator[str]:
     """It ends by itself, in time."""
     if run.ending.status == "hung":
         yield "\n".join([f"the run hangs: {run.ending.error}", *run.tasks])
 
 
-def outcome_is_the_stop(run: Run) -> Iterator[str]:
+def outcome_is_the_stop(run: RecordedRun) -> Iterator[str]:
     """The outcome is our abort, with our reason. Completed only if nothing was left to interrupt."""
     ending = run.ending
     match run.mode, ending.status:
@@ -155,7 +155,7 @@ def outcome_is_the_stop(run: Run) -> Iterator[str]:
             yield f"an abort is never reported as {status}: {ending}"
 
 
-def no_result_lost(run: Run) -> Iterator[str]:
+def no_result_lost(run: RecordedRun) -> Iterator[str]:
     """What completes has the value it always has. (Only if two clean runs agreed on one.)"""
     if run.ending.status == "completed" and run.clean is not None and run.clean.repeatable:
         value, expected = run.ending.value, run.clean.ending.value
@@ -163,54 +163,54 @@ def no_result_lost(run: Run) -> Iterator[str]:
             yield f"completed with {value!r}, but the result is {expected!r}"
 
 
-def no_task_left(run: Run) -> Iterator[str]:
+def no_task_left(run: RecordedRun) -> Iterator[str]:
     """Every task has ended, but those that the receipt lists as still running."""
     if len(run.tasks) > run.ending.still_running:
         yield from (f"a task is left: {task}" for task in run.tasks)
 
 
-def no_thread_left(run: Run) -> Iterator[str]:
+def no_thread_left(run: RecordedRun) -> Iterator[str]:
     """Every thread has ended, but idle ones of a pool and those that the receipt lists as still running."""
     if len(run.threads) > run.ending.still_running:
         yield from (f"a thread is left: {thread}" for thread in run.threads)
 
 
-def no_process_left(run: Run) -> Iterator[str]:
+def no_process_left(run: RecordedRun) -> Iterator[str]:
     """Every child process has ended and was collected, but those that the receipt lists as still running."""
     if len(run.processes) > run.ending.still_running:
         yield from (f"a child process is left: {process}" for process in run.processes)
 
 
-def no_descriptor_left(run: Run) -> Iterator[str]:
+def no_descriptor_left(run: RecordedRun) -> Iterator[str]:
     """Every file and socket is closed."""
     yield from (f"a file descriptor is left open: {descriptor}" for descriptor in run.descriptors)
 
 
-def no_stream_open(run: Run) -> Iterator[str]:
+def no_stream_open(run: RecordedRun) -> Iterator[str]:
     """Every async generator ran to its end or was closed, and was not left to the garbage collector."""
     yield from (f"an async generator was not closed: {stream}" for stream in run.streams)
 
 
-def no_listener_left(run: Run) -> Iterator[str]:
+def no_listener_left(run: RecordedRun) -> Iterator[str]:
     """Nobody is registered with the signal, or with a signal that was given to `probe.watch()`."""
     if run.listeners:
         yield f"listeners or guards are left on the signal: {run.listeners}"
 
 
-def no_timer_armed(run: Run) -> Iterator[str]:
+def no_timer_armed(run: RecordedRun) -> Iterator[str]:
     """No timer will fire for nobody. (Those that a task waits for, which is itself left, are not told again.)"""
     if not run.tasks:
         yield from (f"a timer is left armed: {timer}" for timer in run.timers)
 
 
-def no_effect_after_the_stop(run: Run) -> Iterator[str]:
+def no_effect_after_the_stop(run: RecordedRun) -> Iterator[str]:
     """Once `abort()` has returned nothing is done to the world, but clean-up that was recorded as such."""
     for effect in run.effects:
         if effect.late and not effect.cleanup:
             yield f"an effect after the stop: {effect.what!r}, recorded at {effect.place}"
 
 
-def works_again(run: Run) -> Iterator[str]:
+def works_again(run: RecordedRun) -> Iterator[str]:
     """The same scenario, run once more without an abort, completes as it always does."""
     if run.again is not None:
         yield from (f"run once more: {breach}" for breach in ends(run.again))
@@ -229,7 +229,7 @@ def pairs(endings: dict[str, tuple[str, ...]] = ENDINGS, *, terminal: str | None
     `terminal` the first event decides: if it begins something, the last one must end it.
     """
 
-    def events_are_paired(run: Run) -> Iterator[str]:
+    def events_are_paired(run: RecordedRun) -> Iterator[str]:
         """Whatever was begun has its end, and the last event is the terminal one."""
         begun: list[object] = []
         for event in run.events:

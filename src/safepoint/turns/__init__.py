@@ -3,19 +3,19 @@
 Owns the turn loop. Knows nothing of sessions and stores.
 """
 
-from .exit import CheckpointReport, LoopExit
 from .loop import TurnLoop
+from .loop_exit import CheckpointReport, LoopExit
 from .preempt import Preempt, PreemptAck, Pushed
-from .saved import Stopped
+from .saved_loop import InterruptedTurn
 from .turn import Turn, TurnPlan
 
 __all__ = [
     "CheckpointReport",
+    "InterruptedTurn",
     "LoopExit",
     "Preempt",
     "PreemptAck",
     "Pushed",
-    "Stopped",
     "Turn",
     "TurnLoop",
     "TurnPlan",

@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, Literal, TypeAlias, TypeVar
 
-__all__ = ["Entry", "Inbox", "Put"]
+__all__ = ["Inbox", "Put", "QueuedItem"]
 
 T = TypeVar("T")
 Put: TypeAlias = Literal["accepted", "closed", "full"]
 
 
-class Entry(Generic[T]):
+class QueuedItem(Generic[T]):
     """One pushed item. Equal items are different entries."""
 
     __slots__ = ("item",)
@@ -27,7 +27,7 @@ class Inbox(Generic[T]):
     """First in, first out. `woken` is called, in whatever thread, when there is something new to see."""
 
     def __init__(self, woken: Callable[[], object], max_items: int | None = None) -> None:
-        self._entries: deque[Entry[T]] = deque()
+        self._entries: deque[QueuedItem[T]] = deque()
         self._woken = woken
         self._max_items = max_items
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -47,7 +47,7 @@ class Inbox(Generic[T]):
             return "closed"
         if self.full:
             return "full"
-        entry = Entry(item)
+        entry = QueuedItem(item)
         self._entries.append(entry)
         if self.closed and self._take_back(entry):
             return "closed"  # it was closed meanwhile, and nobody had taken it
@@ -56,7 +56,7 @@ class Inbox(Generic[T]):
         self._woken()
         return "accepted"
 
-    def _take_back(self, entry: Entry[T]) -> bool:
+    def _take_back(self, entry: QueuedItem[T]) -> bool:
         try:
             self._entries.remove(entry)
         except ValueError:
@@ -65,7 +65,7 @@ class Inbox(Generic[T]):
 
     def put_front(self, items: Iterable[T]) -> None:
         """Give items back, in their order, before all others. Also when it is closed."""
-        self._entries.extendleft(Entry(item) for item in reversed(list(items)))
+        self._entries.extendleft(QueuedItem(item) for item in reversed(list(items)))
 
     def take(self, limit: int | None = None) -> list[T]:
         """What waits, in order: all of it, or so many at most."""

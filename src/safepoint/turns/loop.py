@@ -19,12 +19,12 @@ from ..run.checkpoints import Checkpoints
 from ..run.events import Event, LoopStopping
 from ..run.receipt import Receipt
 from ..run.stop import StopAck, StopAt, StopRequest
-from .driver import Driver
-from .exit import LoopExit
-from .keeping import Keeper
+from .checkpoint_writer import CheckpointWriter
+from .loop_exit import LoopExit
+from .loop_state import LoopState, is_async
+from .loop_task import LoopTask
 from .preempt import Preempt, PreemptAck, Pushed
-from .saved import AnyPartial, Stopped
-from .state import LoopState, is_async
+from .saved_loop import AnyPartial, InterruptedTurn
 from .turn import Turn, TurnPlan
 
 __all__ = ["TurnLoop"]
@@ -50,7 +50,7 @@ class TurnLoop(Generic[T]):
         self,
         plan: Callable[[list[T]], Awaitable[TurnPlan[T]]],
         *,
-        resume: Callable[[Stopped[T], list[T]], Awaitable[TurnPlan[T]]] | None = None,
+        resume: Callable[[InterruptedTurn[T], list[T]], Awaitable[TurnPlan[T]]] | None = None,
         on_event: Callable[[Event], object] | None = None,
         checkpoints: Checkpoints | None = None,
         checkpoint_id: str | None = None,
@@ -72,10 +72,10 @@ class TurnLoop(Generic[T]):
         self._state: LoopState[T] = LoopState(
             name, self.id, current_clock(), AbortController(signal), on_event, max_items
         )
-        keeper: Keeper[T] | None = None
+        keeper: CheckpointWriter[T] | None = None
         if checkpoints is not None and checkpoint_id is not None:
-            keeper = Keeper(checkpoints, checkpoint_id, item_type, partial_type)
-        self._driver = Driver(self._state, plan, resume, keeper, batch)
+            keeper = CheckpointWriter(checkpoints, checkpoint_id, item_type, partial_type)
+        self._driver = LoopTask(self._state, plan, resume, keeper, batch)
         self._outside = signal
         self._task: asyncio.Task[LoopExit[T]] | None = None
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from ..abort import AbortController, AbortReason, AbortSignal, Clock
 from ..abort.clock import Timer, check_seconds
-from ..abort.renamed import accepts_deadline
+from ..abort.renamed_arguments import accepts_deadline
 from ..errors import UsageError
 from ..run.context import Work
 from ..run.outcome import Outcome

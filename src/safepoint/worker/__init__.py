@@ -6,9 +6,9 @@ Owns orders, leases, and stops that travel. Knows nothing of HTTP and of the com
 from .broker import Broker, BrokerError, LeaseInForce
 from .memory import MemoryBroker
 from .nats import NatsBroker
-from .orders import WorkerInfo
-from .remote import RemoteHost
-from .tool import remote_tool
+from .protocol import WorkerInfo
+from .remote_host import RemoteHost
+from .remote_tool import remote_tool
 from .worker import Worker
 
 __all__ = [

@@ -1,6 +1,7 @@
 """Owns what servers and workers need of a broker: kept messages, a leased queue of orders, and words that fly by.
 
-A `Broker` says where; a `Link` is one connection to it, in one event loop. Knows nothing of sessions and turns.
+A `Broker` says where; a `BrokerConnection` is one connection to it, in one event loop. Knows nothing of sessions and
+turns.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,17 +14,17 @@ __all__ = [
     "KEPT",
     "Answers",
     "Broker",
+    "BrokerConnection",
     "BrokerError",
-    "Entry",
     "Fenced",
     "Key",
     "LeaseInForce",
-    "Link",
-    "Nobody",
+    "NoResponders",
     "Order",
     "Queue",
-    "Shelf",
-    "TooLate",
+    "RequestTimeout",
+    "StreamEntry",
+    "StreamName",
     "same_lease",
 ]
 
@@ -38,11 +39,11 @@ class BrokerError(SafepointError):
     """The broker could not be reached, or refused: the message says which, what happened, and what to do."""
 
 
-class TooLate(BrokerError, TimeoutError):
+class RequestTimeout(BrokerError, TimeoutError):
     """No answer came in time. What was asked may have happened all the same."""
 
 
-class Nobody(BrokerError):
+class NoResponders(BrokerError):
     """Nobody listens there. Said by the broker at once, not after a timeout."""
 
 
@@ -72,11 +73,11 @@ def same_lease(one: float, other: float) -> bool:
     return abs(one - other) < 1e-6
 
 
-Shelf: TypeAlias = Literal["log", "inbox", "stops", "sessions", "workers", "dead"]
+StreamName: TypeAlias = Literal["log", "inbox", "stops", "sessions", "workers", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class Retention:
     """How a shelf keeps: all messages of a key or only the newest, and for how long. None: for ever."""
 
     newest_only: bool = False
@@ -84,18 +85,18 @@ class Keeping:
 
 
 DAY = 86_400.0
-KEPT: dict[Shelf, Keeping] = {
-    "log": Keeping(),  # what has happened in a session; written by its owner alone
-    "inbox": Keeping(),  # what was asked of a session and is not in its log yet
-    "stops": Keeping(newest_only=True, seconds=7 * DAY),  # who was told to stop, by session and turn
-    "sessions": Keeping(newest_only=True),  # which agent a session has, and where it must run
-    "workers": Keeping(newest_only=True, seconds=15.0),  # who is there; each says so again and again
-    "dead": Keeping(seconds=30 * DAY),  # orders that were given up, with the reason
+KEPT: dict[StreamName, Retention] = {
+    "log": Retention(),  # what has happened in a session; written by its owner alone
+    "inbox": Retention(),  # what was asked of a session and is not in its log yet
+    "stops": Retention(newest_only=True, seconds=7 * DAY),  # who was told to stop, by session and turn
+    "sessions": Retention(newest_only=True),  # which agent a session has, and where it must run
+    "workers": Retention(newest_only=True, seconds=15.0),  # who is there; each says so again and again
+    "dead": Retention(seconds=30 * DAY),  # orders that were given up, with the reason
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StreamEntry:
     """A kept message. `position` grows along the whole shelf."""
 
     position: int
@@ -134,7 +135,7 @@ class Order(Protocol):
         ...
 
 
-class Link(Protocol):
+class BrokerConnection(Protocol):
     """One connection. Its methods belong to the event loop in which it was made. Raises: BrokerError."""
 
     @property
@@ -142,30 +143,30 @@ class Link(Protocol):
         """How long an order is held without being renewed, in seconds."""
         ...
 
-    async def append(self, shelf: Shelf, key: Key, data: bytes, *, after: int | None = None) -> int:
+    async def append(self, shelf: StreamName, key: Key, data: bytes, *, after: int | None = None) -> int:
         """Keep a message; its position. `after`: only if that is the newest position of this key, 0 for none.
 
         Raises: Fenced.
         """
         ...
 
-    async def read(self, shelf: Shelf, key: Key, after: int = 0, limit: int = 1000) -> list[Entry]:
+    async def read(self, shelf: StreamName, key: Key, after: int = 0, limit: int = 1000) -> list[StreamEntry]:
         """The messages of this key after this position, in order."""
         ...
 
-    async def last(self, shelf: Shelf, key: Key) -> Entry | None:
+    async def last(self, shelf: StreamName, key: Key) -> StreamEntry | None:
         """The newest message of this key."""
         ...
 
-    async def lasts(self, shelf: Shelf, under: Key = (), after: int = 0) -> list[Entry]:
+    async def lasts(self, shelf: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
         """The messages after this position, of each key that begins so and is one longer; where the newest is kept."""
         ...
 
-    async def trim(self, shelf: Shelf, key: Key, upto: int) -> None:
+    async def trim(self, shelf: StreamName, key: Key, upto: int) -> None:
         """Forget the messages of this key up to this position."""
         ...
 
-    async def keys(self, shelf: Shelf) -> list[Key]:
+    async def keys(self, shelf: StreamName) -> list[Key]:
         """The keys of which there are messages."""
         ...
 
@@ -222,6 +223,6 @@ class Link(Protocol):
 class Broker(Protocol):
     """Where servers and workers meet. Can be sent to another process, unless it lives in this one."""
 
-    async def connect(self, name: str) -> Link:
+    async def connect(self, name: str) -> BrokerConnection:
         """A connection, for the event loop that runs. `name`: who we are. Raises: BrokerError."""
         ...

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from ..errors import UsageError
-from ..session.home import Home
+from ..session.engine import SessionEnded
 from ..session.host import NotFound, SessionView, TurnView, view_of
-from ..session.lane import SessionEnded
+from ..session.loop_tasks import LoopTasks
 from ..session.turn import TurnStatus, check_id
-from .broker import Broker, Entry, Fenced, Link
-from .mirror import Mirror
-from .orders import Place, SendHead, Unreadable, WorkerInfo, from_json, to_json
-from .pages import last_seq
+from .broker import Broker, BrokerConnection, Fenced, StreamEntry
+from .log_follower import LogFollower
+from .log_reader import last_seq
+from .protocol import Placement, SendCallHead, Unreadable, WorkerInfo, from_json, to_json
 
 __all__ = ["Directory"]
 
@@ -28,20 +28,20 @@ class Directory:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._places: dict[str, Place] = {}
-        self._mirrors: dict[str, Mirror] = {}
+        self._places: dict[str, Placement] = {}
+        self._mirrors: dict[str, LogFollower] = {}
         self._connecting = asyncio.Lock()
-        self._connected: Link | None = None
-        self._home: Home
+        self._connected: BrokerConnection | None = None
+        self._home: LoopTasks
         self._closed = False
 
-    async def _link(self) -> Link:
+    async def _link(self) -> BrokerConnection:
         async with self._connecting:
             if self._closed:
                 raise SessionEnded("the host is closed: it takes no more turns")
             if self._connected is None:
                 self._connected = await self._broker.connect("server")
-                self._home = Home()
+                self._home = LoopTasks()
             return self._connected
 
     async def workers(self) -> list[WorkerInfo]:
@@ -75,7 +75,7 @@ class Directory:
         session_id = uuid.uuid4().hex if session_id is None else check_id("session", session_id)
         link = await self._link()
         if await link.last("sessions", (session_id,)) is None:
-            place = Place(await self._agent_for(agent, worker), worker, sub_agent)
+            place = Placement(await self._agent_for(agent, worker), worker, sub_agent)
             try:
                 await link.append("sessions", (session_id,), to_json(place), after=0)
             except Fenced:
@@ -97,12 +97,12 @@ class Directory:
             raise NotFound(f"there is no agent {agent!r}: {who} {', '.join(offered)}")
         return agent or offered[0]
 
-    async def _place(self, session_id: str) -> Place:
+    async def _place(self, session_id: str) -> Placement:
         if check_id("session", session_id) not in self._places:
             entry = await (await self._link()).last("sessions", (session_id,))
             if entry is None:
                 raise NotFound(f"there is no session {session_id!r}: create it first")
-            self._places[session_id] = from_json(Place, entry.data)
+            self._places[session_id] = from_json(Placement, entry.data)
         return self._places[session_id]
 
     async def sessions(self) -> list[SessionView]:
@@ -115,16 +115,16 @@ class Directory:
         views = []
         for entry in sorted(entries, key=lambda one: getattr(newest[one.key[0]], "position", 0)):
             name, last = entry.key[0], newest[entry.key[0]]
-            place: Place = from_json(Place, entry.data)
+            place: Placement = from_json(Placement, entry.data)
             seq = 0 if last is None else last_seq(last.data)
             views.append(await self.session(name) if name in live else SessionView(name, place.agent, seq, False))
         return views
 
-    async def _mirror(self, session_id: str) -> Mirror:
+    async def _mirror(self, session_id: str) -> LogFollower:
         """The session as far as it is known, which is up to now."""
         await self._place(session_id)
         link = await self._link()
-        mirror = self._mirrors.setdefault(session_id, Mirror(link, session_id, self._home))
+        mirror = self._mirrors.setdefault(session_id, LogFollower(link, session_id, self._home))
         await mirror.catch_up()
         return mirror
 
@@ -136,12 +136,12 @@ class Directory:
         turns += unseen.values()
         return SessionView(session_id, place.agent, mirror.seq, True, tuple(turns))
 
-    async def _unseen(self, session_id: str, mirror: Mirror) -> dict[str, TurnView]:
+    async def _unseen(self, session_id: str, mirror: LogFollower) -> dict[str, TurnView]:
         """The turns in the inbox that are not in the log."""
         link = await self._link()
         entries = await link.read("inbox", (session_id,))
         await mirror.catch_up()  # what has left the inbox, also before it was read, is there
-        new = [one for one in _readable(SendHead, entries) if one.turn_id not in mirror.past.turns]
+        new = [one for one in _readable(SendCallHead, entries) if one.turn_id not in mirror.past.turns]
         stopped = {entry.key[-1] for entry in await link.lasts("stops", (session_id,))} if new else ()
         views: dict[str, TurnView] = {}
         for one in new:  # of two with one id the first counts: whoever takes them drops the second
@@ -166,7 +166,7 @@ def _offered(workers: Iterable[WorkerInfo]) -> list[str]:
     return list(dict.fromkeys(agent for worker in workers for agent in worker.agents))
 
 
-def _readable(kind: type[T], entries: Iterable[Entry]) -> list[T]:
+def _readable(kind: type[T], entries: Iterable[StreamEntry]) -> list[T]:
     """What the entries say; without those of another version, which hide nothing of the rest."""
     found: list[T] = []
     for entry in entries:

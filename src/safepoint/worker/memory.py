@@ -16,27 +16,27 @@ from .broker import (
     KEPT,
     Answers,
     BrokerError,
-    Entry,
     Fenced,
     Key,
     LeaseInForce,
-    Nobody,
+    NoResponders,
     Order,
     Queue,
-    Shelf,
-    TooLate,
+    RequestTimeout,
+    StreamEntry,
+    StreamName,
     same_lease,
 )
-from .rotation import Rotation
+from .queue_rotation import Rotation
 
-__all__ = ["MemoryBroker", "MemoryLink"]
+__all__ = ["MemoryBroker", "MemoryConnection"]
 
 X = TypeVar("X")
 FAR = float("inf")
 
 
 @dataclass
-class _Placed:
+class _QueuedOrder:
     """An order on the board."""
 
     queue: Queue
@@ -61,8 +61,10 @@ class _Hub:
     leases: dict[Queue, float] = field(default_factory=dict)  # in force
     lock: threading.RLock = field(default_factory=threading.RLock)
     positions: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
-    shelves: dict[Shelf, dict[Key, list[tuple[Entry, float]]]] = field(default_factory=lambda: {s: {} for s in KEPT})
-    orders: dict[str, _Placed] = field(default_factory=dict)
+    shelves: dict[StreamName, dict[Key, list[tuple[StreamEntry, float]]]] = field(
+        default_factory=lambda: {s: {} for s in KEPT}
+    )
+    orders: dict[str, _QueuedOrder] = field(default_factory=dict)
     waiting: set[_Listener] = field(default_factory=set)
     listening: dict[Key, list[_Listener]] = field(default_factory=dict)
     serving: dict[Key, list[tuple[asyncio.AbstractEventLoop, Answers]]] = field(default_factory=dict)
@@ -81,12 +83,12 @@ class MemoryBroker:
         other._hub = self._hub
         return other
 
-    async def connect(self, name: str) -> "MemoryLink":
+    async def connect(self, name: str) -> "MemoryConnection":
         """A connection."""
-        return MemoryLink(self._hub, self._lease)
+        return MemoryConnection(self._hub, self._lease)
 
 
-class MemoryLink:
+class MemoryConnection:
     """One user of the broker, in one event loop."""
 
     def __init__(self, hub: _Hub, lease: float) -> None:
@@ -102,7 +104,7 @@ class MemoryLink:
         if self._closed:
             raise BrokerError("this link is closed")
 
-    async def append(self, shelf: Shelf, key: Key, data: bytes, *, after: int | None = None) -> int:
+    async def append(self, shelf: StreamName, key: Key, data: bytes, *, after: int | None = None) -> int:
         """Keep a message."""
         self._check()
         with self._hub.lock:
@@ -112,11 +114,11 @@ class MemoryLink:
                 raise Fenced(f"{shelf} {'/'.join(key)}: the newest message is {newest}, not {after}")
             if KEPT[shelf].newest_only:
                 kept.clear()
-            entry = Entry(next(self._hub.positions), key, data)
+            entry = StreamEntry(next(self._hub.positions), key, data)
             kept.append((entry, time.monotonic()))
             return entry.position
 
-    def _kept(self, shelf: Shelf) -> dict[Key, list[tuple[Entry, float]]]:
+    def _kept(self, shelf: StreamName) -> dict[Key, list[tuple[StreamEntry, float]]]:
         keys, seconds = self._hub.shelves[shelf], KEPT[shelf].seconds
         if seconds is not None:
             old = time.monotonic() - seconds
@@ -124,21 +126,21 @@ class MemoryLink:
                 del keys[key]
         return keys
 
-    async def read(self, shelf: Shelf, key: Key, after: int = 0, limit: int = 1000) -> list[Entry]:
+    async def read(self, shelf: StreamName, key: Key, after: int = 0, limit: int = 1000) -> list[StreamEntry]:
         """The messages of this key."""
         self._check()
         with self._hub.lock:
             kept = self._kept(shelf).get(key, [])
             return [entry for entry, _ in kept if entry.position > after][:limit]
 
-    async def last(self, shelf: Shelf, key: Key) -> Entry | None:
+    async def last(self, shelf: StreamName, key: Key) -> StreamEntry | None:
         """The newest message of this key."""
         self._check()
         with self._hub.lock:
             kept = self._kept(shelf).get(key)
             return kept[-1][0] if kept else None
 
-    async def lasts(self, shelf: Shelf, under: Key = (), after: int = 0) -> list[Entry]:
+    async def lasts(self, shelf: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
         """The newest message of each key below."""
         self._check()
         with self._hub.lock:
@@ -146,7 +148,7 @@ class MemoryLink:
             newest = [kept[-1][0] for kept in below if kept[-1][0].position > after]
             return sorted(newest, key=lambda entry: entry.position)
 
-    async def trim(self, shelf: Shelf, key: Key, upto: int) -> None:
+    async def trim(self, shelf: StreamName, key: Key, upto: int) -> None:
         """Forget the messages up to this position."""
         self._check()
         with self._hub.lock:
@@ -154,7 +156,7 @@ class MemoryLink:
             if kept:
                 self._kept(shelf)[key] = kept
 
-    async def keys(self, shelf: Shelf) -> list[Key]:
+    async def keys(self, shelf: StreamName) -> list[Key]:
         """The keys of which there are messages."""
         self._check()
         with self._hub.lock:
@@ -166,7 +168,7 @@ class MemoryLink:
         with self._hub.lock:
             if session in self._hub.orders:
                 return False
-            self._hub.orders[session] = _Placed(queue, session, data)
+            self._hub.orders[session] = _QueuedOrder(queue, session, data)
         self._tell_waiting()
         return True
 
@@ -227,7 +229,7 @@ class MemoryLink:
                 for placed in free[: min(share, limit - len(found))]:
                     placed.attempt += 1
                     placed.free_at = now + self._hub.leases[queue]
-                    found.append(_Held(self, placed, placed.attempt))
+                    found.append(_MemoryOrder(self, placed, placed.attempt))
                     self._rotation.served(queue)
             next_free = min((one.free_at for one in self._hub.orders.values() if one.queue in queues), default=FAR)
         return found, next_free
@@ -244,14 +246,14 @@ class MemoryLink:
         with self._hub.lock:
             serving = list(self._hub.serving.get(subject, ()))
         if not serving:
-            raise Nobody(f"nobody serves {'/'.join(subject)}")
+            raise NoResponders(f"nobody serves {'/'.join(subject)}")
         loop, answer = serving[0]
         answering = _answered(answer, data)
         try:
             answered = asyncio.run_coroutine_threadsafe(answering, loop)
         except RuntimeError as error:  # its loop is closed
             answering.close()
-            raise Nobody(f"{'/'.join(subject)} went away") from error
+            raise NoResponders(f"{'/'.join(subject)} went away") from error
         news = asyncio.Event()
         asker = _Listener(self._loop, lambda data: news.set())
         answered.add_done_callback(lambda done: _post(asker, b""))
@@ -259,9 +261,9 @@ class MemoryLink:
             async with asyncio.timeout(timeout):
                 await news.wait()
         except TimeoutError:
-            raise TooLate(f"{'/'.join(subject)} did not answer within {timeout:g} s") from None
+            raise RequestTimeout(f"{'/'.join(subject)} did not answer within {timeout:g} s") from None
         if answered.cancelled():
-            raise Nobody(f"{'/'.join(subject)} went away")
+            raise NoResponders(f"{'/'.join(subject)} went away")
         return answered.result()
 
     async def serve(self, subject: Key, answer: Answers) -> Callable[[], Awaitable[None]]:
@@ -313,10 +315,10 @@ class MemoryLink:
             end()
 
 
-class _Held:
+class _MemoryOrder:
     """An order in somebody's hands."""
 
-    def __init__(self, link: MemoryLink, placed: _Placed, attempt: int) -> None:
+    def __init__(self, link: MemoryConnection, placed: _QueuedOrder, attempt: int) -> None:
         self._link = link
         self._placed = placed
         self.session = placed.session

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..abort.clock import check_seconds
 from ..errors import MissingExtra, UsageError
-from .broker import BrokerError, Link
+from .broker import BrokerConnection, BrokerError
 
 __all__ = ["NatsBroker"]
 
@@ -52,16 +52,16 @@ class NatsBroker:
             raise UsageError(f"the namespace must be one word of letters, digits and _, not {self.namespace!r}")
         check_seconds("lease", self.lease)
 
-    async def connect(self, name: str) -> Link:
+    async def connect(self, name: str) -> BrokerConnection:
         """A connection. Raises: BrokerError that says which server, and why not."""
         try:
             import nats
 
-            from .nats_link import NatsLink
+            from .nats_connection import NatsConnection
             from .nats_streams import ensure
         except ImportError as error:
             raise MissingExtra("NatsBroker", "nats", error) from error
-        link = NatsLink(self.namespace, self.lease)
+        link = NatsConnection(self.namespace, self.lease)
         servers = [self.url] if isinstance(self.url, str) else list(self.url)
         try:
             connection = await nats.connect(

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 
 from ..abort import AbortController, AbortError
-from .broker import BrokerError, Link
-from .orders import StopCall
-from .pulse import Pulse
-from .stopping import recorded_stops
+from .broker import BrokerConnection, BrokerError
+from .protocol import StopCall
+from .stall_detector import StallDetector
+from .stop_sender import recorded_stops
 
 __all__ = ["StopReader"]
 
@@ -30,7 +30,9 @@ class StopReader:
         position: Up to here the record is applied.
     """
 
-    def __init__(self, link: Link, session: str, apply: Callable[[StopCall], object], pulse: Pulse) -> None:
+    def __init__(
+        self, link: BrokerConnection, session: str, apply: Callable[[StopCall], object], pulse: StallDetector
+    ) -> None:
         """Make one; `keep_reading()` is what reads.
 
         Args:

@@ -8,12 +8,12 @@ import json
 import uuid
 from collections.abc import Sequence
 
-from ..session.store import Record, SessionInfo, SessionInUse, StoreError
-from .broker import BrokerError, Entry, Fenced, Link
-from .orders import Assignment, OwnerEnded, to_json
-from .pages import LogPages, last_owner, last_seq
+from ..session.store import LogRecord, SessionInfo, SessionInUse, StoreError
+from .broker import BrokerConnection, BrokerError, Fenced, StreamEntry
+from .log_reader import LogReader, last_owner, last_seq
+from .protocol import Assignment, OwnerEnded, to_json
 
-__all__ = ["BrokerStore", "News", "packed"]
+__all__ = ["BrokerStore", "LogAppended", "packed"]
 
 # NATS takes a megabyte by default; a text of so many characters fits also where each of them takes six bytes.
 MESSAGE_CHARS = 150_000
@@ -22,7 +22,7 @@ STALE_TRIES = 40
 STALE_SECONDS = 0.05
 
 
-def packed(records: Sequence[Record], by: str) -> list[bytes]:
+def packed(records: Sequence[LogRecord], by: str) -> list[bytes]:
     """Records as messages that fit through: several in one, or one in several parts, each with where it begins."""
     messages: list[bytes] = []
     parts: list[list[object]] = []
@@ -45,7 +45,7 @@ def _message(parts: list[list[object]], by: str) -> bytes:
     return json.dumps({"id": uuid.uuid4().hex, "by": by, "records": parts}, ensure_ascii=False).encode()
 
 
-class News:
+class LogAppended:
     """What an owner tells whoever follows: a message that is kept, where, and what came before it."""
 
     @staticmethod
@@ -54,21 +54,21 @@ class News:
         return b"%d %d " % (before, position) + data
 
     @staticmethod
-    def read(said: bytes) -> tuple[int, Entry]:
+    def read(said: bytes) -> tuple[int, StreamEntry]:
         """As it was meant."""
         before, position, data = said.split(b" ", 2)
-        return int(before), Entry(int(position), (), data)
+        return int(before), StreamEntry(int(position), (), data)
 
 
 class BrokerStore:
     """The logs in a broker, for one owner. `by`: who it is, and the attempt."""
 
-    def __init__(self, link: Link, by: str) -> None:
+    def __init__(self, link: BrokerConnection, by: str) -> None:
         self._link = link
         self.by = by
         self._newest: dict[str, int] = {}  # the position of the last message of each session that is ours
         self._last: dict[str, int] = {}
-        self._pages: dict[str, LogPages] = {}
+        self._pages: dict[str, LogReader] = {}
         self._shut: str | None = None
         self.fenced = False
 
@@ -91,7 +91,7 @@ class BrokerStore:
         self._newest.pop(session, None)
         self._pages.pop(session, None)
 
-    async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
+    async def append(self, session: str, records: Sequence[LogRecord], *, durable: bool) -> frozenset[str]:
         """Write these records. Raises: SessionInUse if another owner has written since."""
         if not records:
             return frozenset()
@@ -107,13 +107,13 @@ class BrokerStore:
             except BrokerError as error:
                 raise StoreError(f"session {session!r} cannot be written: {error}") from error
             self._newest[session] = position
-            await self._link.publish(("news", session), News.write(before, position, data))
+            await self._link.publish(("news", session), LogAppended.write(before, position, data))
         self._last[session] = records[-1].seq
         return frozenset()  # one owner writes: there is no second end
 
-    async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[Record]:
+    async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[LogRecord]:
         """The records after this seq. A server of a cluster that lags behind is asked again."""
-        pages = self._pages.setdefault(session, LogPages(self._link, session))
+        pages = self._pages.setdefault(session, LogReader(self._link, session))
         for _ in range(STALE_TRIES):
             try:
                 found = await pages.after(after)
@@ -133,7 +133,7 @@ class BrokerStore:
         self.shut("the store is closed")
 
 
-async def former_owner_has_ended(link: Link, assignment: Assignment) -> bool:
+async def former_owner_has_ended(link: BrokerConnection, assignment: Assignment) -> bool:
     """Whether somebody has seen the end of the process that has written the log of this session last."""
     if assignment.attempt == 1:
         return False  # if there was one before, its order is gone, and with it who could have told

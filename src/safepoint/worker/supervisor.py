@@ -17,15 +17,25 @@ from weakref import WeakSet
 
 from ..errors import SafepointError
 from ..version import __version__
-from .broker import KEPT, Broker, BrokerError, LeaseInForce, Link, Order, Queue
-from .hold import Hold, put_up_again
-from .lease import agree_on_lease
-from .orders import Assignment, Close, Hurry, Place, WorkerInfo, attempt_of, from_json, queue_of, to_json
-from .pool import CannotStart, ProcessPool
-from .seats import ProcessSeat, Seat, TaskSeat
+from .broker import KEPT, Broker, BrokerConnection, BrokerError, LeaseInForce, Order, Queue
+from .executors import Executor, InlineExecutor, ProcessExecutor
+from .lease_agreement import agree_on_lease
+from .order_lease import OrderLease, put_up_again
+from .process_pool import CannotStart, ProcessPool
+from .protocol import (
+    Assignment,
+    CloseCall,
+    Placement,
+    ReleaseWhenIdle,
+    WorkerInfo,
+    attempt_of,
+    from_json,
+    queue_of,
+    to_json,
+)
 from .stats import Stats
-from .waiting import set_within
-from .workshop import Workshop
+from .wait_helpers import set_within
+from .worker_loop import WorkerLoop
 
 __all__ = ["Settings", "Supervisor"]
 
@@ -57,12 +67,12 @@ class Settings:
 class Supervisor:
     """The control plane of one worker. `workshop`: where the work runs; None: each order has a process."""
 
-    def __init__(self, settings: Settings, workshop: Workshop | None, stats: Stats) -> None:
+    def __init__(self, settings: Settings, workshop: WorkerLoop | None, stats: Stats) -> None:
         self._settings = settings
         self._workshop = workshop
         self._stats = stats
-        self._holds: dict[str, Hold] = {}
-        self._hurried: WeakSet[Hold] = WeakSet()
+        self._holds: dict[str, OrderLease] = {}
+        self._hurried: WeakSet[OrderLease] = WeakSet()
         self._pool = ProcessPool(settings.name, self._new_process)
         self._free = asyncio.Event()
         self._going = asyncio.Event()
@@ -71,7 +81,7 @@ class Supervisor:
         self._failure: SafepointError | None = None  # why it goes by itself
         self._announced = 0.0
         self._only_sub_agents = False  # every place is taken, and some are lent
-        self._link: Link
+        self._link: BrokerConnection
 
     async def run(self, started: Callable[[], object]) -> None:
         """Until it is told to go.
@@ -174,7 +184,7 @@ class Supervisor:
         for hold in self._holds.values():
             if hold not in self._hurried:
                 self._hurried.add(hold)
-                group.create_task(hold.seat.ask(Hurry()))
+                group.create_task(hold.seat.ask(ReleaseWhenIdle()))
 
     async def _take_no_more(self) -> None:
         await self._going.wait()
@@ -194,9 +204,9 @@ class Supervisor:
             elif order.session in self._holds:  # the one before it has not ended here; if it does not, do not hurry
                 await order.give_back(0.1 if order.attempt < 3 else self._link.lease)
             elif not self._pool.works:  # it came in the moment in which that was noticed
-                await put_up_again(self._link, order, queue_of(from_json(Place, order.data)))
+                await put_up_again(self._link, order, queue_of(from_json(Placement, order.data)))
             elif await self._may_be_tried(order):
-                place: Place = from_json(Place, order.data)
+                place: Placement = from_json(Placement, order.data)
                 self._holds[order.session] = hold = self._made(order, place, group)
                 group.create_task(self._hold(order.session, hold))
         except BrokerError as error:
@@ -206,7 +216,7 @@ class Supervisor:
         except OSError as error:  # there is no room for one more process: the order can do nothing about that
             log.warning("session %s: its order cannot be worked on here: %s", order.session, error)
             with suppress(BrokerError):
-                await put_up_again(self._link, order, queue_of(from_json(Place, order.data)))
+                await put_up_again(self._link, order, queue_of(from_json(Placement, order.data)))
 
     async def _may_be_tried(self, order: Order) -> bool:
         """False: it was tried so often that it is gone."""
@@ -226,7 +236,7 @@ class Supervisor:
             told = {"session": session, "attempts": attempt - 1, "why": why}
             await self._link.append("dead", (session,), json.dumps(told).encode())
 
-    def _made(self, order: Order, place: Place, group: asyncio.TaskGroup) -> Hold:
+    def _made(self, order: Order, place: Placement, group: asyncio.TaskGroup) -> OrderLease:
         settings, attempt = self._settings, attempt_of(order)
         resume = attempt <= settings.attempts
         # An order of a pinned session comes also to a worker that was started without the session's agent.
@@ -234,9 +244,9 @@ class Supervisor:
         about = Assignment(order.session, place.agent, settings.name, attempt, resume, settings.idle_for, offered)
         seat = self._seat(group)
         stats, free = self._stats, self._free.set
-        return Hold(self._link, order, queue_of(place), about, seat, settings.grace, stats, free)
+        return OrderLease(self._link, order, queue_of(place), about, seat, settings.grace, stats, free)
 
-    async def _hold(self, session: str, hold: Hold) -> None:
+    async def _hold(self, session: str, hold: OrderLease) -> None:
         """Until it has ended, however that comes: one order does not take the others with it."""
         try:
             await hold.run()
@@ -246,24 +256,24 @@ class Supervisor:
             log.exception("session %s: the work on it broke off", session)
         finally:
             del self._holds[session]
-            if isinstance(hold.seat, ProcessSeat):
+            if isinstance(hold.seat, ProcessExecutor):
                 self._pool.give_back(hold.seat)
             self._free.set()
             if self._only_sub_agents:  # now there may be a place for other orders
                 await self._look_again()
 
-    def _seat(self, group: asyncio.TaskGroup) -> Seat:
+    def _seat(self, group: asyncio.TaskGroup) -> Executor:
         if self._workshop is not None:
-            return TaskSeat(self._workshop)
+            return InlineExecutor(self._workshop)
         return self._pool.take(group)
 
-    def _new_process(self) -> ProcessSeat:
-        return ProcessSeat(self._settings.broker, self._settings.targets, self._settings.name)
+    def _new_process(self) -> ProcessExecutor:
+        return ProcessExecutor(self._settings.broker, self._settings.targets, self._settings.name)
 
     async def _make_way(self, group: asyncio.TaskGroup) -> None:
         """Let every order go, in time; what does not let go is ended by force where that is possible."""
         within, give_back, reason = self._how
-        limit, told = time.monotonic() + within + self._settings.grace, set[Hold]()
+        limit, told = time.monotonic() + within + self._settings.grace, set[OrderLease]()
         while self._holds:
             self._free.clear()
             for hold in self._holds.values():
@@ -279,10 +289,10 @@ class Supervisor:
                     told.add(hold)
             await set_within(LOOK_SECONDS, self._free)
 
-    async def _end(self, hold: Hold, reason: str) -> None:
+    async def _end(self, hold: OrderLease, reason: str) -> None:
         """Close its session for good, as soon as it is open."""
         while hold in self._holds.values():
-            reply = await hold.seat.ask(Close(reason))
+            reply = await hold.seat.ask(CloseCall(reason))
             if reply is not None and reply.ok:
                 return
             await asyncio.sleep(LOOK_SECONDS)  # real time: the session is being opened
@@ -337,5 +347,5 @@ class Supervisor:
                 for session in waiting - await self._link.ordered() if waiting else ():
                     entry = await self._link.last("sessions", (session,))
                     if entry is not None:
-                        place: Place = from_json(Place, entry.data)
+                        place: Placement = from_json(Placement, entry.data)
                         await self._link.order(queue_of(place), session, entry.data)

@@ -17,7 +17,7 @@ from ..errors import UsageError
 from .broker import Broker
 from .stats import Stats
 from .supervisor import Settings, Supervisor
-from .workshop import Workshop
+from .worker_loop import WorkerLoop
 
 __all__ = ["Worker"]
 
@@ -76,7 +76,7 @@ class Worker:
             attempts,
             check_seconds("idle_for", idle_for),
         )
-        self._workshop: Workshop | None = None
+        self._workshop: WorkerLoop | None = None
         self._supervisor: Supervisor | None = None
         self._control: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -90,7 +90,7 @@ class Worker:
         """
         loop = asyncio.get_running_loop()
         if not self._in_process:
-            self._workshop = Workshop(self._settings.broker, self._agents, self.name)
+            self._workshop = WorkerLoop(self._settings.broker, self._agents, self.name)
             await self._workshop.open()
         started: asyncio.Future[None] = loop.create_future()
         self._ended = loop.create_future()

@@ -9,8 +9,8 @@ import gc
 import pytest
 
 from safepoint.abort import AbortController
-from safepoint.abort.guard import Ambient, Waiter, asked_from_outside, enclosing
-from safepoint.testing import settle
+from safepoint.abort.guard import Ambient, Waiter, enclosing, external_cancel_count
+from safepoint.testing import drain_ready_tasks
 from tests.abort.test_guard import forever, me
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
@@ -38,18 +38,18 @@ async def test_an_ambient_signal_adds_to_those_around_and_interrupts_nothing():
         with Ambient(inner.signal):
             assert enclosing() == [inner.signal, outer.signal]
             inner.abort()
-            await settle()
+            await drain_ready_tasks()
         assert enclosing() == [outer.signal]
 
 
 async def test_asked_from_outside_counts_those_of_the_running_task():
     task = me()
-    assert asked_from_outside() == 0
+    assert external_cancel_count() == 0
     task.cancel()
-    assert asked_from_outside() == 1
+    assert external_cancel_count() == 1
     with pytest.raises(asyncio.CancelledError):
         await asyncio.sleep(0)
-    assert task.uncancel() == asked_from_outside() == 0
+    assert task.uncancel() == external_cancel_count() == 0
 
 
 def test_an_ambient_signal_of_a_coroutine_whose_loop_is_gone_is_dropped_quietly():
@@ -59,7 +59,7 @@ def test_an_ambient_signal_of_a_coroutine_whose_loop_is_gone_is_dropped_quietly(
 
     loop = asyncio.new_event_loop()
     task = loop.create_task(waits())
-    loop.run_until_complete(settle())
+    loop.run_until_complete(drain_ready_tasks())
     loop.close()
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # we destroy it on purpose
     del task

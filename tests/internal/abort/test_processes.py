@@ -13,8 +13,8 @@ import pytest
 
 from safepoint.abort import (
     AbortController,
+    process_group,
     processes,
-    processgroup,
     run_process,
 )
 from tests.abort.programs import alive
@@ -28,7 +28,7 @@ async def test_the_program_has_the_environment_it_is_given_and_a_mark(monkeypatc
     inherited = (await run_process(["env"])).stdout.decode().splitlines()
     assert "OURS=1" in inherited
     given = (await run_process(["env"], env={"PATH": os.environ["PATH"], "THEIRS": "2"})).stdout.decode().splitlines()
-    assert sorted(entry.partition("=")[0] for entry in given) == ["PATH", processgroup.MARK, "THEIRS"]
+    assert sorted(entry.partition("=")[0] for entry in given) == ["PATH", process_group.MARK, "THEIRS"]
     assert "THEIRS=2" in given
 
 
@@ -37,12 +37,12 @@ async def test_a_tree_that_ignores_term_is_gone_after_the_grace(folder):
     async with running(sh(STUBBORN), signal=controller.signal, grace=0.2, cwd=folder.path) as task:
         pids = await folder.ready(3)
         [group] = {os.getpgid(pid) for pid in pids}
-        assert len(processgroup.members(group)) == 3
+        assert len(process_group.members(group)) == 3
         start = time.monotonic()
         controller.abort("stop")
         error = await aborted(task)
     assert time.monotonic() - start >= 0.2
-    assert processgroup.members(group) == []
+    assert process_group.members(group) == []
     assert [pid for pid in pids if alive(pid)] == []
     assert error.partial.returncode == -os_signals.SIGKILL
     assert error.partial.stdout == b"working\n"
@@ -53,7 +53,7 @@ async def test_a_tree_that_ignores_term_is_gone_after_the_grace(folder):
 @pytest.mark.parametrize(("before", "grace"), [("", LONG), ("trap '' TERM; ", 0.05)], ids=["polite", "stubborn"])
 async def test_where_the_system_shows_no_processes_an_empty_group_is_still_noticed(before, grace, monkeypatch, folder):
     controller = AbortController()
-    monkeypatch.setattr(processgroup, "PROC", str(folder.path / "proc"))
+    monkeypatch.setattr(process_group, "PROC", str(folder.path / "proc"))
     start = time.monotonic()
     script = before + "echo $$ >>pids; exec sleep 60"
     async with running(sh(script), signal=controller.signal, grace=grace, cwd=folder.path) as task:

@@ -16,7 +16,7 @@ from safepoint.abort import (
     AbortSignal,
     stream,
 )
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 from tests.abort.test_stream import Numbers, numbers
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
@@ -85,7 +85,7 @@ async def test_async_with_awaits_the_closing_after_an_abort(closed):
     controller = AbortController()
 
     async def closing():
-        await settle()
+        await drain_ready_tasks()
 
     with pytest.raises(AbortError):
         async with controller.signal.stream(numbers(closed, closing=closing)) as stream:
@@ -111,7 +111,7 @@ async def test_the_rest_of_a_closing_that_waits_runs_on_after_a_break(closed, ca
     future = waits_for[0]()
     assert future is not None
     future.set_result(None)
-    await settle()
+    await drain_ready_tasks()
     [task] = closed
     assert task is not asyncio.current_task()
     assert task.done()
@@ -243,7 +243,7 @@ async def test_a_source_with_close_instead_of_aclose_is_closed_too(awaits, how):
                 controller.abort()
     elif how == "break":
         await breaks_off(controller.signal.stream(source))
-        await settle()
+        await drain_ready_tasks()
     else:
         async with controller.signal.stream(source) as stream:
             await anext(stream)

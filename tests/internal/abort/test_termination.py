@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from safepoint.abort.termination import ENDS, hearing_the_end
+from safepoint.abort.termination import ENDS, graceful_shutdown
 from tests.abort.test_termination import SECONDS
 
 
@@ -24,7 +24,7 @@ def test_a_signal_is_told_once_in_another_thread(number: int):
         told.append(threading.current_thread())
         heard.set()
 
-    with hearing_the_end(tell, SECONDS, "the test"):
+    with graceful_shutdown(tell, SECONDS, "the test"):
         os.kill(os.getpid(), number)
         assert heard.wait(SECONDS)
         os.kill(os.getpid(), number)
@@ -36,7 +36,7 @@ def test_a_signal_is_told_once_in_another_thread(number: int):
 def test_afterwards_everything_is_as_it_was():
     before = [signal.getsignal(number) for number in ENDS]
     threads = threading.active_count()
-    with hearing_the_end(lambda: None, SECONDS, "the test"):
+    with graceful_shutdown(lambda: None, SECONDS, "the test"):
         assert [signal.getsignal(number) for number in ENDS] != before
     assert [signal.getsignal(number) for number in ENDS] == before
     assert threading.active_count() == threads
@@ -49,7 +49,7 @@ def test_other_signals_still_reach_whoever_listened_before():
     handler = signal.signal(signal.SIGUSR1, lambda *about: None)
     before = signal.set_wakeup_fd(theirs.fileno())
     try:
-        with hearing_the_end(lambda: None, SECONDS, "the test"):
+        with graceful_shutdown(lambda: None, SECONDS, "the test"):
             os.kill(os.getpid(), signal.SIGUSR1)
             assert ours.recv(1) == bytes([signal.SIGUSR1])
         assert signal.set_wakeup_fd(before) == theirs.fileno()
@@ -61,6 +61,6 @@ def test_other_signals_still_reach_whoever_listened_before():
 
 
 def test_what_ends_in_time_is_not_cut_off():
-    with hearing_the_end(lambda: None, 0.05, "the test"):
+    with graceful_shutdown(lambda: None, 0.05, "the test"):
         pass
     time.sleep(0.1)  # real time: it would be cut off by now

@@ -18,7 +18,7 @@ from safepoint.abort import (
     run_in_thread,
     threads,
 )
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 from tests.abort.programs import wait_until
 from tests.abort.test_threads import SECONDS
 
@@ -48,7 +48,7 @@ async def test_a_result_on_its_way_when_the_caller_is_cancelled_is_dropped_and_c
     with pytest.raises(asyncio.CancelledError):
         await task
     assert abandoned() == AbandonedThreads(0, 1)
-    await settle()
+    await drain_ready_tasks()
     assert complaints == []
 
 
@@ -126,7 +126,7 @@ async def test_a_function_started_on_its_own_does_not_hear_the_caller():
     gate.set()
     async with asyncio.timeout(SECONDS):
         assert await future
-    await settle()
+    await drain_ready_tasks()
 
 
 def test_after_a_fork_the_threads_of_the_parent_are_forgotten(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from safepoint import Completed
 from safepoint.flow import NodeContext
 from safepoint.flow.dispatch import LEAVE_SECONDS
-from safepoint.testing import FakeClock, settle
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.flow.lab import FOREVER, Lab, Trail
 from tests.flow.test_dispatch import tidied
 
@@ -46,7 +46,7 @@ async def test_a_clean_up_that_fails_or_hangs_is_a_warning_and_not_the_outcome(
             receipt = await run.stop().settled()
             result = await run
             gate.set()
-            await settle()
+            await drain_ready_tasks()
     assert isinstance(result.outcome, Completed)
     assert after == ["tidy after ['a']"]
     told = "\n".join(receipt.warnings)

@@ -14,7 +14,7 @@ from safepoint.agent import Agent, AgentResult
 from safepoint.events import FlowSaved, event_from_json, event_to_json
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Outcome
-from safepoint.run.kept import KeptWork
+from safepoint.run.partial_work import PartialWork
 from tests.agent.lab import contents, statuses, stopped
 from tests.interaction.test_flows_as_tools import ASK, DONE, Office, stop_in_b, through_json
 
@@ -27,7 +27,7 @@ async def test_a_flow_goes_on_where_it_was_when_its_agent_is_resumed(
     partial = travels(await stop_in_b(office, office.agent(ASK)))
     assert statuses(partial) == ["interrupted"]
     (kept,) = partial.kept.values()
-    assert isinstance(kept, KeptWork)
+    assert isinstance(kept, PartialWork)
     outcome = await office.agent("done").run(resume=partial)
     assert isinstance(outcome, Completed)
     assert contents(outcome) == [DONE]
@@ -44,7 +44,7 @@ async def test_a_flow_of_a_sub_agent_goes_on_where_it_was():
     partial = through_json(await stop_in_b(office, chief(office.agent(ASK), [Call("clerk", prompt="owls")])))
     (kept,) = partial.kept.values()
     assert isinstance(kept, AgentResult)
-    assert [type(inside) for inside in kept.kept.values()] == [KeptWork]
+    assert [type(inside) for inside in kept.kept.values()] == [PartialWork]
     outcome = await chief(office.agent("reported"), "done").run(resume=partial)
     assert contents(outcome) == ["reported"]
     assert office.ran == ["a", "b", "b", "c"]
@@ -63,7 +63,7 @@ async def test_what_a_flow_has_told_is_enough_to_go_on_after_a_crash():
             run.abort("as if the process had ended here")
     # Of what was kept at the stop nothing is used: only what is in the log.
     (call_id,) = stopped(await run).kept
-    partial = replace(stopped(await run), kept={call_id: KeptWork("flow", told[-1].checkpoint)})
+    partial = replace(stopped(await run), kept={call_id: PartialWork("flow", told[-1].checkpoint)})
     assert [saved.path for saved in told] == [("agent", "report")] * 2
     outcome = await office.agent("done").run(resume=partial)
     assert contents(outcome) == [DONE]

@@ -22,8 +22,8 @@ from safepoint.messages import Message
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.session import MemoryStore, Session, TurnResult
 from safepoint.session.log import read
-from safepoint.session.past import Past
-from safepoint.testing import DEFAULT_LAWS, FakeClock, Law, Probe, Run, abort_everywhere
+from safepoint.session.session_state import SessionState
+from safepoint.testing import DEFAULT_LAWS, FakeClock, Law, Probe, RecordedRun, abort_everywhere
 
 MINE = "the turn under the probe's signal"
 Scenario = Callable[[Probe, MemoryStore], Coroutine[Any, Any, TurnResult]]
@@ -124,7 +124,7 @@ async def answer(session: Session) -> None:
 
 
 def store_agrees(stores: list[MemoryStore]) -> Law:
-    def the_store_agrees(run: Run) -> Iterator[str]:
+    def the_store_agrees(run: RecordedRun) -> Iterator[str]:
         """All that was accepted or begun has its end, the conversation is valid, and the caller was told the same."""
         for session, records in stores[-1]._logs.items():
             events = [read(record).event for record in records]
@@ -140,7 +140,7 @@ def store_agrees(stores: list[MemoryStore]) -> Law:
 
 
 def breaches(events: list[Any]) -> Iterator[str]:
-    past = Past()
+    past = SessionState()
     for event in events:
         past.apply(event)
     try:

@@ -19,7 +19,7 @@ from safepoint.run import Aborted, Context, Outcome, settle
 from safepoint.run.cleanup import CleanupCall, runs_on_loop
 from safepoint.run.context import Cleanup
 from safepoint.testing import FakeClock
-from safepoint.testing import settle as let_settle
+from safepoint.testing import drain_ready_tasks as let_settle
 from tests.run.test_cleanup import SECONDS, Blocking, begun
 
 name: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="nobody")

@@ -17,7 +17,7 @@ import time
 
 import pytest
 
-from safepoint.abort import AbortController, AbortError, AbortSignal, AbortTimeout, processes, processgroup
+from safepoint.abort import AbortController, AbortError, AbortSignal, AbortTimeout, process_group, processes
 from safepoint.errors import RemoteError, UsageError
 from safepoint.run import ChildDied, isolate
 from safepoint.run.isolate import IsolatedEnd, run_isolated, target_of
@@ -225,7 +225,7 @@ async def test_a_tree_that_ignores_term_is_gone_after_the_grace(folder):
     assert error.partial == IsolatedEnd(error.partial.pid, -os_signals.SIGKILL, ())
     assert error.partial.pid in pids
     assert folder.alive() == []
-    assert processgroup.members(error.partial.pid) == []
+    assert process_group.members(error.partial.pid) == []
 
 
 async def test_the_abort_that_a_function_raises_comes_back_as_ours(folder):

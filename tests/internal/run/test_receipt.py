@@ -6,13 +6,13 @@ Receipts: filled by the leaves, true, readable, and the same after a journey thr
 import pytest
 
 from safepoint.abort import AbortController
-from safepoint.run import Fate, Ledger
+from safepoint.run import Fate, ReceiptBuilder
 from safepoint.run.receipt import LISTED, LISTED_OF_INTEREST, NOTE_LIMIT, duration
 from safepoint.testing import FakeClock
 
 
 def test_thousands_of_finished_leaves_are_counted_and_the_newest_listed(clock: FakeClock):
-    ledger = Ledger(clock)
+    ledger = ReceiptBuilder(clock)
     for number in range(LISTED + 50):
         ledger.begin(f"leaf {number}", "await").end("finished")
     live = ledger.begin("live", "await")
@@ -24,7 +24,7 @@ def test_thousands_of_finished_leaves_are_counted_and_the_newest_listed(clock: F
 
 
 def test_a_stop_of_a_thousand_leaves_lists_each_of_them(clock: FakeClock):
-    ledger = Ledger(clock)
+    ledger = ReceiptBuilder(clock)
     for number in range(LISTED_OF_INTEREST):
         ledger.begin(f"leaf {number}", "await").end("stopped")
     receipt = ledger.receipt(AbortController().signal)
@@ -35,7 +35,7 @@ def test_a_stop_of_a_thousand_leaves_lists_each_of_them(clock: FakeClock):
     ("fate", "listed"), [("finished", LISTED), ("not_started", LISTED), ("stopped", LISTED_OF_INTEREST)]
 )
 def test_of_each_fate_the_newest_are_listed_and_the_others_counted(clock: FakeClock, fate: Fate, listed: int):
-    ledger = Ledger(clock)
+    ledger = ReceiptBuilder(clock)
     before = ledger.begin("another fate", "await")
     before.end("stopped" if fate == "finished" else "finished")
     for number in range(5_000):
@@ -53,7 +53,7 @@ def test_of_each_fate_the_newest_are_listed_and_the_others_counted(clock: FakeCl
 def test_of_what_may_still_run_a_thousand_are_listed_and_a_warning_counts_the_others(
     clock: FakeClock, fate: Fate | None
 ):
-    ledger = Ledger(clock)
+    ledger = ReceiptBuilder(clock)
     for number in range(LISTED_OF_INTEREST + 7):
         line = ledger.begin(f"leaf {number}", "await")
         if fate is not None:
@@ -66,7 +66,7 @@ def test_of_what_may_still_run_a_thousand_are_listed_and_a_warning_counts_the_ot
 
 
 def test_of_the_warnings_the_newest_are_listed_and_the_others_counted(clock: FakeClock):
-    ledger = Ledger(clock)
+    ledger = ReceiptBuilder(clock)
     for number in range(LISTED):
         ledger.warn(f"warning {number}")
     assert ledger.receipt(AbortController().signal).warnings == tuple(f"warning {number}" for number in range(LISTED))
@@ -79,7 +79,7 @@ def test_of_the_warnings_the_newest_are_listed_and_the_others_counted(clock: Fak
 
 
 def test_a_long_warning_is_cut(clock: FakeClock):
-    ledger = Ledger(clock)
+    ledger = ReceiptBuilder(clock)
     ledger.warn("x" * 20_000_000)
     [warning] = ledger.receipt(AbortController().signal).warnings
     assert len(warning) == NOTE_LIMIT

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from safepoint.run.statements import Position, Statements, calls_in, read_statements, reads_what_its_body_gets
+from safepoint.run.statements import StatementPosition, Statements, calls_in, read_statements, reads_what_its_body_gets
 
 
 def read(source):
@@ -15,7 +15,7 @@ def read(source):
 
 def line(statements, number, column=0):
     """The innermost statement at a place."""
-    return statements.at(Position(number, number, column, column))
+    return statements.at(StatementPosition(number, number, column, column))
 
 
 def test_a_position_finds_the_innermost_statement():
@@ -30,8 +30,8 @@ def test_a_position_finds_the_innermost_statement():
     assert ast.unparse(line(statements, 3, 17)) == "second()"
     assert ast.unparse(line(statements, 5, 8)) == "last(1)"
     assert isinstance(line(statements, 2, 4), ast.If)
-    assert isinstance(statements.at(Position(2, 4, 4, 9)), ast.FunctionDef)
-    assert statements.at(Position(9, 9, 0, 0)) is None
+    assert isinstance(statements.at(StatementPosition(2, 4, 4, 9)), ast.FunctionDef)
+    assert statements.at(StatementPosition(9, 9, 0, 0)) is None
 
 
 def test_clean_up_code_ends_at_the_function_that_it_is_in():

@@ -5,7 +5,7 @@ import pytest
 from safepoint import AbortReason
 from safepoint.errors import UsageError
 from safepoint.messages import AssistantMessage, SystemMessage, UserMessage
-from safepoint.session.admission import REMEMBER_COUNT, REMEMBER_SECONDS, Tombstones, as_messages
+from safepoint.session.admission import REMEMBER_COUNT, REMEMBER_SECONDS, EarlyStops, as_messages
 from safepoint.testing import FakeClock
 
 HI = UserMessage(text="hi")
@@ -40,7 +40,7 @@ def test_an_empty_message_is_refused(given) -> None:
 
 
 def test_a_stop_that_came_first_is_taken_once(clock: FakeClock) -> None:
-    tombstones = Tombstones(clock)
+    tombstones = EarlyStops(clock)
     tombstones.remember("t", AbortReason("user", "first"))
     tombstones.remember("t", AbortReason("user", "second"))
     assert tombstones.find("other") is None
@@ -51,7 +51,7 @@ def test_a_stop_that_came_first_is_taken_once(clock: FakeClock) -> None:
 
 
 def test_a_stop_that_came_first_is_forgotten_after_ten_minutes(clock: FakeClock) -> None:
-    tombstones = Tombstones(clock)
+    tombstones = EarlyStops(clock)
     tombstones.remember("early", AbortReason())
     clock.advance(REMEMBER_SECONDS - 1)
     tombstones.remember("late", AbortReason())
@@ -61,7 +61,7 @@ def test_a_stop_that_came_first_is_forgotten_after_ten_minutes(clock: FakeClock)
 
 
 def test_not_more_than_so_many_stops_are_remembered(clock: FakeClock) -> None:
-    tombstones = Tombstones(clock)
+    tombstones = EarlyStops(clock)
     for number in range(REMEMBER_COUNT + 1):
         tombstones.remember(str(number), AbortReason())
     assert tombstones.find("0") is None, "the oldest had to go"

@@ -11,8 +11,8 @@ from safepoint.events import CallRecorded, RecordDelayed, ToolEnded
 from safepoint.models.scripted import Call
 from safepoint.run import Aborted
 from safepoint.session import MemoryStore, Session
-from safepoint.session.store import Record
-from safepoint.testing import FakeClock, settle
+from safepoint.session.store import LogRecord
+from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.session.lab import GatedStore, happens, stored, talker, until
 from tests.session.test_journal import payer
 
@@ -20,7 +20,7 @@ from tests.session.test_journal import payer
 class GatedCalls(GatedStore):
     """Its gate holds back only what has a record of a call in it."""
 
-    async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
+    async def append(self, session: str, records: Sequence[LogRecord], *, durable: bool) -> frozenset[str]:
         if any("call_recorded" in record.text for record in records):
             assert durable, "it would not survive a power cut"
             return await super().append(session, records, durable=durable)
@@ -33,7 +33,7 @@ async def test_the_body_of_a_tool_begins_only_when_its_call_is_on_record() -> No
     async with Session.open("s", agent=payer(ran), store=store) as session:
         turn = session.send("go", turn_id="1")
         await store.writing.wait()
-        await settle()
+        await drain_ready_tasks()
         assert ran == []
         store.gate.set()
         assert (await turn).status == "completed"
@@ -90,7 +90,7 @@ async def test_the_calls_of_one_answer_are_written_together() -> None:
     class Counting(MemoryStore):
         batches: list[int]
 
-        async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
+        async def append(self, session: str, records: Sequence[LogRecord], *, durable: bool) -> frozenset[str]:
             self.batches.append(sum("call_recorded" in record.text for record in records))
             return await super().append(session, records, durable=durable)
 

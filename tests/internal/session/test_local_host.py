@@ -8,8 +8,8 @@ from safepoint.events import (
 )
 from safepoint.models.scripted import Stall
 from safepoint.session import LocalHost, MemoryStore
-from safepoint.session.past import MAX_RESUMES
-from safepoint.session.store import Record
+from safepoint.session.session_state import MAX_RESUMES
+from safepoint.session.store import LogRecord
 from tests.session.lab import talker
 from tests.session.test_local_host import crashed, speaking
 from tests.session.watching import end_of, seen
@@ -58,7 +58,7 @@ async def test_of_a_session_that_was_closed_with_nothing_left_only_the_last_even
     class Counting(MemoryStore):
         reads = 0
 
-        async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[Record]:
+        async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[LogRecord]:
             self.reads += 1
             return await super().read(session, after, limit)
 

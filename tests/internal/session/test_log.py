@@ -13,9 +13,9 @@ from safepoint import Completed
 from safepoint.agent import AgentResult
 from safepoint.events import Event, TextStreamed, TurnEnded, event_to_json
 from safepoint.session import MemoryStore, SessionInUse, SqliteStore, Store, StoreError
-from safepoint.session.log import PAGE, RECENT, Log
-from safepoint.session.store import Record
-from safepoint.testing import settle
+from safepoint.session.log import PAGE, RECENT, SessionLog
+from safepoint.session.store import LogRecord
+from safepoint.testing import drain_ready_tasks
 from tests.conftest import counts
 from tests.session.lab import FailingStore, GatedStore
 
@@ -29,8 +29,8 @@ def end(turn_id: str = "t") -> Event:
 
 
 @asynccontextmanager
-async def opened(store: Store) -> AsyncIterator[Log]:
-    log = Log(store, "s")
+async def opened(store: Store) -> AsyncIterator[SessionLog]:
+    log = SessionLog(store, "s")
     await log.open()
     async with asyncio.TaskGroup() as group:
         group.create_task(log.keep_writing())
@@ -40,14 +40,14 @@ async def opened(store: Store) -> AsyncIterator[Log]:
     await log.release()
 
 
-def end_readers(log: Log) -> None:
+def end_readers(log: SessionLog) -> None:
     log._closed = True
     log._urgent.set()
     log._work.set()
     log._announce()
 
 
-async def numbers(log: Log, after: int = 0) -> list[int]:
+async def numbers(log: SessionLog, after: int = 0) -> list[int]:
     async with aclosing(log.follow(after)) as events:
         return [recorded.seq async for recorded in events]
 
@@ -129,7 +129,7 @@ async def test_the_end_of_a_turn_and_what_comes_after_it_is_shown_when_it_stands
         log.add(end(), ends=("t", told.append))
         log.add(text("after"))
         await store.writing.wait()
-        await settle()
+        await drain_ready_tasks()
         assert (seen, told) == ([1], []), "the end is not there before it is written"
         store.gate.set()
         await reader
@@ -146,7 +146,7 @@ async def test_whoever_is_told_that_an_end_stands_is_told_before_the_readers() -
                 order.append("a reader")
 
         group.create_task(read())
-        await settle()
+        await drain_ready_tasks()
         log.add(end(), ends=("t", lambda error: order.append("the caller")))
         group.create_task(read())
     assert order == ["the caller", "a reader", "a reader"]
@@ -226,7 +226,7 @@ async def test_a_reader_far_ahead_waits_for_what_is_new_to_it() -> None:
         reader = group.create_task(numbers(log, 3))
         for number in range(5):
             log.add(text(str(number)))
-            await settle()
+            await drain_ready_tasks()
         end_readers(log)
         assert await reader == [4, 5]
 
@@ -245,7 +245,7 @@ async def test_a_store_that_fails_ends_the_log_for_writers_and_readers() -> None
             return seen
 
         reader = group.create_task(read())
-        await settle()
+        await drain_ready_tasks()
         told: list[object] = []
         log.add(end(), ends=("t", told.append))
         log.add(text("bad"))
@@ -265,7 +265,7 @@ async def test_a_store_that_fails_ends_the_log_for_writers_and_readers() -> None
 async def test_an_end_that_somebody_else_wrote_first_ends_the_log() -> None:
     store = MemoryStore()
     async with opened(store) as log:
-        await store.append("s", [Record(1, event_to_json(end()), "t")], durable=True)
+        await store.append("s", [LogRecord(1, event_to_json(end()), "t")], durable=True)
         log.last = 1
         told: list[object] = []
         seq = log.add(end(), ends=("t", told.append))
@@ -276,7 +276,7 @@ async def test_an_end_that_somebody_else_wrote_first_ends_the_log() -> None:
 
 
 async def test_a_log_that_ends_before_its_last_number_is_refused() -> None:
-    log = Log(MemoryStore(), "s")
+    log = SessionLog(MemoryStore(), "s")
     await log.open()
     log.last = 3
     with pytest.raises(StoreError, match="ends at 0, and not at 3"):
@@ -293,7 +293,7 @@ async def test_an_event_that_cannot_be_written_changes_nothing() -> None:
 
 async def test_a_store_that_has_lost_records_is_an_error_for_the_reader_and_not_a_loop_without_end() -> None:
     class Lossy(MemoryStore):
-        async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[Record]:
+        async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[LogRecord]:
             return [record for record in await super().read(session, after, limit) if record.seq < 3]
 
     store = Lossy()

@@ -8,7 +8,7 @@ import tracemalloc
 from collections.abc import Sequence
 
 from safepoint.session import MemoryStore, Session
-from safepoint.session.store import Record
+from safepoint.session.store import LogRecord
 from tests.conftest import counts
 from tests.session.lab import (
     talker,
@@ -18,7 +18,7 @@ from tests.session.lab import (
 class Paperless(MemoryStore):
     """Keeps nothing: what grows is not the store."""
 
-    async def append(self, session: str, records: Sequence[Record], *, durable: bool) -> frozenset[str]:
+    async def append(self, session: str, records: Sequence[LogRecord], *, durable: bool) -> frozenset[str]:
         return frozenset()
 
 

@@ -15,21 +15,21 @@ import pytest
 
 from safepoint.session import SessionInUse, SqliteStore, StoreError
 from safepoint.session.sqlite_file import APPLICATION_ID
-from safepoint.session.store import Record
-from safepoint.testing import settle
+from safepoint.session.store import LogRecord
+from safepoint.testing import drain_ready_tasks
 
-LINE = [Record(1, "line 1")]
+LINE = [LogRecord(1, "line 1")]
 
 
 async def test_what_was_written_is_there_for_the_next_process(tmp_path: Path) -> None:
     path = tmp_path / "chat.db"
     store = SqliteStore(path)
-    await store.append("s", [*LINE, Record(2, "end", "t")], durable=True)
+    await store.append("s", [*LINE, LogRecord(2, "end", "t")], durable=True)
     await store.close()
     again = SqliteStore(str(path))
     assert await again.acquire("s") == 2
-    assert await again.read("s") == [*LINE, Record(2, "end", "t")]
-    assert await again.append("s", [Record(3, "another", "t")], durable=True) == {"t"}
+    assert await again.read("s") == [*LINE, LogRecord(2, "end", "t")]
+    assert await again.append("s", [LogRecord(3, "another", "t")], durable=True) == {"t"}
     await again.close()
 
 
@@ -59,7 +59,7 @@ async def test_two_stores_on_one_file_are_refused_by_name(tmp_path: Path) -> Non
 async def test_a_damaged_file_is_refused_where_it_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "chat.db"
     store = SqliteStore(path)
-    await store.append("s", [Record(number, "x" * 4000) for number in range(1, 50)], durable=True)
+    await store.append("s", [LogRecord(number, "x" * 4000) for number in range(1, 50)], durable=True)
     await store.close()
     damaged = bytearray(path.read_bytes())
     damaged[3 * 4096 :] = b"\xff" * (len(damaged) - 3 * 4096)
@@ -90,11 +90,11 @@ async def test_a_file_of_a_newer_program_is_refused_and_left_alone(tmp_path: Pat
 async def test_a_batch_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "chat.db")
     await store.append("s", LINE, durable=False)
-    bad: list[Record] = [Record(2, "good"), Record(3, None)]  # type: ignore[arg-type]
+    bad: list[LogRecord] = [LogRecord(2, "good"), LogRecord(3, None)]  # type: ignore[arg-type]
     with pytest.raises((StoreError, AttributeError)):
         await store.append("s", bad, durable=False)
     assert await store.read("s") == LINE
-    await store.append("s", [Record(2, "good")], durable=True)
+    await store.append("s", [LogRecord(2, "good")], durable=True)
     assert len(await store.read("s")) == 2
     await store.close()
 
@@ -115,7 +115,7 @@ async def test_what_is_on_its_way_when_it_is_closed_is_still_written(tmp_path: P
     store = SqliteStore(tmp_path / "chat.db")
     async with asyncio.TaskGroup() as group:
         for number in range(1, 20):
-            group.create_task(store.append("s", [Record(number, "x")], durable=False))
+            group.create_task(store.append("s", [LogRecord(number, "x")], durable=False))
         await asyncio.sleep(0)
         group.create_task(store.close())
     again = SqliteStore(tmp_path / "chat.db")
@@ -127,7 +127,7 @@ async def test_a_write_that_nobody_waits_for_any_more_is_done(tmp_path: Path) ->
     store = SqliteStore(tmp_path / "chat.db")
     await store.sessions()
     writing = asyncio.create_task(store.append("s", LINE, durable=True))
-    await settle()
+    await drain_ready_tasks()
     writing.cancel()
     await asyncio.wait([writing])
     assert await store.acquire("s") == 1, "whoever takes the session waits for what its last owner had to say"
@@ -140,7 +140,7 @@ def test_a_loop_that_is_closed_in_the_middle_disturbs_nobody(tmp_path: Path, cap
 
     async def leave() -> None:
         for number in range(1, 50):
-            asyncio.ensure_future(store.append("s", [Record(number, "x" * 1000)], durable=True))
+            asyncio.ensure_future(store.append("s", [LogRecord(number, "x" * 1000)], durable=True))
         await asyncio.sleep(0)
 
     async def close() -> int:
@@ -159,8 +159,8 @@ async def test_reads_and_lists_go_on_while_a_write_waits_for_the_lock_of_another
     await store.append("s", LINE, durable=True)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    writing = asyncio.create_task(store.append("s", [Record(2, "line 2")], durable=True))
-    await settle()
+    writing = asyncio.create_task(store.append("s", [LogRecord(2, "line 2")], durable=True))
+    await drain_ready_tasks()
     async with asyncio.timeout(5):
         assert await store.read("s") == LINE
         assert [info.last_seq for info in await store.sessions()] == [1]
@@ -218,7 +218,7 @@ def test_a_store_that_was_used_before_a_fork_fails_at_once_in_the_child_and_work
 
     async def goes_on() -> None:
         assert await store.acquire("s") == 1
-        await store.append("s", [Record(2, "line 2")], durable=True)
+        await store.append("s", [LogRecord(2, "line 2")], durable=True)
         assert len(await store.read("s")) == 2
         await store.close()
 

@@ -12,14 +12,14 @@ import pytest
 
 from safepoint.session import SqliteStore
 from safepoint.session.sqlite_file import APPLICATION_ID, open_file
-from safepoint.session.store import Record
+from safepoint.session.store import LogRecord
 from tests.session.test_sqlite_file import FIRST
 
 
 async def test_a_new_file_says_whose_it_is_also_without_its_journal(tmp_path: Path) -> None:
     path = tmp_path / "chat.db"
     store = SqliteStore(path)
-    await store.append("s", [Record(1, "line 1")], durable=True)
+    await store.append("s", [LogRecord(1, "line 1")], durable=True)
     header = path.read_bytes()[:100]  # as a killed program would leave it: the journal is not merged yet
     assert int.from_bytes(header[68:72], "big") == APPLICATION_ID
     assert int.from_bytes(header[60:64], "big") == 1
@@ -43,8 +43,8 @@ async def test_a_file_of_the_first_program_stays_readable(tmp_path: Path, left: 
     for length in (1, 2):
         store = SqliteStore(path)
         assert await store.acquire("s") == length
-        assert (await store.read("s"))[0] == Record(1, "line 1")
-        await store.append("s", [Record(length + 1, "more")], durable=True)
+        assert (await store.read("s"))[0] == LogRecord(1, "line 1")
+        await store.append("s", [LogRecord(length + 1, "more")], durable=True)
         await store.close()
 
 

@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepoint.session import MemoryStore, SessionInfo, SessionInUse, SqliteStore, Store, StoreError
-from safepoint.session.store import Record
+from safepoint.session.store import LogRecord
 from tests.conftest import counts
 from tests.session.test_store import Make
 
 
-def lines(*numbers: int) -> list[Record]:
-    return [Record(number, f"line {number}") for number in numbers]
+def lines(*numbers: int) -> list[LogRecord]:
+    return [LogRecord(number, f"line {number}") for number in numbers]
 
 
 async def test_records_come_back_as_they_were_written_in_order(make: Make) -> None:
     store = make()
     assert await store.acquire("s") == 0
-    odd = [Record(1, "Grüße, 世界 \U0001f600 \\ ' \" \n \x00"), Record(2, ""), Record(3, "x" * 1_000_000, "t")]
+    odd = [LogRecord(1, "Grüße, 世界 \U0001f600 \\ ' \" \n \x00"), LogRecord(2, ""), LogRecord(3, "x" * 1_000_000, "t")]
     assert await store.append("s", odd, durable=False) == frozenset()
     assert await store.append("s", lines(4, 5), durable=True) == frozenset()
     assert await store.read("s") == [*odd, *lines(4, 5)]
@@ -33,8 +33,8 @@ async def test_records_come_back_as_they_were_written_in_order(make: Make) -> No
 
 async def test_half_of_a_surrogate_pair_can_be_kept(make: Make) -> None:
     store = make()
-    await store.append("s", [Record(1, "half: \ud83d")], durable=True)
-    assert await store.read("s") == [Record(1, "half: \ud83d")]
+    await store.append("s", [LogRecord(1, "half: \ud83d")], durable=True)
+    assert await store.read("s") == [LogRecord(1, "half: \ud83d")]
     await store.close()
 
 
@@ -53,42 +53,42 @@ async def test_reading_goes_by_pages_from_any_number_on(make: Make) -> None:
 
 async def test_appending_again_changes_nothing(make: Make) -> None:
     store = make()
-    await store.append("s", [*lines(1, 2), Record(3, "end", "t")], durable=False)
-    again = [*lines(2), Record(3, "end", "t"), *lines(4)]
+    await store.append("s", [*lines(1, 2), LogRecord(3, "end", "t")], durable=False)
+    again = [*lines(2), LogRecord(3, "end", "t"), *lines(4)]
     assert await store.append("s", again, durable=True) == frozenset(), "it is the same end"
-    assert await store.read("s") == [*lines(1, 2), Record(3, "end", "t"), *lines(4)]
+    assert await store.read("s") == [*lines(1, 2), LogRecord(3, "end", "t"), *lines(4)]
     await store.close()
 
 
 async def test_of_two_ends_of_a_turn_the_first_stands(make: Make) -> None:
     store = make()
-    await store.append("s", [*lines(1), Record(2, "first", "t")], durable=True)
-    refused = await store.append("s", [*lines(3), Record(4, "second", "t"), *lines(5)], durable=True)
+    await store.append("s", [*lines(1), LogRecord(2, "first", "t")], durable=True)
+    refused = await store.append("s", [*lines(3), LogRecord(4, "second", "t"), *lines(5)], durable=True)
     assert refused == {"t"}
-    assert await store.read("s") == [*lines(1), Record(2, "first", "t"), *lines(3, 5)]
-    assert await store.append("s", [Record(2, "third, in its very place", "t")], durable=True) == {"t"}
-    assert await store.read("s") == [*lines(1), Record(2, "first", "t"), *lines(3, 5)]
-    assert await store.append("other", [Record(1, "elsewhere", "t")], durable=True) == frozenset()
+    assert await store.read("s") == [*lines(1), LogRecord(2, "first", "t"), *lines(3, 5)]
+    assert await store.append("s", [LogRecord(2, "third, in its very place", "t")], durable=True) == {"t"}
+    assert await store.read("s") == [*lines(1), LogRecord(2, "first", "t"), *lines(3, 5)]
+    assert await store.append("other", [LogRecord(1, "elsewhere", "t")], durable=True) == frozenset()
     await store.close()
 
 
 @pytest.mark.parametrize(
     "other",
-    [Record(2, "something else"), Record(2, "an end", "u"), Record(2, "half: \ud83d")],
+    [LogRecord(2, "something else"), LogRecord(2, "an end", "u"), LogRecord(2, "half: \ud83d")],
     ids=["line", "end", "odd"],
 )
 async def test_a_number_that_another_record_has_is_refused_and_nothing_of_the_batch_is_written(
-    make: Make, other: Record
+    make: Make, other: LogRecord
 ) -> None:
     store = make()
     await store.append("s", lines(1, 2), durable=True)
     with pytest.raises(StoreError, match="record 2 of session 's' is there already, and is another one"):
-        await store.append("s", [*lines(3), Record(4, "an end", "t"), other], durable=True)
+        await store.append("s", [*lines(3), LogRecord(4, "an end", "t"), other], durable=True)
     with pytest.raises(StoreError, match="record 3 of session 's'"):
-        await store.append("s", [*lines(3), Record(3, "twice in one batch")], durable=False)
+        await store.append("s", [*lines(3), LogRecord(3, "twice in one batch")], durable=False)
     assert await store.read("s") == lines(1, 2)
-    assert await store.append("s", [*lines(2, 3), Record(4, "the end", "t")], durable=False) == frozenset()
-    assert await store.read("s") == [*lines(1, 2, 3), Record(4, "the end", "t")]
+    assert await store.append("s", [*lines(2, 3), LogRecord(4, "the end", "t")], durable=False) == frozenset()
+    assert await store.read("s") == [*lines(1, 2, 3), LogRecord(4, "the end", "t")]
     await store.close()
 
 
@@ -123,7 +123,7 @@ async def test_closing_twice_is_no_error(make: Make) -> None:
     await make().close()
 
 
-async def answer(store: Store, records: list[Record]) -> frozenset[str] | str:
+async def answer(store: Store, records: list[LogRecord]) -> frozenset[str] | str:
     try:
         return await store.append("s", records, durable=False)
     except StoreError as error:
@@ -141,7 +141,9 @@ def test_both_stores_give_the_same_answers_to_any_batches(batches: list[list[tup
         with tempfile.TemporaryDirectory() as folder:
             memory, file = MemoryStore(), SqliteStore(Path(folder) / "s.db")
             for number, batch in enumerate(batches):
-                records = [Record(seq, f"{number // 2}/{place // 2}", ends) for place, (seq, ends) in enumerate(batch)]
+                records = [
+                    LogRecord(seq, f"{number // 2}/{place // 2}", ends) for place, (seq, ends) in enumerate(batch)
+                ]
                 assert await answer(memory, records) == await answer(file, records)
                 kept = await memory.read("s")
                 assert kept == await file.read("s")

@@ -6,23 +6,23 @@ ignore=: what matches is not counted and not hidden either, and a rule that cann
 import pytest
 
 from safepoint.errors import UsageError
-from safepoint.testing import DEFAULT_LAWS, Ending, Ignore, Point, Run
+from safepoint.testing import DEFAULT_LAWS, Ignore, Point, RecordedRun, RunEnding
 from safepoint.testing.inject_ignore import LAW_OF, Ignored
-from safepoint.testing.inject_left import Thing
+from safepoint.testing.inject_left import Leftover
 
 POINT = Point(
     number=1, what="await", task="main", nth=1, file="app.py", line=7, chain=("app.py:7 main", "asyncio/x.py:9 serve")
 )
 
 
-TASK = Thing("task serve\n  app.py:3 serve", "serve", "app.py:3 serve")
+TASK = Leftover("task serve\n  app.py:3 serve", "serve", "app.py:3 serve")
 
 
-THREAD = Thing("exporter-1 at lib/otel.py:50", "exporter-1", "lib/otel.py:50")
+THREAD = Leftover("exporter-1 at lib/otel.py:50", "exporter-1", "lib/otel.py:50")
 
 
 def run(**left):
-    return Run(point=POINT, mode="abort", reason=None, ending=Ending("completed"), **left)
+    return RecordedRun(point=POINT, mode="abort", reason=None, ending=RunEnding("completed"), **left)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_what_does_not_match_in_one_field_is_not_covered(rule):
 
 
 def test_a_thing_without_places_or_a_run_without_a_point_matches_no_pattern_for_them():
-    descriptor = Thing("7 (socket:[1])", "socket:[1]")
+    descriptor = Leftover("7 (socket:[1])", "socket:[1]")
     assert Ignore(name="socket:*").covers("no_descriptor_left", descriptor, None)
     assert not Ignore(name="socket:*", place="*:*").covers("no_descriptor_left", descriptor, POINT)
     assert not Ignore(at="app.py:*").covers("no_descriptor_left", descriptor, None)
@@ -70,7 +70,7 @@ def test_a_thing_without_places_or_a_run_without_a_point_matches_no_pattern_for_
 
 def test_the_run_that_the_laws_see_is_without_what_is_ignored_and_that_is_counted():
     ignored = Ignored([Ignore(name="exporter-*"), Ignore(law="no_timer_armed"), Ignore(name="never")])
-    seen = ignored.without(run(tasks=(TASK,), threads=(THREAD, THREAD), timers=(Thing("t", "t"),)))
+    seen = ignored.without(run(tasks=(TASK,), threads=(THREAD, THREAD), timers=(Leftover("t", "t"),)))
     assert (seen.tasks, seen.threads, seen.timers) == ((TASK,), (), ())
     assert [count for _, count in ignored.used] == [2, 1, 0]
 

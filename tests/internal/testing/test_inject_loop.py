@@ -13,7 +13,7 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal, run_in_thread, use_clock
 from safepoint.testing import FakeClock
-from safepoint.testing.inject_loop import Driver, Hang, RunLoop
+from safepoint.testing.inject_loop import CoroutineDriver, Hang, RunLoop
 
 
 def run(main, *, clock=None, seconds=5.0, saw=None):
@@ -84,7 +84,7 @@ def test_inspection_sees_through_the_driver():
     async def main():
         task = asyncio.create_task(asyncio.sleep(0))
         driver = task.get_coro()
-        assert isinstance(driver, Driver)
+        assert isinstance(driver, CoroutineDriver)
         assert inspect.getcoroutinestate(driver) == "CORO_CREATED"
         assert [frame.f_code.co_name for frame in task.get_stack()] == ["sleep"]
         await asyncio.sleep(0)
@@ -144,8 +144,8 @@ def test_a_driver_can_be_awaited_and_closed():
         return 1
 
     async def main():
-        assert await Driver(child(), lambda driver: None) == 1
-        never = Driver(child(), lambda driver: None)
+        assert await CoroutineDriver(child(), lambda driver: None) == 1
+        never = CoroutineDriver(child(), lambda driver: None)
         never.close()
 
     run(main())

@@ -13,7 +13,7 @@ import pytest
 from safepoint.abort import run_in_thread, use_clock
 from safepoint.testing import FakeClock, inject_pending
 from safepoint.testing.inject_loop import RunLoop
-from safepoint.testing.inject_pending import End, Outside
+from safepoint.testing.inject_pending import DescriptorEnd, OutsideActivity
 
 SECONDS = 20.0
 COMPUTES = "while True: pass"
@@ -61,18 +61,18 @@ def rests(over):
 
 
 def test_nothing_outside_holds_up_time():
-    outside = Outside()
+    outside = OutsideActivity()
     assert not outside.pending([])
     assert outside.moving == outside.still == []
 
 
 def test_threads_from_before_the_run_hold_up_nothing():
     with thread(moves):
-        assert not Outside().pending([])
+        assert not OutsideActivity().pending([])
 
 
 def test_a_thread_that_moves_holds_up_time_for_as_long_as_it_does(patience):
-    outside = Outside()
+    outside = OutsideActivity()
     with thread(moves):
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
@@ -83,7 +83,7 @@ def test_a_thread_that_moves_holds_up_time_for_as_long_as_it_does(patience):
 
 
 def test_a_thread_that_rests_holds_up_time_for_a_moment_only(patience):
-    outside = Outside()
+    outside = OutsideActivity()
     with thread(rests):
         began = time.monotonic()
         assert outside.pending([])
@@ -94,7 +94,7 @@ def test_a_thread_that_rests_holds_up_time_for_a_moment_only(patience):
 
 
 def test_a_thread_that_moves_again_holds_up_time_again(patience):
-    outside, steps, taken = Outside(), threading.Semaphore(0), threading.Semaphore(0)
+    outside, steps, taken = OutsideActivity(), threading.Semaphore(0), threading.Semaphore(0)
 
     def step(over):
         for _ in range(2):
@@ -111,7 +111,7 @@ def test_a_thread_that_moves_again_holds_up_time_again(patience):
 
 def test_where_the_system_does_not_tell_a_thread_always_holds_up_time(patience, monkeypatch, tmp_path):
     monkeypatch.setattr(inject_pending, "PROC", str(tmp_path))
-    outside = Outside()
+    outside = OutsideActivity()
     with thread(rests):
         until = time.monotonic() + 0.4
         while time.monotonic() < until:
@@ -119,7 +119,7 @@ def test_where_the_system_does_not_tell_a_thread_always_holds_up_time(patience, 
 
 
 def test_a_thread_that_is_ignored_holds_up_nothing():
-    outside = Outside(lambda thing: thing.name == "exporter")
+    outside = OutsideActivity(lambda thing: thing.name == "exporter")
     with thread(moves, name="exporter"):
         assert not outside.pending([])
         with thread(moves):
@@ -128,7 +128,7 @@ def test_a_thread_that_is_ignored_holds_up_nothing():
 
 @pytest.mark.parametrize("seconds", [None, 60])
 def test_a_thread_that_waits_for_fake_time_holds_up_nothing_until_it_is_woken(seconds):
-    outside, clock, lock, woken = Outside(), FakeClock(), threading.Lock(), threading.Event()
+    outside, clock, lock, woken = OutsideActivity(), FakeClock(), threading.Lock(), threading.Event()
     lock.acquire()
 
     def waits(over):
@@ -146,7 +146,7 @@ def test_a_thread_that_waits_for_fake_time_holds_up_nothing_until_it_is_woken(se
 
 
 def test_a_thread_whose_fake_time_has_come_holds_up_time_at_once():
-    outside, clock, lock, woken = Outside(), FakeClock(), threading.Lock(), threading.Event()
+    outside, clock, lock, woken = OutsideActivity(), FakeClock(), threading.Lock(), threading.Event()
     lock.acquire()
 
     def waits(over):
@@ -241,8 +241,10 @@ def connection():
 def test_a_listening_socket_and_a_connection_with_both_ends_here_hold_up_nothing():
     with connection() as (server, client, accepted):
         descriptors = [server.fileno(), client.fileno(), accepted.fileno()]
-        assert not Outside().pending(descriptors)
-        assert not Outside().pending([client.fileno()], [accepted.fileno()])  # the other end is not read at the moment
+        assert not OutsideActivity().pending(descriptors)
+        assert not OutsideActivity().pending(
+            [client.fileno()], [accepted.fileno()]
+        )  # the other end is not read at the moment
 
 
 def test_bytes_that_have_arrived_hold_up_nothing_even_if_that_is_not_confirmed_yet():
@@ -250,7 +252,7 @@ def test_bytes_that_have_arrived_hold_up_nothing_even_if_that_is_not_confirmed_y
         for _ in range(20):
             client.sendall(b"ping")
             assert accepted.recv(10) == b"ping"
-            outside = Outside()
+            outside = OutsideActivity()
             wait_until(lambda: not outside.pending([client.fileno(), accepted.fileno()]))  # noqa: B023
             assert outside.still == []
             accepted.sendall(b"pong")
@@ -263,14 +265,14 @@ def test_bytes_that_cannot_arrive_hold_up_time_for_a_moment_only(patience):
         with pytest.raises(BlockingIOError):
             while True:
                 client.send(b"x" * 100_000)
-        outside = Outside()
+        outside = OutsideActivity()
         assert outside.pending([client.fileno(), accepted.fileno()])
         wait_until(lambda: not outside.pending([client.fileno(), accepted.fileno()]))
 
 
 def test_a_connection_to_elsewhere_holds_up_time_for_a_moment_after_whatever_the_loop_did(patience):
     with connection() as (_, client, _):
-        outside = Outside()
+        outside = OutsideActivity()
         host, port = client.getpeername()
         for _ in range(2):
             assert outside.pending([client.fileno()])
@@ -282,7 +284,7 @@ def test_a_connection_to_elsewhere_holds_up_time_for_a_moment_after_whatever_the
 def test_a_pipe_and_a_pair_of_unnamed_sockets_may_lead_anywhere(patience):
     here, there = socket.socketpair()
     with here, there:
-        outside = Outside()
+        outside = OutsideActivity()
         assert outside.pending([here.fileno(), there.fileno()])
         assert [each.words() for each in outside.moving] == [
             f"descriptor {each.fileno()} (socket)" for each in (here, there)
@@ -292,9 +294,9 @@ def test_a_pipe_and_a_pair_of_unnamed_sockets_may_lead_anywhere(patience):
 def test_ends_are_described_for_people():
     with connection() as (server, client, _):
         host, port = server.getsockname()
-        assert End(server.fileno()).words() == f"a socket that listens at {host}:{port}"
-        assert End(client.fileno()).words() == f"a connection to {host}:{port}"
-    assert End(10_000).words() == "descriptor 10000 (?)"
+        assert DescriptorEnd(server.fileno()).words() == f"a socket that listens at {host}:{port}"
+        assert DescriptorEnd(client.fileno()).words() == f"a connection to {host}:{port}"
+    assert DescriptorEnd(10_000).words() == "descriptor 10000 (?)"
 
 
 @contextmanager
@@ -310,7 +312,7 @@ def program(*command, stdin=None):
 def test_a_program_that_computes_holds_up_time_for_those_that_may_wait_for_it(patience):
     here, there = socket.socketpair()
     with here, there:
-        outside = Outside()
+        outside = OutsideActivity()
         with program(sys.executable, "-S", "-c", COMPUTES):
             assert not outside.pending([])  # nobody waits for anything
             until = time.monotonic() + 0.6
@@ -322,7 +324,7 @@ def test_a_program_that_computes_holds_up_time_for_those_that_may_wait_for_it(pa
 def test_a_program_holds_up_time_also_while_only_its_child_computes(patience):
     here, there = socket.socketpair()
     with here, there:
-        outside = Outside()
+        outside = OutsideActivity()
         with program("sh", "-c", f"{sys.executable} -S -c '{COMPUTES}' & echo $!; wait") as process:
             assert process.stdout is not None
             child = int(process.stdout.readline())
@@ -337,7 +339,7 @@ def test_a_program_holds_up_time_also_while_only_its_child_computes(patience):
 def test_a_program_that_waits_holds_up_time_for_a_moment_only(patience):
     here, there = socket.socketpair()
     with here, there:
-        outside = Outside()
+        outside = OutsideActivity()
         with program("cat", stdin=subprocess.PIPE):
             assert outside.pending([here.fileno()])
             wait_until(lambda: not outside.pending([here.fileno()]))
@@ -353,7 +355,7 @@ def test_a_thread_that_a_process_woke_while_that_was_looked_at_holds_up_time(pat
         heard.set()
         over.wait()
 
-    outside = Outside()
+    outside = OutsideActivity()
     with thread(waits_for_the_process):
         wait_until(lambda: not outside.pending([]))
 

@@ -12,13 +12,13 @@ import pytest
 from safepoint.abort import AbortSignal, current_clock, shield
 from safepoint.testing import FakeClock, Ignore, inject_run
 from safepoint.testing.inject_ignore import Ignored
-from safepoint.testing.inject_left import Thing
+from safepoint.testing.inject_left import Leftover
 from safepoint.testing.inject_run import Bounds, run_scenario
-from safepoint.testing.inject_watch import Watch
+from safepoint.testing.inject_watch import BlockWatch
 
 
 def bounds(clock=FakeClock, seconds=5.0):
-    return Bounds(clock, seconds, Watch())
+    return Bounds(clock, seconds, BlockWatch())
 
 
 async def one_wait(probe):
@@ -196,7 +196,7 @@ def test_a_task_that_needs_longer_is_left_and_is_not_waited_for_in_real_time(mon
     monkeypatch.setattr(inject_run, "LINGER_SECONDS", 40.0)  # far more than this takes on the busiest machine
     began = time.monotonic()
     run, _ = run_scenario(lambda probe: leaves(probe, 40.1), bounds())
-    assert [task.name for task in run.tasks if isinstance(task, Thing)] == ["goes on"]
+    assert [task.name for task in run.tasks if isinstance(task, Leftover)] == ["goes on"]
     assert run.effects == ()
     assert time.monotonic() - began < inject_run.LINGER_SECONDS
 
@@ -252,7 +252,7 @@ def test_what_is_ignored_is_not_waited_for():
     began = time.monotonic()
     try:
         rules = Ignored([Ignore(name="exporter")])
-        run, _ = run_scenario(scenario, Bounds(FakeClock, 5.0, Watch(), rules))
+        run, _ = run_scenario(scenario, Bounds(FakeClock, 5.0, BlockWatch(), rules))
     finally:
         gate.set()
     assert len(run.threads) == 1  # the record is complete: it is the laws that do not see it

@@ -10,30 +10,32 @@ from types import SimpleNamespace
 import pytest
 
 from safepoint.abort import AbortError, AbortReason, AbortTimeout
-from safepoint.testing import Ending, laws
+from safepoint.testing import RunEnding, laws
 from tests.testing.test_laws import ABORTED, OURS, breaches
 
 
 def test_a_hung_run_shows_the_chains_of_its_tasks():
-    run = replace(ABORTED, ending=Ending("hung", error=TimeoutError("too long")), tasks=("task main\n  a.py:7 work",))
+    run = replace(
+        ABORTED, ending=RunEnding("hung", error=TimeoutError("too long")), tasks=("task main\n  a.py:7 work",)
+    )
     assert breaches(run, laws.ends) == [("ends", "the run hangs: too long\ntask main\n  a.py:7 work")]
 
 
 @pytest.mark.parametrize("value", [None, 42, "aborted", SimpleNamespace(status="unheard of"), {"status": "failed"}])
 def test_a_plain_value_is_a_completion(value):
-    assert laws.ending_of(value) == Ending("completed", value)
+    assert laws.ending_of(value) == RunEnding("completed", value)
 
 
 def test_outcomes_are_read_by_their_status():
-    assert laws.ending_of(SimpleNamespace(status="completed", value=1)) == Ending("completed", 1)
+    assert laws.ending_of(SimpleNamespace(status="completed", value=1)) == RunEnding("completed", 1)
     error = ValueError("x")
-    assert laws.ending_of(SimpleNamespace(status="failed", error=error)) == Ending("failed", error=error)
+    assert laws.ending_of(SimpleNamespace(status="failed", error=error)) == RunEnding("failed", error=error)
     receipt = SimpleNamespace(still_running=("a tool",))
     for outcome in (
         SimpleNamespace(status="aborted", reason=OURS, receipt=receipt),
         SimpleNamespace(status="anything", outcome=SimpleNamespace(status="aborted", reason=OURS, receipt=receipt)),
     ):
-        assert laws.ending_of(outcome) == Ending("aborted", reason=OURS, still_running=1)
+        assert laws.ending_of(outcome) == RunEnding("aborted", reason=OURS, still_running=1)
 
 
 def test_exceptions_are_read_by_their_kind():

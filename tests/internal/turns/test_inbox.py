@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.testing import settle
+from safepoint.testing import drain_ready_tasks
 from safepoint.turns.inbox import Inbox, Put
 from tests.conftest import counts
 
@@ -99,7 +99,7 @@ async def test_whoever_waits_for_room_gets_it_in_the_order_of_asking() -> None:
         for item in ("a", "b", "c"):
             group.create_task(put(item))
         for _ in range(4):
-            await settle()
+            await drain_ready_tasks()
             box.take(1)
     assert came == ["a", "b", "c"]
 
@@ -107,7 +107,7 @@ async def test_whoever_waits_for_room_gets_it_in_the_order_of_asking() -> None:
 async def test_room_that_somebody_no_longer_wants_goes_to_the_next() -> None:
     box = filled("x", max_items=1)
     first, second = (asyncio.ensure_future(box.room()) for _ in range(2))
-    await settle()
+    await drain_ready_tasks()
     box.take(1)
     first.cancel()  # it was just told, and goes without using it
     async with asyncio.timeout(5):
@@ -136,9 +136,9 @@ async def test_whoever_gives_up_waiting_for_room_leaves_nothing_behind() -> None
 async def test_room_is_told_to_as_many_as_there_is_room_for() -> None:
     box = filled("x", "y", max_items=2)
     waiting = [asyncio.ensure_future(box.room()) for _ in range(5)]
-    await settle()
+    await drain_ready_tasks()
     box.take(1)
-    await settle()
+    await drain_ready_tasks()
     assert [task.done() for task in waiting] == [True, False, False, False, False]
     box.close()
     await asyncio.gather(*waiting)

@@ -22,8 +22,8 @@ from safepoint.abort import use_clock
 from safepoint.events import Event, TurnEnded, TurnStarted
 from safepoint.run import Context, MemoryCheckpoints, StopAt, StopRequest
 from safepoint.run.stop import NO_STOP
-from safepoint.testing import FakeClock, settle
-from safepoint.turns import PreemptAck, Stopped, Turn, TurnLoop, TurnPlan
+from safepoint.testing import FakeClock, drain_ready_tasks
+from safepoint.turns import InterruptedTurn, PreemptAck, Turn, TurnLoop, TurnPlan
 from tests.conftest import TORTURE, counts
 from tests.turns.desk import SAFE, balanced
 
@@ -89,7 +89,7 @@ class World:
     async def plan(self, items: list[int]) -> TurnPlan[int]:
         return await self._plan((), items)
 
-    async def resume(self, stopped: Stopped[int], items: list[int]) -> TurnPlan[int]:
+    async def resume(self, stopped: InterruptedTurn[int], items: list[int]) -> TurnPlan[int]:
         return await self._plan(stopped.items, items)
 
     async def _plan(self, first: Sequence[int], items: list[int]) -> TurnPlan[int]:
@@ -217,7 +217,7 @@ class World:
         if self.number(4) == 0:
             await self.clock.elapse(self.pick(0.5, 1.0, 5.0))
         elif self.number(2):
-            await settle()
+            await drain_ready_tasks()
         self.look()
 
     def look(self) -> None:
@@ -258,7 +258,9 @@ class World:
         assert len(set(self.returned)) == len(self.returned), "no item is done twice"
         counts = [exit.handled, exit.unhandled, exit.interrupted, exit.preempted, exit.failed, exit.dropped]
         self.log.append((*counts, exit.late, exit.checkpoint.status, [ack.status for ack, _, _ in self.acks]))
-        await self.again([*exit.unhandled, *(self.loop._state.stopped or Stopped(())).items], exit.checkpoint.status)
+        await self.again(
+            [*exit.unhandled, *(self.loop._state.stopped or InterruptedTurn(())).items], exit.checkpoint.status
+        )
 
     async def again(self, left: list[int], status: str) -> None:
         """The next loop finds exactly what this one left."""
@@ -270,7 +272,7 @@ class World:
 
         loop: TurnLoop[int] = TurnLoop(plan, checkpoints=self.store, checkpoint_id="k", item_type=int)
         async with loop:
-            await settle()
+            await drain_ready_tasks()
         if status in ("saved", "none", "deleted"):
             assert sorted(found) == sorted(left)
             assert not {*found} & {*self.returned}, "the checkpoint has an item whose work has returned"
@@ -287,7 +289,7 @@ async def lived(numbers: Sequence[int], steps: int) -> Log:
         for step in range(steps):
             if step == start:
                 world.loop.start()
-                await settle()
+                await drain_ready_tasks()
             await world.step()
             if world.loop.finished:
                 break

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from safepoint.worker import BrokerError
-from safepoint.worker.broker import Entry, Fenced, Key, Nobody, Order, Queue, TooLate
+from safepoint.worker.broker import Fenced, Key, NoResponders, Order, Queue, RequestTimeout, StreamEntry
 from tests.worker.lab import LEASE, New, each_broker, eventually, linked
 
 ANY: Queue = ("any", "helper")
@@ -21,7 +21,7 @@ ODD = ["a.b", "two words", "*", ">", "🛑", "", "=YQ", "-NAK", "a/b", "ä" * 40
 pytestmark = each_broker
 
 
-def texts(entries: list[Entry]) -> list[bytes]:
+def texts(entries: list[StreamEntry]) -> list[bytes]:
     return [entry.data for entry in entries]
 
 
@@ -47,7 +47,7 @@ async def test_every_shelf_says_what_is_its_newest(new: New, shelf: str):
         assert await link.last(shelf, ("s",)) is None  # type: ignore[arg-type]
         await link.append(shelf, ("s",), b"old")  # type: ignore[arg-type]
         position = await link.append(shelf, ("s",), b"new")  # type: ignore[arg-type]
-        assert await link.last(shelf, ("s",)) == Entry(position, ("s",), b"new")  # type: ignore[arg-type]
+        assert await link.last(shelf, ("s",)) == StreamEntry(position, ("s",), b"new")  # type: ignore[arg-type]
 
 
 async def test_only_who_knows_the_newest_may_write_after_it(new: New):
@@ -231,14 +231,14 @@ async def test_a_question_is_answered_by_who_serves_there(new: New):
         end = await other.serve(("ctl", "s"), answer)
         assert await link.request(("ctl", "s"), b"this", 5) == b"heard this"
         await end()
-        with pytest.raises(Nobody):
+        with pytest.raises(NoResponders):
             await link.request(("ctl", "s"), b"that", 5)
 
 
 async def test_where_nobody_serves_that_is_said_at_once(new: New):
     async with linked(new()) as link:
         began = time.monotonic()
-        with pytest.raises(Nobody):
+        with pytest.raises(NoResponders):
             await link.request(("ctl", "nobody"), b"", 30)
         assert time.monotonic() - began < 5
 
@@ -255,7 +255,7 @@ async def test_who_does_not_answer_in_time_is_too_late_and_goes_on_with_it(new: 
             return b""
 
         end = await other.serve(("ctl", "s"), answer)
-        with pytest.raises(TooLate):
+        with pytest.raises(RequestTimeout):
             await link.request(("ctl", "s"), b"", 0.2)
         assert asked.is_set()
         gate.set()

@@ -10,8 +10,8 @@ import pytest
 from safepoint.errors import UsageError
 from safepoint.models.scripted import Stall
 from safepoint.session import NotFound
-from safepoint.worker.broker import Link
-from safepoint.worker.orders import Place, Send, StopCall, from_json, to_json
+from safepoint.worker.broker import BrokerConnection
+from safepoint.worker.protocol import Placement, SendCall, StopCall, from_json, to_json
 from tests.session.lab import talker
 from tests.worker.lab import New, each_broker, eventually, hosting, linked, memory, until_kind, working
 
@@ -25,13 +25,13 @@ async def test_two_who_create_a_session_at_once_get_the_same_one(new: New):
         found = await asyncio.gather(*creating, return_exceptions=True)
         kept = await link.last("sessions", ("s",))
         assert kept is not None
-        place: Place = from_json(Place, kept.data)
+        place: Placement = from_json(Placement, kept.data)
         views = [one for one in found if not isinstance(one, UsageError)]
         assert [view.agent for view in views] == [place.agent] * 2  # type: ignore[union-attr]
         assert len(found) == 4, "who asked for the other agent is told that it cannot be had"
 
 
-async def nothing_ordered(link: Link) -> bool:
+async def nothing_ordered(link: BrokerConnection) -> bool:
     return not await link.ordered()
 
 
@@ -58,7 +58,7 @@ async def test_sessions_are_listed_the_newest_last_with_what_runs_in_them(new: N
 async def test_a_turn_that_no_worker_has_seen_is_queued_or_on_its_way_to_be_stopped():
     broker = memory()
     async with hosting(broker) as host, linked(broker) as link:
-        await link.append("sessions", ("s",), to_json(Place("nobody")))
+        await link.append("sessions", ("s",), to_json(Placement("nobody")))
         await host.send("s", "hello", turn_id="t1")
         await host.send("s", "hello", turn_id="t2")
         await host.stop("s", "t2")
@@ -77,9 +77,9 @@ async def test_what_another_version_has_written_hides_nothing_of_the_rest(new: N
     async with working(talker(), broker, name="w"), hosting(broker) as host, linked(broker) as link:
         await link.append("workers", ("from the future",), b'{"name": 3}')
         assert [worker.name for worker in await host.workers()] == ["w"]
-        await link.append("sessions", ("s",), to_json(Place("nobody")))
+        await link.append("sessions", ("s",), to_json(Placement("nobody")))
         await link.append("inbox", ("s",), b'{"of": "the future"}')
-        await link.append("inbox", ("s",), to_json(Send("t", "hello")))
+        await link.append("inbox", ("s",), to_json(SendCall("t", "hello")))
         assert [turn.id for turn in (await host.session("s")).turns] == ["t"]
 
 
@@ -87,16 +87,16 @@ async def test_a_stop_of_another_session_is_none_of_this_one():
     broker = memory()
     async with hosting(broker) as host, linked(broker) as link:
         for session in ("s", "other"):
-            await link.append("sessions", (session,), to_json(Place("nobody")))
+            await link.append("sessions", (session,), to_json(Placement("nobody")))
         await link.append("stops", ("other", "t"), to_json(StopCall("t")))
         await host.send("s", "hello", turn_id="t")
         assert (await host.turn("s", "t")).status == "queued"
 
 
 async def test_a_worker_that_falls_silent_is_not_listed_for_ever(monkeypatch: pytest.MonkeyPatch):
-    from safepoint.worker.broker import KEPT, Keeping
+    from safepoint.worker.broker import KEPT, Retention
 
-    monkeypatch.setitem(KEPT, "workers", Keeping(newest_only=True, seconds=0.2))
+    monkeypatch.setitem(KEPT, "workers", Retention(newest_only=True, seconds=0.2))
     broker = memory()
     async with hosting(broker) as host, working(talker(), broker):
         assert len(await host.workers()) == 1

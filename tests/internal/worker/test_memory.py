@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 import pytest
 
 from safepoint.worker import MemoryBroker
-from safepoint.worker.broker import Nobody, Queue
+from safepoint.worker.broker import NoResponders, Queue
 from tests.worker.lab import SECONDS, linked
 from tests.worker.test_memory import Elsewhere
 
@@ -24,7 +24,7 @@ async def test_an_event_loop_that_is_closed_serves_nobody():
     broker = MemoryBroker()
     await Elsewhere(broker, answer).gone()
     async with linked(broker) as link:
-        with pytest.raises(Nobody, match="went away"):
+        with pytest.raises(NoResponders, match="went away"):
             await link.request(("ctl", "s"), b"", 5)
 
 
@@ -42,7 +42,7 @@ async def test_who_ends_while_it_answers_has_gone_and_whoever_asked_goes_on():
         question = group.create_task(_outcome(link.request(("ctl", "s"), b"", SECONDS)))
         assert await asyncio.to_thread(asked.wait, SECONDS)
         await there.gone()
-        assert isinstance(await question, Nobody)
+        assert isinstance(await question, NoResponders)
 
 
 async def _outcome(question: Awaitable[bytes]) -> bytes | Exception:

@@ -9,8 +9,8 @@ import pytest
 
 from safepoint.errors import UsageError
 from safepoint.models.scripted import Call
-from safepoint.worker.orders import StopCall, Unreadable, from_json, to_json
-from safepoint.worker.stopping import recorded_stops
+from safepoint.worker.protocol import StopCall, Unreadable, from_json, to_json
+from safepoint.worker.stop_sender import recorded_stops
 from tests.session.lab import talker
 from tests.worker.lab import SECONDS, New, each_broker, hosting, linked, until_kind, working
 from tests.worker.test_press import Deaf

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from safepoint.agent import Agent, ToolContext, tool
 from safepoint.models.scripted import Call
 from safepoint.worker import BrokerError, MemoryBroker
-from safepoint.worker.broker import Entry, Key, Shelf
-from safepoint.worker.memory import MemoryLink
-from safepoint.worker.orders import StopCall, to_json
-from safepoint.worker.pulse import Pulse
+from safepoint.worker.broker import Key, StreamEntry, StreamName
+from safepoint.worker.memory import MemoryConnection
+from safepoint.worker.protocol import StopCall, to_json
+from safepoint.worker.stall_detector import StallDetector
 from safepoint.worker.stop_reader import LOOKS, StopReader
-from tests.internal.worker.test_runner import at_work, record, send
+from tests.internal.worker.test_order_runner import at_work, record, send
 from tests.session.lab import happens, talker
 from tests.worker.lab import ends, logged
 
@@ -21,17 +21,17 @@ class Counted:
     """A link whose record of stops can be held back, or fail, and which counts how often it is read."""
 
     def __init__(self, broker: MemoryBroker) -> None:
-        self.link = MemoryLink(broker._hub, 10.0)
+        self.link = MemoryConnection(broker._hub, 10.0)
         self.requests = 0
         self.failures = 0
         self.open = asyncio.Event()
         self.open.set()
         self.link.lasts = self._lasts  # type: ignore[method-assign]  # everything else is as it is
 
-    async def _lasts(self, shelf: Shelf, under: Key = (), after: int = 0) -> list[Entry]:
+    async def _lasts(self, shelf: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
         if shelf == "stops":
             self.requests += 1
-        found = await MemoryLink.lasts(self.link, shelf, under, after)
+        found = await MemoryConnection.lasts(self.link, shelf, under, after)
         await self.open.wait()
         if self.failures:
             self.failures -= 1
@@ -39,7 +39,7 @@ class Counted:
         return found
 
 
-class LatePulse(Pulse):
+class LatePulse(StallDetector):
     """A process that stood still during the next so many requests."""
 
     late = 0

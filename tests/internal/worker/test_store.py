@@ -3,10 +3,10 @@
 import pytest
 
 from safepoint.session import SessionInfo, SessionInUse, StoreError
-from safepoint.session.store import Record
-from safepoint.worker.broker import Entry
-from safepoint.worker.pages import last_seq
-from safepoint.worker.store import BrokerStore, News, packed
+from safepoint.session.store import LogRecord
+from safepoint.worker.broker import StreamEntry
+from safepoint.worker.log_reader import last_seq
+from safepoint.worker.store import BrokerStore, LogAppended, packed
 from tests.worker.lab import New, each_broker, eventually, linked
 
 
@@ -16,16 +16,16 @@ async def test_of_two_owners_the_older_is_fenced(new: New):
     async with linked(broker) as link, linked(broker) as other:
         old, heir = BrokerStore(link, "w1/1"), BrokerStore(other, "w2/2")
         assert await old.acquire("s") == 0
-        await old.append("s", [Record(1, "one")], durable=True)
+        await old.append("s", [LogRecord(1, "one")], durable=True)
         assert await heir.acquire("s") == 1
-        await old.append("s", [Record(2, "not fenced yet: the heir has written nothing")], durable=True)
+        await old.append("s", [LogRecord(2, "not fenced yet: the heir has written nothing")], durable=True)
         with pytest.raises(SessionInUse):
-            await heir.append("s", [Record(2, "it has to look again")], durable=True)
+            await heir.append("s", [LogRecord(2, "it has to look again")], durable=True)
         assert await heir.acquire("s") == 2
-        await heir.append("s", [Record(3, "three")], durable=True)
+        await heir.append("s", [LogRecord(3, "three")], durable=True)
         for _ in range(2):
             with pytest.raises(SessionInUse, match="another owner"):
-                await old.append("s", [Record(3, "too late")], durable=True)
+                await old.append("s", [LogRecord(3, "too late")], durable=True)
         assert (old.fenced, [one.text for one in await heir.read("s", 2)]) == (True, ["three"])
 
 
@@ -35,9 +35,9 @@ async def test_whoever_shares_no_session_does_not_disturb(new: New):
         owner = BrokerStore(link, "w/1")
         for session in ("a", "b", "a.b", "a b"):
             assert await owner.acquire(session) == 0
-            await owner.append(session, [Record(1, session)], durable=True)
+            await owner.append(session, [LogRecord(1, session)], durable=True)
         for session in ("a", "b", "a.b", "a b"):
-            assert await owner.read(session) == [Record(1, session)]
+            assert await owner.read(session) == [LogRecord(1, session)]
         assert await owner.sessions() == [SessionInfo(name, 1) for name in ("a", "b", "a.b", "a b")]
 
 
@@ -46,15 +46,15 @@ async def test_a_half_written_record_is_as_if_it_had_never_been(new: New):
     async with linked(new()) as link:
         owner = BrokerStore(link, "w/1")
         await owner.acquire("s")
-        await owner.append("s", [Record(1, "whole")], durable=True)
-        first, *_ = packed([Record(2, "x" * 500_000)], "w/1")
+        await owner.append("s", [LogRecord(1, "whole")], durable=True)
+        first, *_ = packed([LogRecord(2, "x" * 500_000)], "w/1")
         assert last_seq(first) == 1
         await link.append("log", ("s",), first)
         heir = BrokerStore(link, "w/2")
         assert await heir.acquire("s") == 1
         assert await heir.read("s", 1) == []
-        await heir.append("s", [Record(2, "y" * 500_000, "t")], durable=True)
-        assert await BrokerStore(link, "w/3").read("s") == [Record(1, "whole"), Record(2, "y" * 500_000, "t")]
+        await heir.append("s", [LogRecord(2, "y" * 500_000, "t")], durable=True)
+        assert await BrokerStore(link, "w/3").read("s") == [LogRecord(1, "whole"), LogRecord(2, "y" * 500_000, "t")]
 
 
 @each_broker
@@ -64,11 +64,11 @@ async def test_a_store_that_was_shut_writes_nothing_and_says_why(new: New):
         await owner.acquire("s")
         owner.shut("it was given back")
         with pytest.raises(StoreError, match="it was given back"):
-            await owner.append("s", [Record(1, "late")], durable=True)
+            await owner.append("s", [LogRecord(1, "late")], durable=True)
         assert await owner.append("s", [], durable=True) == frozenset()
         await owner.close()
         with pytest.raises(StoreError, match="closed"):
-            await owner.append("s", [Record(1, "late")], durable=True)
+            await owner.append("s", [LogRecord(1, "late")], durable=True)
         assert await link.last("log", ("s",)) is None
         assert not owner.fenced
 
@@ -80,7 +80,7 @@ async def test_a_broker_that_is_gone_is_an_error_of_the_store(new: New):
     await owner.acquire("s")
     await link.close()
     with pytest.raises(StoreError, match="'s' cannot be written"):
-        await owner.append("s", [Record(1, "late")], durable=True)
+        await owner.append("s", [LogRecord(1, "late")], durable=True)
     with pytest.raises(StoreError, match="'s' cannot be read"):
         await owner.read("s")
     with pytest.raises(StoreError, match="'s' cannot be read"):
@@ -94,22 +94,22 @@ async def test_what_is_written_is_told_to_whoever_follows_with_its_place(new: Ne
         await link.listen(("news", "s"), heard.append)
         owner = BrokerStore(link, "w/1")
         await owner.acquire("s")
-        await owner.append("s", [Record(1, "one")], durable=True)
-        await owner.append("s", [Record(2, "two")], durable=True)
+        await owner.append("s", [LogRecord(1, "one")], durable=True)
+        await owner.append("s", [LogRecord(2, "two")], durable=True)
 
         async def both() -> bool:
             return len(heard) == 2
 
         await eventually(both)
         kept = await link.read("log", ("s",))
-        assert [News.read(said) for said in heard] == [
-            (0, Entry(kept[0].position, (), kept[0].data)),
-            (kept[0].position, Entry(kept[1].position, (), kept[1].data)),
+        assert [LogAppended.read(said) for said in heard] == [
+            (0, StreamEntry(kept[0].position, (), kept[0].data)),
+            (kept[0].position, StreamEntry(kept[1].position, (), kept[1].data)),
         ]
 
 
 async def test_news_with_spaces_in_them_are_read_as_they_were_meant():
-    assert News.read(News.write(3, 17, b"a b  c")) == (3, Entry(17, (), b"a b  c"))
+    assert LogAppended.read(LogAppended.write(3, 17, b"a b  c")) == (3, StreamEntry(17, (), b"a b  c"))
 
 
 @each_broker
@@ -117,8 +117,8 @@ async def test_a_session_that_is_released_can_be_taken_again(new: New):
     async with linked(new()) as link:
         owner = BrokerStore(link, "w/1")
         await owner.acquire("s")
-        await owner.append("s", [Record(1, "one")], durable=True)
+        await owner.append("s", [LogRecord(1, "one")], durable=True)
         await owner.release("s")
         assert await owner.acquire("s") == 1
-        await owner.append("s", [Record(2, "two")], durable=True)
+        await owner.append("s", [LogRecord(2, "two")], durable=True)
         assert [one.seq for one in await owner.read("s")] == [1, 2]

@@ -10,8 +10,8 @@ import pytest
 
 from safepoint.models.scripted import Stall
 from safepoint.worker import Broker, MemoryBroker
-from safepoint.worker.broker import Link, Queue
-from safepoint.worker.orders import Place, Send, to_json
+from safepoint.worker.broker import BrokerConnection, Queue
+from safepoint.worker.protocol import Placement, SendCall, to_json
 from tests.session.lab import held, talker
 from tests.worker.lab import (
     SECONDS,
@@ -31,10 +31,10 @@ from tests.worker.lab import (
 ANY: Queue = ("any", "talker")
 
 
-PLACE = to_json(Place("talker"))
+PLACE = to_json(Placement("talker"))
 
 
-async def finished(link: Link, *sessions: str) -> None:
+async def finished(link: BrokerConnection, *sessions: str) -> None:
     """Until each of these sessions has ended a turn, and nobody has an order any more."""
 
     async def all_done() -> bool:
@@ -49,7 +49,7 @@ async def test_no_more_orders_are_taken_than_there_are_places():
     agent = talker(*[[Stall()]] * 5)
     async with linked(broker) as link:
         for number in range(5):
-            await link.append("inbox", (f"s{number}",), to_json(Send(f"t{number}", "hello")))
+            await link.append("inbox", (f"s{number}",), to_json(SendCall(f"t{number}", "hello")))
             await link.order(ANY, f"s{number}", PLACE)
         async with working(agent, broker, concurrency=2) as worker, hosting(broker) as host:
 
@@ -71,7 +71,7 @@ async def test_a_message_without_an_order_is_found(new: New):
     broker = new(lease=0.4)
     async with linked(broker) as link, working(talker("found"), broker):
         await link.append("sessions", ("s",), PLACE)
-        await link.append("inbox", ("s",), to_json(Send("t", "hello")))  # whoever wrote it died before it ordered
+        await link.append("inbox", ("s",), to_json(SendCall("t", "hello")))  # whoever wrote it died before it ordered
         await finished(link, "s")
         assert ends(await logged(link, "s"))["t"].value.text == "found"
 
@@ -93,7 +93,7 @@ async def test_an_order_that_was_tried_too_often_is_a_dead_letter_and_its_turn_i
     broker = new(lease=30.0)
     async with linked(broker) as link:
         await link.append("sessions", ("s",), PLACE)
-        await link.append("inbox", ("s",), to_json(Send("t", "hello")))
+        await link.append("inbox", ("s",), to_json(SendCall("t", "hello")))
         await link.order(ANY, "s", PLACE)
         await give_back(link, 2)
         agent = talker("it was in the inbox: it has never been tried")
@@ -106,7 +106,7 @@ async def test_an_order_that_was_tried_too_often_is_a_dead_letter_and_its_turn_i
         assert "2 attempts" in told["why"]
 
 
-async def give_back(link: Link, times: int) -> None:
+async def give_back(link: BrokerConnection, times: int) -> None:
     """As often as that somebody took the order and came to nothing."""
     for _ in range(times):
         (held,) = await link.take([ANY], 1, 5)
@@ -210,9 +210,9 @@ class Fragile:
 
     def __init__(self) -> None:
         self._broker = MemoryBroker()
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, BrokerConnection] = {}
 
-    async def connect(self, name: str) -> Link:
+    async def connect(self, name: str) -> BrokerConnection:
         self.links[name] = await self._broker.connect(name)
         return self.links[name]
 
@@ -230,12 +230,12 @@ async def test_agents_of_one_worker_take_turns(new: New):
     busy, rare = talker(*["one"] * 30, name="busy"), talker("two", name="rare")
     async with linked(broker) as link:
         for number in range(30):
-            await link.append("sessions", (f"s{number}",), to_json(Place("busy")))
-            await link.append("inbox", (f"s{number}",), to_json(Send(f"t{number}", "hello")))
-            await link.order(("any", "busy"), f"s{number}", to_json(Place("busy")))
-        await link.append("sessions", ("r",), to_json(Place("rare")))
-        await link.append("inbox", ("r",), to_json(Send("r1", "hello")))
-        await link.order(("any", "rare"), "r", to_json(Place("rare")))
+            await link.append("sessions", (f"s{number}",), to_json(Placement("busy")))
+            await link.append("inbox", (f"s{number}",), to_json(SendCall(f"t{number}", "hello")))
+            await link.order(("any", "busy"), f"s{number}", to_json(Placement("busy")))
+        await link.append("sessions", ("r",), to_json(Placement("rare")))
+        await link.append("inbox", ("r",), to_json(SendCall("r1", "hello")))
+        await link.order(("any", "rare"), "r", to_json(Placement("rare")))
         async with working({"busy": busy, "rare": rare}, broker, concurrency=1, idle_for=0.0):
 
             async def served() -> bool:

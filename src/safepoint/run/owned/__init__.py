@@ -14,6 +14,6 @@
 The page that explains it to users is docs/owned-resources.md.
 """
 
-from ...abort.accounting import detached
+from ...abort.resource_account import detached
 
 __all__ = ["detached"]

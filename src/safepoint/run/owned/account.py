@@ -14,17 +14,17 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar, cast
 
 from ...abort import AbortError, shield
-from ...abort.accounting import Account, current_account, reset_account
-from ...abort.processtree import KILL_SECONDS, ProcessId, end_processes, is_alive
+from ...abort.process_tree import KILL_SECONDS, ProcessId, end_processes, is_alive
+from ...abort.resource_account import Account, current_account, reset_account
 from ...abort.threads import submit
 from ..interrupt import AbortInterrupt, InterruptibleCall
 from ..policy import Policy
-from ..receipt import Fate, LeafKind, Ledger, Line
+from ..receipt import EntryBuilder, Fate, LeafKind, ReceiptBuilder
 from .programs import FORKS, TERM_SECONDS, Program, program_from_pid, with_descendants
 from .starter import Starter
 from .threads import ThreadWork
 
-__all__ = ["Leaf", "Owned"]
+__all__ = ["AccountLeaf", "ResourceAccount"]
 
 T = TypeVar("T")
 # How long an interrupted leaf waits for what it started, beyond the time that ending it should take.
@@ -35,14 +35,14 @@ START_LOOK_SECONDS = 0.005
 OUTLIVED = "it outlived the program it came from"
 
 
-class Leaf(Account, Protocol):
+class AccountLeaf(Account, Protocol):
     """What an account asks of its leaf."""
 
     operation: str
     policy: Policy
 
     @property
-    def ledger(self) -> Ledger: ...
+    def ledger(self) -> ReceiptBuilder: ...
 
     @property
     def being_interrupted(self) -> bool:
@@ -81,14 +81,14 @@ class _Thread:
         self.name = name
         self.helps = helps  # the leaf does not wait for it, and it may serve others
         self.cut = False  # a program that it had started was ended
-        self.line: Line | None = None
+        self.line: EntryBuilder | None = None
         self.ended: Future[None] = Future()
 
 
-class Owned:
+class ResourceAccount:
     """What one leaf has started. Made when it starts its first program or thread: most leaves start none."""
 
-    def __init__(self, leaf: Leaf) -> None:
+    def __init__(self, leaf: AccountLeaf) -> None:
         self._leaf = leaf
         self._policy = leaf.policy
         self._lock = threading.RLock()  # a finalizer that the collector runs in here may start a program
@@ -96,7 +96,7 @@ class Owned:
         self._functions: list[_Thread] = []
         self._endings: list[Future[None]] = []
         self._signalled: set[ProcessId] = set()  # what we have ended
-        self._lines: dict[ProcessId, Line] = {}
+        self._lines: dict[ProcessId, EntryBuilder] = {}
         self._waits_for_start = False  # somebody looks for the pid of a program that is starting
         self._listed = False  # in the ledger, as one to be asked before each receipt
         leaf.when_interrupted(0.0, self._end)
@@ -279,7 +279,7 @@ class Owned:
         self._waits_for_start = False
         self._starter_ended(None)
 
-    def _end_all(self, lines: dict[ProcessId, Line], ended: "Future[None]") -> None:
+    def _end_all(self, lines: dict[ProcessId, EntryBuilder], ended: "Future[None]") -> None:
         try:
             everything = with_descendants(lines)
             self._signalled.update(everything)
@@ -339,17 +339,17 @@ class Owned:
             self._listed = True
             self._leaf.ledger.add_source(self.write_down)
 
-    def _function_line(self, function: "_Thread") -> Line:
+    def _function_line(self, function: "_Thread") -> EntryBuilder:
         if function.line is None:
             function.line = self._begin(function.name, "thread")
         return function.line
 
-    def _begin(self, name: str, kind: LeafKind) -> Line:
+    def _begin(self, name: str, kind: LeafKind) -> EntryBuilder:
         line = self._leaf.ledger.begin(f"{self._leaf.operation}/{name}", kind, owned=True)
         line.fate = "still_running"
         return line
 
-    def _line(self, process: ProcessId, name: str) -> Line:
+    def _line(self, process: ProcessId, name: str) -> EntryBuilder:
         line = self._lines.get(process)
         if line is None:
             line = self._lines[process] = self._begin(name, "program")

@@ -25,7 +25,7 @@ from itertools import islice
 from types import FrameType
 from typing import Any
 
-from ...abort.processgroup import PROC
+from ...abort.process_group import PROC
 
 __all__ = ["Reading", "blocked_in", "waits_for_a_lock"]
 

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from ...abort.accounting import account_here, current_account
+from ...abort.resource_account import account_here, current_account
 
 __all__ = ["install_executor", "install_helpers", "is_helper"]
 

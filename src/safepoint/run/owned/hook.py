@@ -16,9 +16,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-from ...abort.accounting import account_here
+from ...abort.resource_account import account_here
 from ..interrupt import InterruptibleCall
-from .account import Owned
+from .account import ResourceAccount
 from .executor import install_helpers, is_helper
 from .programs import FORKS, Program, see
 from .starter import starter_of
@@ -33,15 +33,15 @@ _WATCHED = _FORKS | _THREADS | {"subprocess.Popen", "socket.connect"}
 _POOLS = ("multiprocessing", "concurrent.futures.process", "loky", "joblib")
 _POOL_NOTE = "a process of a pool, which a stop never ends"
 # Our own supervisors end what they start, and report what survives.
-_SUPERVISORS = ("safepoint.abort.processes", "safepoint.run.isolate", "safepoint.worker.seats")
+_SUPERVISORS = ("safepoint.abort.processes", "safepoint.run.isolate", "safepoint.worker.executors")
 
 
-class Leaf(Protocol):
+class HookLeaf(Protocol):
     """The leaf, as the hook sees it."""
 
     task: "asyncio.Task[Any] | None"
 
-    def own(self) -> Owned:
+    def own(self) -> ResourceAccount:
         """Its account, made if there is none."""
         ...
 
@@ -91,7 +91,7 @@ def _hook(
         _starts_program(leaf, event, sys._getframe(1))
 
 
-def _starts_program(leaf: Leaf | None, event: str, frame: FrameType) -> None:
+def _starts_program(leaf: HookLeaf | None, event: str, frame: FrameType) -> None:
     popen = frame.f_locals.get("self") if event == "subprocess.Popen" else None
     if popen is not None:
         see(popen)
@@ -108,7 +108,7 @@ def _starts_program(leaf: Leaf | None, event: str, frame: FrameType) -> None:
         leaf.own().expect_program(keep, starter)
 
 
-def _started_thread(leaf: Leaf, function: Any) -> None:
+def _started_thread(leaf: HookLeaf, function: Any) -> None:
     thread = getattr(function, "__self__", None)
     if isinstance(thread, threading.Thread) and is_helper(thread):
         thread.run = leaf.helper(thread.run, thread=thread)  # type: ignore[method-assign]

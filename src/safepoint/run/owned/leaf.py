@@ -13,9 +13,9 @@ from ...abort import AbortSignal, Guard
 from ..context import Context
 from ..interrupt import AbortInterrupt, InterruptibleCall
 from ..policy import LIMIT_GRACE_SECONDS, Policy
-from ..receipt import Ledger
-from ..watch import Watch
-from .account import Owned
+from ..receipt import ReceiptBuilder
+from ..start_gate import StartGate
+from .account import ResourceAccount
 from .leftovers import end_tasks_of, has_tasks, running_behind
 from .threads import ThreadWork
 
@@ -31,12 +31,12 @@ class OwningLeaf:
     policy: Policy
     signal: AbortSignal
     outer: Context
-    watch: Watch
+    watch: StartGate
 
     def __init__(self) -> None:
         self.task: asyncio.Task[Any] | None = None  # the one that runs the body, if it is awaited
         self.work: ThreadWork | None = None  # the body, if it runs in a thread
-        self.owned: Owned | None = None  # what it has started, if anything
+        self.owned: ResourceAccount | None = None  # what it has started, if anything
         self._ended = False
         self._cut = False  # something that the body had started was ended under it
         self._guard: Guard | None = None  # around the body, if it is awaited
@@ -44,14 +44,14 @@ class OwningLeaf:
         self._behind: Future[Any] | None = None  # the call in a thread for which it waited when it was interrupted
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> ReceiptBuilder:
         """The ledger of the run."""
         return self.outer.ledger
 
-    def own(self) -> Owned:
+    def own(self) -> ResourceAccount:
         """Its account, made with the first thing that it starts."""
         if self.owned is None:
-            self.owned = Owned(self)
+            self.owned = ResourceAccount(self)
         return self.owned
 
     def thread(self, fn: Callable[..., T]) -> Callable[..., T]:

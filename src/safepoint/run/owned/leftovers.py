@@ -15,12 +15,12 @@ from contextvars import Context as Variables
 from types import FrameType
 from typing import Any
 
-from ...abort.accounting import current_account
 from ...abort.guard import end_tasks
-from ...abort.processgroup import PROC
-from ...abort.processtree import children_of_thread, identify, name_of
-from ..receipt import Ledger
-from ..where import place, thread_place
+from ...abort.process_group import PROC
+from ...abort.process_tree import children_of_thread, identify, name_of
+from ...abort.resource_account import current_account
+from ..code_location import place, thread_place
+from ..receipt import ReceiptBuilder
 from .programs import seen
 
 __all__ = ["end_tasks_of", "has_tasks", "name_leftovers", "running_behind"]
@@ -31,7 +31,7 @@ CONTEXT_NAME = "context"
 UNSEEN = "started while the run was on, by code that cannot be seen (uvloop, multiprocessing, C); by whom is not known"
 
 
-async def name_leftovers(ledger: Ledger, begun: int) -> None:
+async def name_leftovers(ledger: ReceiptBuilder, begun: int) -> None:
     """Write a line for all that goes on although the run of this ledger ends now.
 
     Args:
@@ -89,7 +89,7 @@ def running_behind(callbacks: object) -> "Future[Any] | None":
     return None
 
 
-def _tasks(ledger: Ledger | None) -> "list[tuple[Any, asyncio.Task[Any]]]":
+def _tasks(ledger: ReceiptBuilder | None) -> "list[tuple[Any, asyncio.Task[Any]]]":
     """The tasks of this loop that leaves of this run have started, each with its leaf. None: of any run."""
     here = asyncio.current_task()
     found = []
@@ -122,7 +122,7 @@ def _name_of(task: "asyncio.Task[Any]") -> str:
     return str(getattr(coroutine, "__name__", None) or task.get_name())
 
 
-def _threads(ledger: Ledger) -> Iterator[tuple[Any, int]]:
+def _threads(ledger: ReceiptBuilder) -> Iterator[tuple[Any, int]]:
     """The threads of other libraries' pools that run a function in the context of a leaf of this run."""
     here = threading.get_ident()
     for thread, frame in sys._current_frames().items():

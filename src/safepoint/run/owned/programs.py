@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...abort.processtree import (
+from ...abort.process_tree import (
     ProcessId,
     children_of_thread,
     descendants,

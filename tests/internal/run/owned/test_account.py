@@ -14,7 +14,7 @@ async def test_a_leaf_that_starts_nothing_has_no_account():
     runs: list[Any] = []
 
     async def tool(ctx: Context, value: object) -> None:
-        from safepoint.abort.accounting import current_account
+        from safepoint.abort.resource_account import current_account
 
         runs.append(current_account.get())
 

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from safepoint.abort.accounting import current_account
+from safepoint.abort.resource_account import current_account
 from safepoint.run import AbortInterrupt, detached
 from safepoint.run.owned import hook
 

@@ -6,7 +6,7 @@ A leaf's side of its account: what is refused and waited for, and what the model
 import pytest
 
 from safepoint.run import Policy
-from safepoint.run.leafrun import LeafRun
+from safepoint.run.leaf_run import LeafRun
 from safepoint.testing import FakeClock
 from tests.run.bench import Bench
 

@@ -1,0 +1,228 @@
+"""Owns a sub-agent on another machine: a tool that has a turn of another session done, and whose abort follows it.
+
+The turn's id comes from the call: a parent that runs again finds its child instead of starting a second one.
+"""
+
+import hashlib
+import math
+from contextlib import aclosing, nullcontext, suppress
+from dataclasses import replace
+
+from ..abort import AbortController, AbortReason
+from ..abort.ambient import shield
+from ..abort.reason import AbortError, error_from
+from ..agent.conversation import AgentResult
+from ..agent.tool import AnyTool, ToolContext, tool
+from ..errors import SafepointError, describe
+from ..run.events import Event, SessionClosed, TurnEnded, TurnQueued, TurnStarted
+from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
+from ..run.stop import StopAck
+from ..run.time_limit import limit_of
+from ..session.host import Host, NotFound
+from ..session.session_state import OWN
+from .remote_host import RemoteHost
+from .sub_agent_waits import waiting_for_a_sub_agent
+
+__all__ = ["remote_tool"]
+
+# How long the end of the child is waited for when the parent was stopped, and when it is not to wait any longer.
+SETTLE_SECONDS = 10.0
+PRESSED_SECONDS = 2.0
+
+
+def remote_tool(host: Host, agent: str, *, name: str | None = None, description: str | None = None) -> AnyTool:
+    """`agent`, wherever `host` runs it, as a tool: its events are forwarded, and a stop of the parent stops it too.
+
+    The time limit of the parent travels as the seconds that are left.
+
+    Raises:
+        NotFound: At the call, if nobody offers the agent.
+    """
+
+    # A sub-agent of a local host runs in this process, and needs no place of a worker.
+    elsewhere = waiting_for_a_sub_agent if isinstance(host, RemoteHost) else nullcontext
+
+    async def stop_left(key: str) -> None:
+        session, turn = _ids(agent, key)
+        with suppress(NotFound):  # it had not begun
+            ack = await host.stop(
+                session, turn, reason=AbortReason("parent", "nobody goes on with the call it works for")
+            )
+            if ack.status != "unknown" and ack.begun:
+                await ack.settled()
+
+    async def call(prompt: str, ctx: ToolContext) -> str:
+        child = _Child(host, agent, ctx)
+        with elsewhere():
+            try:
+                outcome = await ctx.signal.run(child.outcome(prompt))
+            except AbortError as error:
+                raise await child.stopped(error) from error
+        return child.text_of(outcome)
+
+    told = description or f"Have the agent {agent} do something, on another machine."
+    # It has to stop the child first, and what the child has so far is worth waiting for: from outside it is only shown
+    # the signal. What is left behind is left behind over there.
+    made = tool(call, name=name or agent, description=told, on_abort="cooperate")
+    return replace(made, kind="child", stop_left=stop_left)
+
+
+def _ids(agent: str, key: str) -> tuple[str, str]:
+    """The session and the turn of a call with this idempotency key."""
+    digest = hashlib.sha256(key.encode()).hexdigest()[:24]
+    return f"{agent}-{digest}", digest
+
+
+class _Child:
+    """One call: a session of its own, and one turn in it."""
+
+    def __init__(self, host: Host, agent: str, ctx: ToolContext) -> None:
+        self._host = host
+        self._agent = agent
+        self._ctx = ctx
+        self._session, self._turn = _ids(agent, ctx.idempotency_key)
+        self._after = 0  # up to here its log was read
+        self._skip: float = 0  # so many of its events were forwarded before
+        self._begun = False  # as far as its log was read
+
+    async def outcome(self, prompt: str) -> Outcome[AgentResult]:
+        """Have it done, or find that it is being done or was done already."""
+        host, session = self._host, self._session
+        if isinstance(host, RemoteHost):
+            await host.create(session, self._agent, sub_agent=True)
+        else:
+            await host.create(session, self._agent)
+        try:
+            await host.turn(session, self._turn)
+        except NotFound:
+            limit = limit_of(self._ctx.signal)
+            seconds = None if limit is None else max(limit.remaining, 0.0)
+            view = await host.send(session, prompt, turn_id=self._turn, timeout=seconds)
+            return view.outcome or await self._followed()
+        ended = await self._caught_up()
+        if isinstance(ended, Aborted | TimedOut | Failed) and self._goes_on(ended):
+            self._turn, ended = (await host.continue_turn(session, self._turn)).id, None
+        if ended is None or _lost(ended):
+            return await self._followed(ended)
+        return ended
+
+    def _goes_on(self, ended: Outcome[AgentResult]) -> bool:
+        """Whether a child that has ended is to go on: it was stopped because its parent was, which goes on."""
+        return self._ctx.kept is not None or (isinstance(ended, Aborted) and ended.reason.kind == "parent")
+
+    async def _caught_up(self) -> Outcome[AgentResult] | None:
+        """Read what has happened so far, and forward what was not. Returns how it ended, if it has."""
+        last = (await self._host.session(self._session)).last_seq
+        told = self._ctx.journal.forwarded.get(self._ctx.idempotency_key)
+        # Where nobody has counted: what was stopped had been followed until then.
+        self._skip = told if told is not None else (math.inf if self._ctx.kept is not None else 0)
+        ended: Outcome[AgentResult] | None = None
+        if last:
+            async with aclosing(self._host.events(self._session)) as events:
+                async for recorded in events:
+                    ended = self._heard(recorded.event, ended)
+                    self._after = recorded.seq
+                    if recorded.seq >= last:
+                        break
+        self._skip = 0
+        return ended
+
+    async def _followed(self, ended: Outcome[AgentResult] | None = None) -> Outcome[AgentResult]:
+        """Its end. A turn that lost its worker is followed to the one that goes on with it, if there is one."""
+        async with aclosing(self._host.events(self._session, self._after)) as events:
+            async for recorded in events:
+                if isinstance(recorded.event, SessionClosed) and ended is not None:
+                    return ended  # whoever had it last did not go on with it
+                ended = self._heard(recorded.event, ended)
+                if ended is not None and not _lost(ended):
+                    return ended
+        raise NotFound(f"the host of {self._agent} was closed before the turn had ended")
+
+    def _heard(self, event: Event, ended: Outcome[AgentResult] | None) -> Outcome[AgentResult] | None:
+        """One more event of its session. Returns how its turn, or the newest one that goes on with it, has ended."""
+        match event:
+            case TurnStarted(turn_id=turn_id) if turn_id == self._turn:
+                self._begun = True
+            case TurnEnded(turn_id=turn_id, outcome=outcome) if turn_id == self._turn:
+                return outcome
+            case TurnQueued(turn_id=turn_id, continues=continues) if continues == self._turn:
+                self._turn = turn_id
+                return None
+            case _:
+                self._forward(event)
+        return ended
+
+    def _forward(self, event: Event) -> None:
+        if isinstance(event, OWN) or not self._ctx.listened:
+            return
+        if self._skip > 0:
+            self._skip -= 1
+            return
+        key, counts = self._ctx.idempotency_key, self._ctx.journal.forwarded
+        counts[key] = counts.get(key, 0) + 1
+        path, calls = (*self._ctx.path, *event.path[1:]), (*self._ctx.calls, *event.calls)
+        self._ctx.emit(replace(event, path=path, calls=calls))
+
+    async def stopped(self, error: AbortError) -> AbortError:
+        """The parent was stopped: so is the child, and its end is waited for."""
+        reason = self._ctx.signal.reason or error.reason
+        partial: AgentResult | None = None
+        with shield(2 * SETTLE_SECONDS):
+            try:
+                partial = await self._end(AbortReason("parent", reason.message))
+            except NotFound:
+                pass  # it had not begun
+            except (SafepointError, TimeoutError) as problem:
+                where = f"{self._agent} on another machine may go on: {describe(problem)}"
+                self._ctx.ledger.warn(where)
+        if partial is not None:
+            self._ctx.spent += partial.usage
+        return error_from(reason, partial)
+
+    async def _end(self, reason: AbortReason) -> AgentResult | None:
+        """Stop the child, wait for its end, and see how far it came."""
+        ack = await self._host.stop(self._session, self._turn, reason=reason)
+        if ack.status == "unknown" or not ack.begun:
+            return None  # the record of the stop keeps it from beginning: there is no end to wait for
+        await self._settled(ack, reason)
+        outcome = (await self._host.turn(self._session, self._turn)).outcome
+        return None if outcome is None else _result_of(outcome)
+
+    async def _settled(self, ack: StopAck, reason: AbortReason) -> None:
+        """Wait for the end of the child. Whoever leaves behind what does not end here, does so over there as well."""
+        pressed = AbortController()
+        forget = self._ctx.stop.when_abandoned(lambda: pressed.abort("it is not waited for any longer"))
+        limit = SETTLE_SECONDS
+        try:
+            try:
+                await pressed.signal.run(ack.settled(limit))
+            except AbortError:
+                limit = PRESSED_SECONDS
+                await self._host.stop(self._session, self._turn, abandon=0.0, reason=reason)
+                await ack.settled(limit)
+        except TimeoutError:
+            raise TimeoutError(f"it has not ended within {limit:g} s: {ack.message}") from None
+        finally:
+            forget()
+
+    def text_of(self, outcome: Outcome[AgentResult]) -> str:
+        """What the model is told. Raises: what the child failed with."""
+        result = _result_of(outcome)
+        if result is not None:
+            self._ctx.spent += result.usage
+        match outcome:
+            case Completed(value):
+                return value.text
+            case Aborted(reason, _, _) | TimedOut(reason, _, _):
+                raise RuntimeError(f"{self._agent} was stopped: {reason.kind}: {reason.message}")
+            case Failed(error, _, _):
+                raise error
+
+
+def _lost(outcome: Outcome[AgentResult]) -> bool:
+    """Whether the turn has lost its worker: another one may go on with it."""
+    return isinstance(outcome, Aborted) and outcome.reason.kind == "lease_lost"
+
+
+def _result_of(outcome: Outcome[AgentResult]) -> AgentResult | None:
+    return outcome.value if isinstance(outcome, Completed) else outcome.partial

@@ -1,0 +1,26 @@
+"""Owns the tests that look inside, beside those of `tests/flow/test_checkpoint_saver.py`.
+
+The checkpoint of a flow in a store: one run at a time has it, and nothing is overwritten unknowingly.
+"""
+
+import pytest
+
+from safepoint.flow import (
+    CheckpointCompleted,
+    checkpoint_saver,
+)
+from safepoint.run import (
+    Checkpoints,
+)
+from tests.flow.lab import Trail, one
+from tests.flow.test_checkpoint_saver import EACH, ID, given
+
+
+async def test_a_result_that_is_too_long_is_not_kept_but_that_it_has_completed_is(store: Checkpoints, monkeypatch):
+    monkeypatch.setattr(checkpoint_saver, "LONGEST_COMPLETED", 2_000)
+    flow = one(lambda state: state.notes.append("long " * 1_000), Trail)
+    await flow.execute(Trail(), **given(store))
+    assert len(await store.load(ID) or "") < 1_000
+    for more in EACH:
+        with pytest.raises(CheckpointCompleted, match="its result was too long to be kept"):
+            await flow.execute(Trail(), **given(store), **more)

@@ -1,0 +1,85 @@
+"""Where a flow is: the one truth from which cursor, checkpoint and resume derive."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from safepoint.flow.position import ParallelAt, Position, ScatterAt, SubflowAt
+from tests.flow.lab import Lab, Trail
+
+
+def at(*names: str, flow: str = "flow") -> Position:
+    return Position.start(Lab().line(flow, *names).graph(), Trail())
+
+
+def test_it_starts_before_the_first_node_and_moves_on():
+    place = at("a", "b")
+    assert (place.cursor, place.step, place.visit) == ("a", 0, "0")
+    place.inside = SubflowAt(at("c"))
+    assert place.cursor == "a/c"
+    place.go("b", Trail(["a"]))
+    assert (place.cursor, place.step, place.state) == ("b", 1, Trail(["a"]))
+    place.arrive("done", Trail(["a", "b"]))
+    assert (place.end, place.step) == ("done", 2)
+
+
+def test_inside_a_subflow_the_cursor_is_a_path():
+    place = at("sub")
+    inner = at("c1", "c2")
+    place.inside = SubflowAt(inner)
+    assert place.cursor == "sub/c1"
+    inner.go("c2", Trail())
+    assert place.cursor == "sub/c2"
+    inner.arrive("done", Trail())
+    assert place.cursor == "sub"  # all inside is done, and it has not been left
+
+
+def test_the_visit_says_which_visits_are_around_it():
+    place = at("sub", "next")
+    place.go("next", Trail())
+    inner = Position.start(place.graph, Trail(), place.within)
+    assert (place.visit, inner.visit) == ("1", "1.0")
+    inner.go("next", Trail())
+    assert inner.visit == "1.1"
+    assert inner.within == "1.1."
+
+
+def test_inside_a_parallel_the_cursor_is_at_the_first_branch_that_is_not_done():
+    left, right = at("l", flow="left"), at("right", flow="right")
+    place = at("both")
+    place.inside = ParallelAt({"left": left, "right": right})
+    assert place.cursor == "both/left/l"
+    left.arrive("done", Trail())
+    assert place.cursor == "both/right"  # a branch that is one function is named once
+    right.arrive("done", Trail())
+    assert place.cursor == "both"
+
+
+def test_inside_a_scatter_the_cursor_is_at_the_first_item_that_is_not_done():
+    place = at("each")
+    items = ScatterAt()
+    place.inside = items
+    assert place.cursor == "each"
+    items.pulled = 3
+    assert place.cursor == "each/0"
+    items.acknowledge(0)
+    items.acknowledge(2)
+    assert place.cursor == "each/1"
+    items.places[1] = at("c")
+    assert place.cursor == "each/1/c"
+    items.acknowledge(1)
+    assert place.cursor == "each"
+    assert (items.watermark, items.ahead, items.done, items.places) == (3, set(), 3, {})
+
+
+@given(st.permutations(range(8)), st.integers(0, 8))
+def test_acknowledged_items_are_done_and_no_others(order: list[int], count: int):
+    items = ScatterAt(pulled=8)
+    marks = [0]
+    for index in order[:count]:
+        items.acknowledge(index)
+        marks.append(items.watermark)
+    done = set(order[:count])
+    assert {index for index in range(8) if items.is_done(index)} == done
+    assert items.done == len(done)
+    assert marks == sorted(marks)
+    assert items.watermark not in items.ahead

@@ -1,0 +1,102 @@
+"""Owns the tests that look inside, beside those of `tests/worker/test_lease_agreement.py`.
+
+Owns the tests of the agreement on one lease: a worker with another one is refused, and takes nothing away.
+"""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import pytest
+
+from safepoint.worker import LeaseInForce, Worker, supervisor
+from safepoint.worker.broker import Queue
+from tests.session.lab import talker
+from tests.worker.lab import SECONDS, New, each_broker, linked, working
+from tests.worker.test_lease_agreement import refused, with_lease
+
+ANY: Queue = ("any", "talker")
+
+
+@each_broker
+async def test_when_all_workers_have_stopped_another_lease_can_be_put_in_force(new: New):
+    broker = new(lease=6.0)
+    async with working(talker(), broker):
+        pass
+    other = with_lease(broker, 3.0)
+    async with working(talker(), other, name="w2"), linked(broker) as link:
+        assert await link.lease_in_force(ANY) == 3.0
+        assert "is 3 s" in await refused(talker(), broker)
+        async with working(talker(), other, name="w3"):  # with the same one it may come
+            pass
+
+
+@each_broker
+async def test_workers_of_another_agent_may_have_another_lease(new: New):
+    broker = new(lease=6.0)
+    async with (
+        working(talker(), broker),
+        working(talker(name="other"), with_lease(broker, 3.0)),
+        linked(broker) as link,
+    ):
+        assert (await link.lease_in_force(ANY), await link.lease_in_force(("any", "other"))) == (6.0, 3.0)
+        both = {"talker": talker(), "other": talker(name="other")}
+        assert "agent 'other' is 3 s" in await refused(both, broker)
+
+
+@each_broker
+async def test_of_workers_that_start_at_once_with_two_leases_those_that_stay_have_one(new: New):
+    broker = new(lease=6.0)
+    workers = [Worker(talker(), with_lease(broker, lease)) for lease in (6.0, 3.0, 6.0, 3.0)]
+    started = await asyncio.gather(*(worker.start() for worker in workers), return_exceptions=True)
+    leases = {6.0 if place % 2 == 0 else 3.0 for place, error in enumerate(started) if error is None}
+    assert len(leases) <= 1
+    assert {type(error) for error in started if error is not None} <= {LeaseInForce}
+    async with linked(broker) as link:
+        assert leases <= {await link.lease_in_force(ANY)}
+    for worker, error in zip(workers, started, strict=True):
+        if error is None:
+            await worker.close()
+
+
+@each_broker
+async def test_a_worker_that_was_not_seen_for_long_and_finds_another_lease_leaves(
+    new: New, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(supervisor, "BEAT_SECONDS", 0.1)
+    broker = new(lease=6.0)
+    worker = Worker(talker(), broker)
+    await worker.start()
+    async with linked(with_lease(broker, 3.0)) as link:
+        await link.change_lease(ANY)
+        async with linked(broker) as old:
+            with pytest.raises(LeaseInForce, match="is 3 s"):
+                await old.take([ANY], 1, 0.1)
+        await link.append(
+            "workers",
+            ("w2",),
+            b'{"name": "w2", "agents": ["talker"], "live": 0, "concurrency": 1, '
+            b'"isolation": "task", "version": "1", "pid": 1, "machine": "m", "since": 1, "lease": 3.0}',
+        )
+        caplog.set_level(logging.ERROR)
+        monkeypatch.setattr(supervisor, "UNSEEN_SECONDS", -1.0)
+        with pytest.raises(LeaseInForce, match="is 3 s, and this worker was started with 6 s"):
+            async with asyncio.timeout(SECONDS):
+                await worker.wait()
+    with pytest.raises(LeaseInForce):  # whoever closes it is told as well
+        await worker.close()
+    assert "gives its orders back and leaves" in caplog.text
+
+
+async def test_a_worker_whose_connection_comes_back_finds_the_lease_that_is_in_force_then():
+    from safepoint.worker.nats_connection import NatsConnection
+    from tests.worker.lab import nats
+
+    broker = nats(lease=6.0)
+    async with linked(broker) as link, linked(replace(broker, lease=3.0)) as other:
+        assert isinstance(link, NatsConnection)
+        assert await link.take([ANY], 1, 0.0) == []
+        await other.change_lease(ANY)
+        await link.returned()
+        with pytest.raises(LeaseInForce):
+            await link.take([ANY], 1, 0.0)

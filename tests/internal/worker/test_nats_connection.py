@@ -1,0 +1,73 @@
+"""Owns the tests that look inside, beside those of `tests/worker/test_nats_connection.py`.
+
+Owns the tests of one connection to NATS: a server that is killed and comes back, answers that got lost, limits.
+"""
+
+import asyncio
+import time
+
+import pytest
+
+from safepoint.worker import BrokerError, NatsBroker
+from safepoint.worker.broker import Fenced, Queue
+from tests.rigs.nats import nats_server
+from tests.worker.lab import SECONDS, linked, nats
+
+ANY: Queue = ("any", "helper")
+
+
+async def test_after_a_restart_of_the_server_everything_goes_on():
+    with nats_server() as server:
+        async with linked(NatsBroker(server.url, lease=30.0)) as link, asyncio.TaskGroup() as group:
+            returned, heard = asyncio.Event(), asyncio.Event()
+            link.on_return(returned.set)
+            await link.listen(("news", "s"), lambda data: heard.set())
+            await link.serve(("ctl", "s"), _echo)
+            first = await link.append("log", ("s",), b"before", after=0)
+            await link.order(ANY, "s", b"")
+            (held,) = await link.take([ANY], 1, 5)
+            server.kill()
+            writing = group.create_task(link.append("log", ("s",), b"meanwhile", after=first))
+            reading = group.create_task(link.read("inbox", ("s",)))
+            server.start()
+            async with asyncio.timeout(SECONDS):
+                await returned.wait()
+                assert await writing > first
+                assert await reading == []
+                await link.publish(("news", "s"), b"")
+                await heard.wait()
+            assert [entry.data for entry in await link.read("log", ("s",))] == [b"before", b"meanwhile"]
+            assert await link.request(("ctl", "s"), b"still there", 5) == b"still there"
+            await held.renew()
+            await held.done()
+            assert await link.ordered() == set()
+            assert await link.order(ANY, "t", b"")
+            (held,) = await link.take([ANY], 1, 5)
+            assert held.session == "t"
+
+
+async def _echo(data: bytes) -> bytes:
+    return data
+
+
+async def test_what_is_too_big_is_refused_at_once_and_the_connection_lives():
+    async with linked(nats()) as link:
+        began = time.monotonic()
+        with pytest.raises(BrokerError, match="2000000 bytes"):
+            await link.append("inbox", ("s",), b"x" * 2_000_000)
+        with pytest.raises(BrokerError):
+            await link.order(ANY, "s", b"x" * 2_000_000)
+        assert time.monotonic() - began < 5
+        assert await link.append("inbox", ("s",), b"x" * 1_000_000)
+
+
+async def test_a_write_whose_answer_got_lost_counts_as_ours_and_one_of_another_does_not():
+    from safepoint.worker.nats_connection import NatsConnection
+
+    async with linked(nats()) as link:
+        assert isinstance(link, NatsConnection)
+        position = await link.append("log", ("s",), b"mine", after=0)
+        assert await link._ours("log", ("s",), b"mine", True) == position
+        for data, unsure in ((b"mine", False), (b"of another", True)):
+            with pytest.raises(Fenced):
+                await link._ours("log", ("s",), data, unsure)

@@ -1,0 +1,202 @@
+"""Owns the tests of a worker's processes: one that ends before it is ready is the worker's failure, not its order's."""
+
+import asyncio
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from safepoint.worker import NatsBroker, Worker, process_pool
+from safepoint.worker.executors import ProcessExecutor
+from safepoint.worker.process_pool import CannotStart
+from tests.rigs.nats import free_port
+from tests.worker.breaking import BROKEN, TARGET
+from tests.worker.lab import SECONDS, ends, eventually, hosting, linked, logged, nats, until_kind, working
+from tests.worker.processes import ROOT
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that breaks the agent while it exists. It does not exist yet: the worker can start."""
+    path = tmp_path / "broken"
+    monkeypatch.setenv(BROKEN, str(path))
+    monkeypatch.setattr(process_pool, "PAUSES", (0.05,))
+    return path
+
+
+async def test_a_worker_whose_agent_cannot_be_loaded_any_more_leaves_and_its_orders_are_not_counted(
+    broken: Path, caplog: pytest.LogCaptureFixture
+):
+    broker = nats(lease=30.0)
+    caplog.set_level(logging.INFO)
+    async with hosting(broker) as host, linked(broker) as link:
+        worker = Worker(TARGET, broker, attempts=1, idle_for=0.05)
+        await worker.start()
+        await host.create("s")
+        broken.touch()
+        await host.send("s", "hello", turn_id="t1")
+        with pytest.raises(CannotStart, match=r"2 processes in a row .*half a deploy"):
+            async with asyncio.timeout(SECONDS):
+                await worker.wait()
+        assert (worker.stats.failed_starts, worker.stats.dead) == (1, 0)
+        assert "no orders for 0.05 s" in caplog.text
+        assert "gives its orders back" in caplog.text
+        assert await link.ordered() == {"s"}
+        broken.unlink()
+        async with working(TARGET, broker, attempts=1) as good:  # at the second attempt it would give up
+            await until_kind(host, "s", "turn_ended", turn_id="t1")
+            assert ends(await logged(link, "s"))["t1"].status == "completed"
+            assert (good.stats.dead, good.stats.redelivered) == (0, 0)
+
+
+async def test_a_worker_whose_agent_is_whole_again_goes_on(broken: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process_pool, "PAUSES", (0.05, 0.5, 30.0))
+    broker = nats(lease=30.0)
+    async with hosting(broker) as host, working(TARGET, broker, attempts=1) as worker:
+        await host.create("s")
+        broken.touch()
+        await host.send("s", "hello", turn_id="t1")
+
+        async def noticed() -> bool:
+            return worker.stats.failed_starts > 0
+
+        await eventually(noticed)
+        broken.unlink()
+        ended = await until_kind(host, "s", "turn_ended", turn_id="t1")
+        assert ended.event.outcome.status == "completed"  # type: ignore[union-attr]
+        assert worker.stats.dead == 0
+
+
+async def test_a_broken_worker_leaves_all_messages_to_one_that_can_work(broken: Path):
+    broker = nats(lease=30.0)
+    async with hosting(broker) as host, linked(broker) as link:
+        bad = Worker(TARGET, broker, attempts=2, concurrency=4)
+        await bad.start()
+        broken.touch()
+        for number in range(12):
+            await host.create(f"s{number}")
+            await host.send(f"s{number}", "hello", turn_id="t")
+        with pytest.raises(CannotStart):
+            await bad.wait()
+        broken.unlink()
+        async with working(TARGET, broker, attempts=2) as good:
+
+            async def all_done() -> bool:
+                return not await link.ordered()
+
+            await eventually(all_done)
+            for number in range(12):
+                assert ends(await logged(link, f"s{number}"))["t"].status == "completed"
+            assert good.stats.dead == bad.stats.dead == 0
+
+
+async def test_a_worker_that_is_told_to_go_while_it_cannot_start_processes_goes_at_once(
+    broken: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(process_pool, "PAUSES", (60.0,))
+    broker = nats(lease=30.0)
+    async with hosting(broker) as host, working(TARGET, broker) as worker:
+        await host.create("s")
+        broken.touch()
+        await host.send("s", "hello")
+
+        async def noticed() -> bool:
+            return worker.stats.failed_starts > 0
+
+        await eventually(noticed)
+        async with asyncio.timeout(SECONDS):
+            await worker.close()
+
+
+async def test_a_process_that_is_ended_while_it_starts_says_nothing_about_the_worker():
+    broker = nats(lease=30.0)
+    async with asyncio.TaskGroup() as group:
+        processes = process_pool.ProcessPool("w", lambda: ProcessExecutor(broker, [TARGET], "w"))
+        seat = processes.take(group)
+        seat.kill()
+        assert not await seat.comes_up(SECONDS)
+        processes.give_back(seat)
+        assert processes.works
+
+
+async def test_a_worker_that_cannot_work_is_a_2_on_the_command_line(broken: Path):
+    broker = nats(lease=5.0)
+    words = ["worker", TARGET, "--nats", str(broker.url), "--namespace", broker.namespace, "--lease", "5"]
+    start = (
+        "import sys; from safepoint.worker import pool; from safepoint.cli.main import main; pool.PAUSES = (0.05,); "
+    )
+    async with hosting(broker) as host:
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-c", f"{start} sys.exit(main({words!r}))"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            assert process.stdout is not None
+            async with asyncio.timeout(SECONDS):
+                assert b"takes orders" in await process.stdout.readline()
+            await host.create("s")
+            broken.touch()
+            await host.send("s", "hello")
+            async with asyncio.timeout(SECONDS):
+                _, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+    assert process.returncode == 2
+    told = errors.decode()
+    assert "cannot work: 2 processes in a row" in told
+    assert "Traceback" not in told.split("cannot work")[-1]
+
+
+async def test_a_process_that_does_not_reach_the_broker_is_tried_again_for_as_long_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(process_pool, "PAUSES", (0.01,))
+    port, tries = free_port(), 0
+    good = nats()
+
+    def start() -> ProcessExecutor:
+        nonlocal tries
+        tries += 1
+        broker = NatsBroker(f"nats://127.0.0.1:{port}") if tries < 4 else good
+        return ProcessExecutor(broker, [TARGET], "w")
+
+    async with asyncio.TaskGroup() as group:
+        processes = process_pool.ProcessPool("w", start)
+        seat = processes.take(group)
+        assert not await seat.comes_up(SECONDS)
+        await seat.gone.wait()
+        assert seat.broker_missing
+        processes.give_back(seat)
+        assert not processes.works
+        await processes.recover(group, asyncio.Event())
+        assert (processes.works, tries) == (True, 4)
+        processes.dismiss()
+
+
+async def test_where_there_is_no_room_for_a_process_the_order_goes_back_and_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(process_pool, "PAUSES", (0.01, 0.01, 0.01))
+    starts, real = 0, ProcessExecutor._start
+
+    def start(seat: ProcessExecutor, line: int) -> "subprocess.Popen[bytes]":
+        nonlocal starts
+        starts += 1
+        if starts < 3:
+            raise BlockingIOError("no more processes")
+        return real(seat, line)
+
+    monkeypatch.setattr(ProcessExecutor, "_start", start)
+    broker = nats(lease=30.0)
+    async with hosting(broker) as host, working(TARGET, broker, attempts=1) as worker:
+        await host.create("s")
+        await host.send("s", "hello", turn_id="t1")
+        ended = await until_kind(host, "s", "turn_ended", turn_id="t1")
+        assert ended.event.outcome.status == "completed"  # type: ignore[union-attr]
+        assert (worker.stats.dead, starts) == (0, 3)

@@ -1,0 +1,91 @@
+"""Owns the tests of where orders are worked on: asked from any thread, also while its event loop does not move."""
+
+import asyncio
+import threading
+import time
+
+from safepoint.worker import MemoryBroker
+from safepoint.worker.protocol import Assignment, CloseCall, SendCall, StopCall, to_json
+from safepoint.worker.worker_loop import WorkerLoop
+from tests.session.lab import talker
+from tests.worker.lab import SECONDS, ends, eventually, linked, logged
+
+
+async def test_work_that_is_begun_in_another_thread_runs_in_the_loop_of_the_workshop():
+    broker, agent = MemoryBroker(), talker("one")
+    workshop = WorkerLoop(broker, {agent.name: agent}, "w")
+    await workshop.open()
+    async with linked(broker) as link:
+        await link.append("inbox", ("s",), to_json(SendCall("t", "hello")))
+        told: list[str | None] = []
+
+        def work() -> str:
+            runner = workshop.begin(Assignment("s", agent.name, "w", idle_for=0.01), told.append)
+            return workshop.run(runner).result(SECONDS)
+
+        assert await asyncio.to_thread(work) == "idle"
+        assert ends(await logged(link, "s"))["t"].status == "completed"
+        assert told == ["t", None]
+    await workshop.close()
+
+
+async def test_a_loop_that_moves_is_not_busy_and_one_that_is_blocked_is():
+    workshop = WorkerLoop(MemoryBroker(), {}, "w")
+    await workshop.open()
+    assert workshop.busy == 0.0
+    seen: list[float] = []
+    watching, enough = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        watching.set()
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until and not (seen and seen[-1] > 0.3):
+            seen.append(workshop.busy)
+            time.sleep(0.01)  # real time: that is what is measured
+        enough.set()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    watching.wait(SECONDS)
+    assert enough.wait(SECONDS)  # this blocks the loop
+    thread.join(SECONDS)
+    assert seen[0] == 0.0
+    assert seen[-1] > 0.3
+
+    async def moves() -> bool:
+        return workshop.busy == 0.0
+
+    await eventually(moves)
+    await workshop.close()
+
+
+async def test_a_stop_is_answered_while_the_loop_is_blocked_and_the_rest_when_it_moves():
+    broker, agent = MemoryBroker(), talker()
+    workshop = WorkerLoop(broker, {agent.name: agent}, "w")
+    await workshop.open()
+    runner = workshop.begin(Assignment("s", agent.name, "w"), print)
+    stopped, answers = threading.Event(), list[str]()
+
+    def ask() -> None:
+        answers.append(workshop.ask(runner, StopCall("t")).result(SECONDS).status)
+        stopped.set()
+        answers.append(workshop.ask(runner, CloseCall("enough")).result(SECONDS).error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert stopped.wait(SECONDS)  # this blocks the loop
+    await asyncio.to_thread(thread.join, SECONDS)
+    assert answers == ["unknown", "opening"]
+    await workshop.close()
+
+
+async def test_nobody_is_called_in_a_loop_that_is_closed():
+    made: list[WorkerLoop] = []
+
+    async def make() -> None:
+        made.append(WorkerLoop(MemoryBroker(), {}, "w"))
+
+    await asyncio.to_thread(asyncio.run, make())
+    heard: list[str] = []
+    made[0].post(heard.append, "nothing")
+    assert heard == []
