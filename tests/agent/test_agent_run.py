@@ -436,7 +436,7 @@ def test_a_loop_that_ends_takes_its_runs_with_it():
     run = asyncio.run(main())
     assert run.finished
     assert ended == ["waits"]
-    receipt = run._ctx.ledger.receipt(run.signal)
+    receipt = run._ctx.receipt_builder.receipt(run.signal)
     assert {entry.name: entry.fate for entry in receipt.entries if entry.kind != "thread"} == {
         "agent/model": "finished",
         "agent/waits": "stopped",

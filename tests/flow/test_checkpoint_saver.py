@@ -386,7 +386,7 @@ async def test_what_is_recorded_once_travels_with_the_checkpoint():
     lab = Lab()
     run = lab.line("flow", "a", "b").start(Trail())
     name = f"{run.id}:a:0/charge"
-    run._journey.once[name] = '{"paid": 7}'
+    run._execution.once[name] = '{"paid": 7}'
     result = await lab.stop_in("b", run)
     checkpoint = Checkpoint.from_json(Checkpoint.from_result(result).to_json())
     assert checkpoint.once == {name: '{"paid": 7}'}

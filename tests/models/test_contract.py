@@ -266,7 +266,7 @@ async def test_a_model_is_a_leaf_of_a_run(rig: Rig):
                     asyncio.get_running_loop().call_later(0.01, controller.abort)
         await hung_up(rig.server.exchanges[0], 0)
         await drain_ready_tasks()
-    [entry] = ctx.ledger.receipt(controller.signal).entries
+    [entry] = ctx.receipt_builder.receipt(controller.signal).entries
     assert (entry.kind, entry.fate) == ("stream", "stopped")
 
 

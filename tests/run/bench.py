@@ -16,7 +16,7 @@ class Bench:
         self.ctx = Context(signal=self.controller.signal, timeout=timeout, emit=self.events.append, run_id="r1")
 
     def entries(self) -> tuple[Entry, ...]:
-        return self.ctx.ledger.receipt(self.ctx.signal).entries
+        return self.ctx.receipt_builder.receipt(self.ctx.signal).entries
 
     def fates(self) -> list[str]:
         return [entry.fate for entry in self.entries()]

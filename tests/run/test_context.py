@@ -18,7 +18,12 @@ def test_a_child_is_one_step_deeper_and_shares_the_run():
     child = ctx.child("search")
     assert child.path == ("agent", "search")
     assert child.operation == "agent/search"
-    assert (child.run_id, child.signal, child.ledger, child.clock) == (ctx.run_id, ctx.signal, ctx.ledger, ctx.clock)
+    assert (child.run_id, child.signal, child.receipt_builder, child.clock) == (
+        ctx.run_id,
+        ctx.signal,
+        ctx.receipt_builder,
+        ctx.clock,
+    )
     child.progress("halfway", 0.5)
     (event,) = events
     assert isinstance(event, ProgressMade)
@@ -62,12 +67,12 @@ def test_a_wrong_timeout_is_refused_by_name():
 def test_behind_a_closed_fence_events_are_dropped_and_said_once(caplog: pytest.LogCaptureFixture):
     events: list[Event] = []
     ctx = Context("run", signal=AbortSignal.already("stop"), emit=events.append, run_id="r1")
-    fence = ctx.new_fence()
-    leaf = ctx.child("tool", fence=fence)
+    revocation = ctx.new_revocation()
+    leaf = ctx.child("tool", revocation=revocation)
     deeper = leaf.child("part")
-    nested = leaf.child("nested", fence=leaf.new_fence())
+    nested = leaf.child("nested", revocation=leaf.new_revocation())
     leaf.progress("before")
-    fence.close()
+    revocation.close()
     for late in (leaf, deeper):
         late.progress("late")
     with pytest.raises(AbortError):

@@ -14,14 +14,14 @@ from safepoint.testing import FakeClock
 
 
 def test_a_line_without_evidence_is_unknown(clock: FakeClock):
-    ledger = ReceiptBuilder(clock)
-    ledger.begin("run/search", "await")
-    assert ledger.receipt(AbortController().signal).entries == (Entry("run/search", "await", "unknown"),)
+    receipt_builder = ReceiptBuilder(clock)
+    receipt_builder.begin("run/search", "await")
+    assert receipt_builder.receipt(AbortController().signal).entries == (Entry("run/search", "await", "unknown"),)
 
 
 def test_seconds_are_counted_from_the_abort_to_the_end(clock: FakeClock):
-    ledger, controller = ReceiptBuilder(clock), AbortController()
-    before, after, never = (ledger.begin(name, "thread") for name in ("before", "after", "never"))
+    receipt_builder, controller = ReceiptBuilder(clock), AbortController()
+    before, after, never = (receipt_builder.begin(name, "thread") for name in ("before", "after", "never"))
     clock.advance(1)
     before.end("finished")
     clock.advance(1)
@@ -30,7 +30,7 @@ def test_seconds_are_counted_from_the_abort_to_the_end(clock: FakeClock):
     after.end("stopped", where="tool.py:3 in search", note="late")
     never.end("not_started")
     clock.advance(0.5)
-    receipt = ledger.receipt(controller.signal)
+    receipt = receipt_builder.receipt(controller.signal)
     assert receipt.reason == AbortReason("user", "stop")
     assert receipt.settled_at == clock.time()
     assert receipt.requested_at == clock.time() - 1.0
@@ -42,40 +42,40 @@ def test_seconds_are_counted_from_the_abort_to_the_end(clock: FakeClock):
 
 
 def test_what_still_runs_may_end_later_and_an_end_stays(clock: FakeClock):
-    ledger, controller = ReceiptBuilder(clock), AbortController()
-    line = ledger.begin("run/tool", "thread")
+    receipt_builder, controller = ReceiptBuilder(clock), AbortController()
+    line = receipt_builder.begin("run/tool", "thread")
     controller.abort()
     line.end("still_running", where="tool.py:3")
-    assert ledger.receipt(controller.signal).still_running == (
+    assert receipt_builder.receipt(controller.signal).still_running == (
         Entry("run/tool", "thread", "still_running", None, "tool.py:3"),
     )
     line.end("stopped")
     line.end("still_running")
-    assert [entry.fate for entry in ledger.receipt(controller.signal).entries] == ["stopped"]
-    assert ledger.receipt(controller.signal).still_running == ()
+    assert [entry.fate for entry in receipt_builder.receipt(controller.signal).entries] == ["stopped"]
+    assert receipt_builder.receipt(controller.signal).still_running == ()
 
 
 def test_a_line_knows_the_process_behind_it(clock: FakeClock):
-    ledger = ReceiptBuilder(clock)
-    line = ledger.begin("run/build/make", "program")
+    receipt_builder = ReceiptBuilder(clock)
+    line = receipt_builder.begin("run/build/make", "program")
     line.pid, line.pid_started = 123, 4567
     line.end("still_running")
-    (entry,) = ledger.receipt(AbortController().signal).entries
+    (entry,) = receipt_builder.receipt(AbortController().signal).entries
     assert (entry.pid, entry.pid_started) == (123, 4567)
 
 
 def test_what_ended_is_listed_in_the_order_of_the_ends(clock: FakeClock):
-    ledger = ReceiptBuilder(clock)
-    lines = [ledger.begin(name, "await") for name in ("a", "b", "c", "d")]
+    receipt_builder = ReceiptBuilder(clock)
+    lines = [receipt_builder.begin(name, "await") for name in ("a", "b", "c", "d")]
     for line, fate in zip(lines, ("stopped", "not_started", "unknown", "stopped"), strict=True):
         line.end(fate)  # type: ignore[arg-type]  # a list of words is a list of strings to the type checker
-    assert [entry.name for entry in ledger.receipt(AbortController().signal).entries] == ["a", "b", "c", "d"]
+    assert [entry.name for entry in receipt_builder.receipt(AbortController().signal).entries] == ["a", "b", "c", "d"]
 
 
 def test_a_long_note_is_cut(clock: FakeClock):
-    ledger = ReceiptBuilder(clock)
-    ledger.begin("tool", "await").end("finished", note="failed: " + "x" * 20_000_000)
-    receipt = ledger.receipt(AbortController().signal)
+    receipt_builder = ReceiptBuilder(clock)
+    receipt_builder.begin("tool", "await").end("finished", note="failed: " + "x" * 20_000_000)
+    receipt = receipt_builder.receipt(AbortController().signal)
     assert receipt.entries[0].note.endswith("x… (20000008 characters)")
     assert len(receipt.to_json()) < 10_000
 

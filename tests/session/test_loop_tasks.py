@@ -71,7 +71,7 @@ async def test_what_changes_a_session_is_refused_in_another_thread_with_what_to_
 
 async def test_no_message_is_lost_where_threads_send_all_at_once(tmp_path: Path) -> None:
     """Eight threads send 25 times each: by hand-over to the event loop, and from event loops of their own."""
-    store, home = SqliteStore(tmp_path / "chat.db"), asyncio.get_running_loop()
+    store, loop_tasks = SqliteStore(tmp_path / "chat.db"), asyncio.get_running_loop()
     async with Session.open("s", agent=talker(*"x" * 200), store=store) as session:
         refused: list[UsageError] = []
 
@@ -86,7 +86,7 @@ async def test_no_message_is_lost_where_threads_send_all_at_once(tmp_path: Path)
                 except UsageError as error:
                     refused.append(error)
                 turn_id = f"{name}-{number}"
-                home.call_soon_threadsafe(functools.partial(session.send, turn_id, turn_id=turn_id))
+                loop_tasks.call_soon_threadsafe(functools.partial(session.send, turn_id, turn_id=turn_id))
 
         async with asyncio.TaskGroup() as group:
             for number in range(8):

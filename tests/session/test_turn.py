@@ -91,7 +91,7 @@ def test_its_end_lets_go_of_what_it_held() -> None:
     controller = AbortController()
     mine = turn(signal=controller.signal)
     mine.begin(Context())
-    mine.watch = mine.signal.add_listener(lambda: None)
+    mine.gate = mine.signal.add_listener(lambda: None)
     assert controller.signal.observers
     mine.end(DONE)
     assert not controller.signal.observers

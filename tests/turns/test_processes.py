@@ -52,7 +52,7 @@ def ended(process: "subprocess.Popen[str]") -> str:
     return process.stdout.read().splitlines()[-1]
 
 
-def ledger(path: Path) -> list[str]:
+def receipt_builder(path: Path) -> list[str]:
     return (path / "ledger").read_text().splitlines()
 
 
@@ -64,7 +64,7 @@ def test_a_loop_that_is_killed_at_any_moment_loses_no_item_and_repeats_none_that
     items = [f"item-{number}" for number in range(12)]
     kills = counts(4, 100)
     for number in range(kills):
-        if not (tmp_path / "ledger").exists() or set(items) <= {line.split()[1] for line in ledger(tmp_path)}:
+        if not (tmp_path / "ledger").exists() or set(items) <= {line.split()[1] for line in receipt_builder(tmp_path)}:
             items = [f"{number}-{name}" for name in range(12)]
             fresh = items
         else:
@@ -74,7 +74,7 @@ def test_a_loop_that_is_killed_at_any_moment_loses_no_item_and_repeats_none_that
                 time.sleep(random.random() * 0.05)  # real time: the kill has to come at any moment
     with worker(kind, tmp_path) as process:
         assert "[] [] " in ended(process)
-    lines = ledger(tmp_path)
+    lines = receipt_builder(tmp_path)
     done = {line.split()[1] for line in lines if line.startswith("did")}
     assert set(items) <= done, "an item was lost"
     for place, line in enumerate(lines):
@@ -91,7 +91,7 @@ def test_a_stopped_loop_goes_on_in_another_process(kind: str, tmp_path: Path) ->
         assert ended(process) == "ended 0 ['a', 'b'] ['slow'] saved None"
     with worker(kind, tmp_path, "c", resume=True) as process:
         assert ended(process).startswith("ended 4 [] [] deleted")
-    assert [line for line in ledger(tmp_path) if not line.startswith("told")] == [
+    assert [line for line in receipt_builder(tmp_path) if not line.startswith("told")] == [
         "did slow",
         "resumes slow",
         "did resumed",

@@ -22,8 +22,8 @@ def store_at(kind: str, path: str) -> Checkpoints:
     return FolderCheckpoints(path) if kind == "folder" else SqliteCheckpoints(f"{path}.db")
 
 
-async def main(kind: str, path: str, ledger: str, *items: str) -> None:
-    file = os.open(ledger, os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+async def main(kind: str, path: str, receipt_builder: str, *items: str) -> None:
+    file = os.open(receipt_builder, os.O_APPEND | os.O_CREAT | os.O_WRONLY)
 
     def note(*words: object) -> None:
         os.write(file, (" ".join(map(str, words)) + "\n").encode())

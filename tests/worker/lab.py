@@ -33,11 +33,11 @@ each_broker = pytest.mark.parametrize("new", [memory, nats], ids=["memory", "nat
 
 @asynccontextmanager
 async def linked(broker: Broker, name: str = "test") -> AsyncIterator[BrokerConnection]:
-    link = await broker.connect(name)
+    connection = await broker.connect(name)
     try:
-        yield link
+        yield connection
     finally:
-        await link.close()
+        await connection.close()
 
 
 @asynccontextmanager
@@ -87,12 +87,12 @@ async def until_kind(host: Host, session: str, kind: str, after: int = 0, **abou
     return await until(host, session, fits, after)
 
 
-async def logged(link: BrokerConnection, session: str) -> list[Event]:
+async def logged(connection: BrokerConnection, session: str) -> list[Event]:
     """Everything that the broker has of a session."""
     from safepoint.session.log import read
     from safepoint.worker.log_reader import LogReader
 
-    pages, seq, found = LogReader(link, session), 0, []
+    pages, seq, found = LogReader(connection, session), 0, []
     while records := await pages.after(seq):
         found += [read(record).event for record in records]
         seq = records[-1].seq

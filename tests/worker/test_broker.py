@@ -9,7 +9,7 @@ pytestmark = each_broker
 
 async def test_a_slow_answer_holds_no_other_one_up(new: New):
     broker = new()
-    async with linked(broker) as link, linked(broker) as other, asyncio.TaskGroup() as group:
+    async with linked(broker) as connection, linked(broker) as other, asyncio.TaskGroup() as group:
         asked, gate = asyncio.Event(), asyncio.Event()
 
         async def answer(data: bytes) -> bytes:
@@ -19,22 +19,22 @@ async def test_a_slow_answer_holds_no_other_one_up(new: New):
             return data
 
         await other.serve(("ctl", "s"), answer)
-        slow = group.create_task(link.request(("ctl", "s"), b"slow", 10))
+        slow = group.create_task(connection.request(("ctl", "s"), b"slow", 10))
         async with asyncio.timeout(5):
             await asked.wait()
-        assert await link.request(("ctl", "s"), b"stop", 2) == b"stop"
+        assert await connection.request(("ctl", "s"), b"stop", 2) == b"stop"
         gate.set()
         assert await slow == b"slow"
 
 
 async def test_whoever_listens_hears_what_is_said_from_then_on(new: New):
     broker = new()
-    async with linked(broker) as link, linked(broker) as other:
+    async with linked(broker) as connection, linked(broker) as other:
         await other.publish(("news", "s"), b"before")
         assert await other.last("log", ("s",)) is None  # what was said is on its way no longer
         heard: list[bytes] = []
         also: list[bytes] = []
-        end = await link.listen(("news", "s"), heard.append)
+        end = await connection.listen(("news", "s"), heard.append)
         await other.listen(("news", "s"), also.append)
         await other.publish(("news", "s"), b"one")
         await other.publish(("news", "t"), b"not for us")
@@ -55,5 +55,5 @@ async def test_whoever_listens_hears_what_is_said_from_then_on(new: New):
 
 
 async def test_a_link_tells_its_lease(new: New):
-    async with linked(new(lease=7.5)) as link:
-        assert link.lease == 7.5
+    async with linked(new(lease=7.5)) as connection:
+        assert connection.lease == 7.5

@@ -30,7 +30,7 @@ async def refused(agent: Any, broker: Broker, **options: Any) -> str:
 async def test_a_worker_with_another_lease_is_refused_and_the_turn_that_runs_is_left_alone(new: New):
     broker = new(lease=6.0)
     agent, released = held("the end")
-    async with hosting(broker) as host, linked(broker) as link, working(agent, broker, name="w1") as worker:
+    async with hosting(broker) as host, linked(broker) as connection, working(agent, broker, name="w1") as worker:
         await host.create("s")
         await host.send("s", "hello", turn_id="t1")
         await until_kind(host, "s", "tool_called")
@@ -43,7 +43,7 @@ async def test_a_worker_with_another_lease_is_refused_and_the_turn_that_runs_is_
         assert [one.name for one in await host.workers()] == ["w1"]
         released.set()
         await until_kind(host, "s", "turn_ended")
-        done = ends(await logged(link, "s"))
+        done = ends(await logged(connection, "s"))
         assert {turn_id: one.status for turn_id, one in done.items()} == {"t1": "completed"}
         assert (worker.stats.taken, worker.stats.redelivered, worker.stats.fenced) == (1, 0, 0)
 
@@ -51,8 +51,8 @@ async def test_a_worker_with_another_lease_is_refused_and_the_turn_that_runs_is_
 @each_broker
 async def test_what_cannot_be_read_of_another_worker_keeps_nobody_from_working(new: New):
     broker = new(lease=6.0)
-    async with linked(broker) as link:
-        await link.append("workers", ("strange",), b"from another world")
+    async with linked(broker) as connection:
+        await connection.append("workers", ("strange",), b"from another world")
         async with working(talker("fine"), broker) as worker, hosting(broker) as host:
             await host.create("s")
             await host.send("s", "hello")

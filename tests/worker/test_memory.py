@@ -22,8 +22,8 @@ class Elsewhere:
         assert self.ready.wait(SECONDS)
 
     async def _serve(self) -> None:
-        link = await self._broker.connect("elsewhere")
-        await link.serve(("ctl", "s"), self._answer)
+        connection = await self._broker.connect("elsewhere")
+        await connection.serve(("ctl", "s"), self._answer)
         self.ready.set()
         await asyncio.to_thread(self.end.wait, SECONDS)
 
@@ -38,8 +38,8 @@ async def test_a_question_is_answered_in_the_thread_of_whoever_serves():
 
     broker = MemoryBroker()
     there = Elsewhere(broker, answer)
-    async with linked(broker) as link:
-        assert await link.request(("ctl", "s"), b"", 5) == there.thread.name.encode()
+    async with linked(broker) as connection:
+        assert await connection.request(("ctl", "s"), b"", 5) == there.thread.name.encode()
         await there.gone()
 
 
@@ -47,10 +47,10 @@ async def test_what_goes_wrong_with_an_answer_is_told_to_whoever_asked():
     async def answer(data: bytes) -> bytes:
         raise ZeroDivisionError
 
-    async with linked(MemoryBroker()) as link:
-        await link.serve(("ctl", "s"), answer)
+    async with linked(MemoryBroker()) as connection:
+        await connection.serve(("ctl", "s"), answer)
         with pytest.raises(ZeroDivisionError):
-            await link.request(("ctl", "s"), b"", 5)
+            await connection.request(("ctl", "s"), b"", 5)
 
 
 async def test_who_listens_in_a_loop_that_has_ended_is_not_there():
@@ -60,17 +60,17 @@ async def test_who_listens_in_a_loop_that_has_ended_is_not_there():
         await (await broker.connect("short-lived")).listen(("news",), print)
 
     await asyncio.to_thread(asyncio.run, listen())
-    async with linked(broker) as link:
+    async with linked(broker) as connection:
         heard: list[bytes] = []
-        await link.listen(("news",), heard.append)
-        await link.publish(("news",), b"new")
+        await connection.listen(("news",), heard.append)
+        await connection.publish(("news",), b"new")
         await asyncio.sleep(0)
         assert heard == [b"new"]
 
 
 async def test_a_connection_in_memory_is_never_lost():
-    async with linked(MemoryBroker()) as link:
-        link.on_return(lambda: pytest.fail("it has not come back"))()
+    async with linked(MemoryBroker()) as connection:
+        connection.on_return(lambda: pytest.fail("it has not come back"))()
 
 
 @pytest.mark.parametrize("lease", [-1.0, float("nan")])

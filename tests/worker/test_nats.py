@@ -64,8 +64,8 @@ async def test_a_server_without_jetstream_is_told_apart(tmp_path: Path):
 async def test_several_addresses_are_tried_until_one_answers():
     nobody = f"nats://127.0.0.1:{free_port()}"
     broker = NatsBroker([nobody, shared_url()], namespace="several")
-    async with linked(broker) as link:
-        assert await link.last("log", ("s",)) is None
+    async with linked(broker) as connection:
+        assert await connection.last("log", ("s",)) is None
 
 
 async def test_two_namespaces_on_one_server_do_not_meet():
@@ -80,22 +80,22 @@ async def test_streams_that_an_operator_must_make_are_not_made_but_missed():
     strict = replace(broker, create=False)
     with pytest.raises(BrokerError, match=f"no stream {broker.namespace}-log"):
         await strict.connect("test")
-    async with linked(broker), linked(strict) as link:
-        assert await link.append("log", ("s",), b"kept")
+    async with linked(broker), linked(strict) as connection:
+        assert await connection.append("log", ("s",), b"kept")
 
 
 async def test_user_and_password_open_the_door_and_wrong_ones_do_not():
     with nats_server(config='authorization { user: worker, password: "right" }') as server:
-        async with linked(NatsBroker(server.url, user="worker", password="right")) as link:
-            assert await link.keys("log") == []
+        async with linked(NatsBroker(server.url, user="worker", password="right")) as connection:
+            assert await connection.keys("log") == []
         with pytest.raises(BrokerError, match=r"(?i)authorization|reset"):
             await NatsBroker(server.url, user="worker", password="wrong").connect("test")
 
 
 async def test_a_token_opens_the_door():
     with nats_server(config='authorization { token: "sesame" }') as server:
-        async with linked(NatsBroker(server.url, token="sesame")) as link:
-            assert await link.keys("log") == []
+        async with linked(NatsBroker(server.url, token="sesame")) as connection:
+            assert await connection.keys("log") == []
         with pytest.raises(BrokerError):
             await NatsBroker(server.url).connect("test")
 
@@ -106,8 +106,8 @@ async def test_an_nkey_in_a_file_opens_the_door(tmp_path: Path):
     (tmp_path / "seed").write_bytes(bytes(seed))
     config = f"authorization {{ users: [ {{ nkey: {public.public_key.decode()} }} ] }}"
     with nats_server(config=config) as server:
-        async with linked(NatsBroker(server.url, nkey=str(tmp_path / "seed"))) as link:
-            assert await link.keys("log") == []
+        async with linked(NatsBroker(server.url, nkey=str(tmp_path / "seed"))) as connection:
+            assert await connection.keys("log") == []
 
 
 async def test_tls_is_spoken_with_the_authority_and_the_certificate_given(tmp_path: Path):
@@ -116,8 +116,8 @@ async def test_tls_is_spoken_with_the_authority_and_the_certificate_given(tmp_pa
     with nats_server(config=config) as server:
         url = server.url.replace("nats://", "tls://").replace("127.0.0.1", "localhost")
         broker = NatsBroker(url, ca=f"{made}.crt", cert=f"{made}.crt", key=f"{made}.key")
-        async with linked(broker) as link:
-            assert await link.keys("log") == []
+        async with linked(broker) as connection:
+            assert await connection.keys("log") == []
         with pytest.raises(BrokerError):
             await NatsBroker(url, ca=f"{made}.crt").connect("test")
 

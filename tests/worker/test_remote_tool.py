@@ -173,11 +173,11 @@ async def test_a_parent_that_was_torn_away_finds_the_child_that_it_had_begun():
     released = asyncio.Event()
 
     @tool
-    async def hold() -> str:
+    async def order_lease() -> str:
         await released.wait()
         return "go"
 
-    child, broker = talker([Call("hold")], "it was done once", name="child", tools=[hold]), memory()
+    child, broker = talker([Call("hold")], "it was done once", name="child", tools=[order_lease]), memory()
     deaf = Deaf(broker)  # as if its process had died: nobody stops the child
     async with working(child, broker), hosting(broker) as host, asyncio.TaskGroup() as group:
         controller = AbortController()
@@ -212,18 +212,18 @@ async def test_a_child_that_loses_its_worker_is_followed_to_the_one_that_goes_on
 
 async def test_a_child_that_nobody_goes_on_with_is_not_waited_for_for_ever():
     broker = MemoryBroker(lease=30.0)
-    async with hosting(broker) as host, linked(broker) as link, asyncio.TaskGroup() as group:
+    async with hosting(broker) as host, linked(broker) as connection, asyncio.TaskGroup() as group:
         async with working(talker(["half", Stall()], name="child"), broker):
             running = group.create_task(_outcome(parent_of(host)))
             session = await the_session(host)
             await until_kind(host, session, "text_streamed")
         for _ in range(2):
-            (order,) = await link.take([("sub", "child")], 1, 5)
+            (order,) = await connection.take([("sub", "child")], 1, 5)
             await order.give_back()
         async with working(talker(name="child"), broker, attempts=1):
             outcome = await running
         assert "lease_lost" in results(outcome.value)[0]
-        assert len(ends(await logged(link, session))) == 1
+        assert len(ends(await logged(connection, session))) == 1
 
 
 class Deaf(RemoteHost):
@@ -309,12 +309,12 @@ async def lost_parent(new: New = memory) -> AsyncIterator[tuple[Lost, asyncio.Ev
     released = asyncio.Event()
 
     @tool
-    async def hold() -> str:
+    async def order_lease() -> str:
         await released.wait()
         return "go"
 
     broker = new()
-    child = talker(["on it", Call("hold")], "it was done once", name="child", tools=[hold])
+    child = talker(["on it", Call("hold")], "it was done once", name="child", tools=[order_lease])
     async with working(child, broker), hosting(broker) as host:
         lost = Lost(broker, host)
         await lost.crash()

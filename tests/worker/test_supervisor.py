@@ -32,29 +32,29 @@ async def test_a_session_pinned_to_a_worker_runs_there_and_nowhere_else(new: New
         working(talker(*["one"] * 9), broker, name="w1") as first,
         working(talker(*["two"] * 9), broker, name="w2") as second,
         hosting(broker) as host,
-        linked(broker) as link,
+        linked(broker) as connection,
     ):
         for number in range(3):
             session = f"s{number}"
             await host.create(session, worker="w2")
             await host.send(session, "hello", turn_id="t")
             await until_kind(host, session, "turn_ended")
-            assert ends(await logged(link, session))["t"].value.text == "two"
+            assert ends(await logged(connection, session))["t"].value.text == "two"
         assert (first.stats.taken, second.stats.taken) == (0, 3)
 
 
 @each_broker
 async def test_a_worker_that_is_to_end_its_work_for_good_does(new: New):
     broker = new()
-    async with linked(broker) as link, hosting(broker) as host:
+    async with linked(broker) as connection, hosting(broker) as host:
         async with working(talker([Stall()]), broker) as worker:
             await host.create("s")
             await host.send("s", "first", turn_id="t1")
             await until_kind(host, "s", "turn_started")
             await worker.close(give_back=False, reason="the building is closed")
-        reason = ends(await logged(link, "s"))["t1"].reason
+        reason = ends(await logged(connection, "s"))["t1"].reason
         assert (reason.kind, reason.message) == ("shutdown", "the building is closed")
-        assert await link.ordered() == set()
+        assert await connection.ordered() == set()
 
 
 async def test_workers_say_that_they_are_there_and_that_they_have_gone():

@@ -102,7 +102,7 @@ async def test_a_turn_that_blocks_its_process_is_acknowledged_ended_by_force_and
 
 async def test_a_turn_that_ignores_its_stop_is_ended_by_force_and_not_run_again():
     broker = nats()
-    async with hosting(broker) as host, linked(broker) as link, working(TARGET, broker, grace=0.5) as worker:
+    async with hosting(broker) as host, linked(broker) as connection, working(TARGET, broker, grace=0.5) as worker:
         await host.create("s")
         await host.send("s", "ignore", turn_id="t1")
         await until_kind(host, "s", "progress_made")
@@ -112,25 +112,25 @@ async def test_a_turn_that_ignores_its_stop_is_ended_by_force_and_not_run_again(
         assert (await outcome(host, "s", "t1")).reason.kind == "user"
 
         async def at_rest() -> bool:
-            return not await link.ordered()
+            return not await connection.ordered()
 
         await eventually(at_rest)
-        events = await logged(link, "s")
+        events = await logged(connection, "s")
         assert [event.kind for event in events].count("turn_queued") == 1
         assert (list(ends(events)), worker.stats.killed) == (["t1"], 1)
 
 
 async def test_a_session_that_kills_its_process_is_tried_so_often_and_then_ended():
     broker = nats()
-    async with hosting(broker) as host, linked(broker) as link, working(TARGET, broker, attempts=2) as worker:
+    async with hosting(broker) as host, linked(broker) as connection, working(TARGET, broker, attempts=2) as worker:
         await host.create("s")
         await host.send("s", "die", turn_id="t1")
 
         async def given_up() -> bool:
-            return bool(await link.read("dead", ("s",))) and not await link.ordered()
+            return bool(await connection.read("dead", ("s",))) and not await connection.ordered()
 
         await eventually(given_up)
-        done = ends(await logged(link, "s"))
+        done = ends(await logged(connection, "s"))
         assert {one.status for one in done.values()} == {"aborted"}
         assert len(done) == 2  # the turn, and the one that went on with it
         assert worker.stats.dead == 1
@@ -185,7 +185,7 @@ async def test_a_deadline_counts_on_when_another_worker_goes_on(new: New):
 async def test_a_rolling_deploy_loses_no_turn(new: New):
     broker = new()
     agent, released = held("the end")
-    async with hosting(broker) as host, linked(broker) as link:
+    async with hosting(broker) as host, linked(broker) as connection:
         first = Worker(agent, broker, idle_for=0.05)
         await first.start()
         await host.create("s")
@@ -199,11 +199,11 @@ async def test_a_rolling_deploy_loses_no_turn(new: New):
                 released.set()  # the tool gets to its end, and its result is not lost
 
             async def all_done() -> bool:
-                done = ends(await logged(link, "s"))
+                done = ends(await logged(connection, "s"))
                 return [one.value.text for one in done.values() if one.status == "completed"] == ["the end", "waited"]
 
             await eventually(all_done)
-            results = [event.content for event in await logged(link, "s") if event.kind == "tool_ended"]
+            results = [event.content for event in await logged(connection, "s") if event.kind == "tool_ended"]
             assert results == ["go"]
 
 

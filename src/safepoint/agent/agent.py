@@ -100,31 +100,31 @@ class Agent:
         history   what was said before; a history from elsewhere is mended
         resume    the `partial` of a stopped run, instead of a prompt: only what has not run is run
         """
-        talk = _talk(prompt, history, resume, self._again)
+        conversation = _conversation(prompt, history, resume, self._again)
         return AgentRun(
-            self.name, self._converse, talk, self._callback, signal=signal, timeout=timeout, origin=caller(1)
+            self.name, self._converse, conversation, self._callback, signal=signal, timeout=timeout, origin=caller(1)
         )
 
-    async def _converse(self, ctx: Context, talk: Conversation, ask: AskUserFn) -> AgentResult:
-        while not talk.answered:
-            if talk.in_round:
-                await run_calls(ctx, talk, self._tools, ask)
-                _look(ctx, StopAt.AFTER_TOOLS, stopped_inside=talk.stopped_inside)
-            self._check_limits(talk)
-            await self._retry.run(lambda: self._ask_model(ctx, talk), ctx=ctx)
-            if talk.in_round:
+    async def _converse(self, ctx: Context, conversation: Conversation, ask: AskUserFn) -> AgentResult:
+        while not conversation.answered:
+            if conversation.in_round:
+                await run_calls(ctx, conversation, self._tools, ask)
+                _look(ctx, StopAt.AFTER_TOOLS, stopped_inside=conversation.stopped_inside)
+            self._check_limits(conversation)
+            await self._retry.run(lambda: self._ask_model(ctx, conversation), ctx=ctx)
+            if conversation.in_round:
                 _look(ctx, StopAt.AFTER_MODEL)
-        return talk.sealed()
+        return conversation.sealed()
 
-    async def _ask_model(self, ctx: Context, talk: Conversation) -> None:
+    async def _ask_model(self, ctx: Context, conversation: Conversation) -> None:
         """One request, chunk by chunk; its answer becomes part of the conversation when it is whole."""
         system = [SystemMessage(text=self.instructions)] if self.instructions else []
-        request = ModelRequest(messages=(*system, *talk.messages), tools=self._specs)
-        if talk.answer is not None and talk.answer.text and ctx.listened:
+        request = ModelRequest(messages=(*system, *conversation.messages), tools=self._specs)
+        if conversation.answer is not None and conversation.answer.text and ctx.listened:
             ctx.emit(AnswerRestarted(**ctx.stamp()))
-        answer = talk.answer = PartialAnswer()
+        answer = conversation.answer = PartialAnswer()
         if ctx.listened:
-            ctx.emit(AnswerStarted(**ctx.stamp(), model=self.model.name, step=talk.steps + 1))
+            ctx.emit(AnswerStarted(**ctx.stamp(), model=self.model.name, step=conversation.steps + 1))
         before = external_cancel_count()
         try:
             source = self.model.stream(request, signal=ctx.signal)
@@ -138,24 +138,26 @@ class Agent:
             # Nobody has told this task to go: a client library has let a private matter of its own escape.
             raise ModelError(f"the request to {self.model.name} was dropped by its client", retryable=True) from error
         finally:
-            self._count(ctx, talk, answer, request)
-        talk.answer = None
-        talk.steps += 1
+            self._count(ctx, conversation, answer, request)
+        conversation.answer = None
+        conversation.steps += 1
         if not answer.text.strip() and not answer.calls():
             raise ModelError(f"{self.model.name} answered with neither text nor tool calls", retryable=True)
-        talk.add(answer)
+        conversation.add(answer)
 
-    def _count(self, ctx: Context, talk: Conversation, answer: PartialAnswer, request: ModelRequest) -> None:
+    def _count(self, ctx: Context, conversation: Conversation, answer: PartialAnswer, request: ModelRequest) -> None:
         usage = answer.cost(request, stopped=ctx.signal.aborted)
-        talk.usage += usage
-        ctx.ledger.usage += usage
+        conversation.usage += usage
+        ctx.receipt_builder.usage += usage
         if ctx.listened:
             ctx.emit(AnswerFinished(**ctx.stamp(), text=answer.text, interrupted=not answer.finished, usage=usage))
 
-    def _check_limits(self, talk: Conversation) -> None:
-        if talk.steps >= self._max_steps:
-            raise LimitExceeded(f"agent {self.name!r} has made {talk.steps} requests; max_steps={self._max_steps}")
-        used = talk.usage.input_tokens + talk.usage.output_tokens
+    def _check_limits(self, conversation: Conversation) -> None:
+        if conversation.steps >= self._max_steps:
+            raise LimitExceeded(
+                f"agent {self.name!r} has made {conversation.steps} requests; max_steps={self._max_steps}"
+            )
+        used = conversation.usage.input_tokens + conversation.usage.output_tokens
         if self._token_budget is not None and used >= self._token_budget:
             raise LimitExceeded(f"agent {self.name!r} has used {used} tokens; token_budget={self._token_budget}")
 
@@ -170,22 +172,26 @@ class Agent:
     async def _run_inside(
         self, ctx: Context, inner: Context, value: "str | Sequence[Message] | AgentResult"
     ) -> AgentResult:
-        talk = Conversation()
+        conversation = Conversation()
         try:
-            talk = Conversation(resume=value, again=self._again) if isinstance(value, AgentResult) else _talk(value)
-            talk.usage = Usage()  # what was used before the stop is counted already
-            talk.id = talk.id or getattr(ctx, "idempotency_key", "") or f"{ctx.run_id}:{ctx.operation}"
-            return await self._converse(inner, talk, self._who_answers(ctx))
+            conversation = (
+                Conversation(resume=value, again=self._again)
+                if isinstance(value, AgentResult)
+                else _conversation(value)
+            )
+            conversation.usage = Usage()  # what was used before the stop is counted already
+            conversation.id = conversation.id or getattr(ctx, "idempotency_key", "") or f"{ctx.run_id}:{ctx.operation}"
+            return await self._converse(inner, conversation, self._who_answers(ctx))
         except Exception as error:
             if inner.signal.aborted:
-                raise error_from(inner.signal.reason or inner.stop.reason, talk.sealed()) from error
-            object.__setattr__(error, "partial", talk.sealed())  # the boundary of the run looks for it
+                raise error_from(inner.signal.reason or inner.stop.reason, conversation.sealed()) from error
+            object.__setattr__(error, "partial", conversation.sealed())  # the boundary of the run looks for it
             raise
         finally:
             if inner is not ctx:
                 inner.stop.close()
             if isinstance(ctx, ToolContext):
-                ctx.spent += talk.usage
+                ctx.spent += conversation.usage
 
     def _again(self, result: ToolResult) -> Again:
         """Whether a call of a stopped conversation is to run again: what its tool says of its effects decides.
@@ -263,7 +269,7 @@ def _look(ctx: Context, place: StopAt, *, stopped_inside: bool = False) -> None:
         ctx.signal.raise_if_aborted()
 
 
-def _talk(
+def _conversation(
     prompt: "str | Message | Sequence[Message] | None",
     history: Sequence[Message] = (),
     resume: AgentResult | None = None,
@@ -282,9 +288,9 @@ def _talk(
         said = [prompt]
     elif prompt is not None:
         said = list(prompt)
-    talk = Conversation([*history, *said])
-    if not said or not talk.messages:
+    conversation = Conversation([*history, *said])
+    if not said or not conversation.messages:
         raise UsageError("the prompt is empty")
-    if talk.answered:
+    if conversation.answered:
         raise UsageError("the last message is an answer: give the user's next one")
-    return talk
+    return conversation

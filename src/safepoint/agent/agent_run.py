@@ -71,7 +71,7 @@ class AgentRun(RunHandle[AgentResult, Outcome[AgentResult]]):
         self,
         name: str,
         work: Callable[[Context, Conversation, AskUserFn], Awaitable[AgentResult]],
-        talk: Conversation,
+        conversation: Conversation,
         ask_user: AskUser | None,
         *,
         signal: AbortSignal | None,
@@ -80,10 +80,12 @@ class AgentRun(RunHandle[AgentResult, Outcome[AgentResult]]):
     ) -> None:
         super().__init__(name, signal=signal, timeout=timeout, run_id=None, origin=origin)
         self._converse = work
-        self._talk = talk
-        talk.id = talk.id or self.id
-        self._ctx.journal = Journal(talk.parts)
-        talk.parts = self._ctx.journal.results  # what is recorded from now on is part of the conversation's result
+        self._conversation = conversation
+        conversation.id = conversation.id or self.id
+        self._ctx.journal = Journal(conversation.parts)
+        conversation.parts = (
+            self._ctx.journal.results
+        )  # what is recorded from now on is part of the conversation's result
         self._questions = Questions(ask_user)
 
     def answer(self, question_id: str, text: str) -> bool:
@@ -91,7 +93,7 @@ class AgentRun(RunHandle[AgentResult, Outcome[AgentResult]]):
         return self._questions.answer(question_id, text)
 
     def _work(self, ctx: Context, value: None, /) -> Awaitable[AgentResult]:
-        return self._converse(ctx, self._talk, self._questions.ask)
+        return self._converse(ctx, self._conversation, self._questions.ask)
 
     async def _result(self, outcome: Outcome[AgentResult]) -> Outcome[AgentResult]:
-        return outcome if isinstance(outcome, Completed) else replace(outcome, partial=self._talk.sealed())
+        return outcome if isinstance(outcome, Completed) else replace(outcome, partial=self._conversation.sealed())

@@ -28,42 +28,42 @@ YES = frozenset({"allow", "yes", "y", "ok", "true"})
 RUN_AGAIN, LEAVE = "run it again", "leave it"
 
 
-async def run_calls(ctx: Context, talk: Conversation, tools: Mapping[str, AnyTool], ask: AskUserFn) -> None:
+async def run_calls(ctx: Context, conversation: Conversation, tools: Mapping[str, AnyTool], ask: AskUserFn) -> None:
     """Run the open calls of the last answer, all at once. Raises nothing for what a tool did."""
-    calls = talk.open_calls
+    calls = conversation.open_calls
     if len(calls) == 1:
-        await _run_call(ctx, talk, calls[0], tools, ask)
+        await _run_call(ctx, conversation, calls[0], tools, ask)
     elif calls:
         async with asyncio.TaskGroup() as group:
             for call in calls:
-                group.create_task(_run_call(ctx, talk, call, tools, ask), name=f"{ctx.operation}/{call.name}")
-    talk.close_round()
+                group.create_task(_run_call(ctx, conversation, call, tools, ask), name=f"{ctx.operation}/{call.name}")
+    conversation.close_round()
 
 
 async def _run_call(
-    ctx: Context, talk: Conversation, call: ToolCall, tools: Mapping[str, AnyTool], ask: AskUserFn
+    ctx: Context, conversation: Conversation, call: ToolCall, tools: Mapping[str, AnyTool], ask: AskUserFn
 ) -> None:
-    key = idempotency_key(talk, call)
+    key = idempotency_key(conversation, call)
     if ctx.listened:
         told: dict[str, Any] = {"name": call.name, "arguments": call.arguments, "idempotency_key": key}
         ctx.emit(ToolCalled(**ctx.stamp(), call_id=call.call_id, **told))
     result = UNKNOWN.result(call)  # until more is known: what is meant for the task itself may pass through
     try:
-        result = await _result(ctx, talk, call, tools, ask)
+        result = await _result(ctx, conversation, call, tools, ask)
     finally:
-        talk.results[call.call_id] = result
+        conversation.results[call.call_id] = result
         if ctx.listened:
             told = {"name": call.name, "status": result.status, "content": result.content}
             ctx.emit(ToolEnded(**ctx.stamp(), call_id=call.call_id, **told))
 
 
-def idempotency_key(talk: Conversation, call: ToolCall) -> str:
+def idempotency_key(conversation: Conversation, call: ToolCall) -> str:
     """The key of a call: the conversation keeps its id, and the model's ids of calls are unique inside of it."""
-    return f"{talk.id}:{call.call_id}"
+    return f"{conversation.id}:{call.call_id}"
 
 
 async def _result(
-    ctx: Context, talk: Conversation, call: ToolCall, tools: Mapping[str, AnyTool], ask: AskUserFn
+    ctx: Context, conversation: Conversation, call: ToolCall, tools: Mapping[str, AnyTool], ask: AskUserFn
 ) -> ToolResult:
     tool = tools.get(call.name)
     if tool is None:
@@ -74,7 +74,7 @@ async def _result(
     except BadArguments as problem:
         return _told(call, "failed", str(problem))
     before = external_cancel_count()
-    doubtful = talk.doubtful.get(call.call_id)
+    doubtful = conversation.doubtful.get(call.call_id)
     if doubtful is not None and not await _may_run_again(ctx, call, ask):
         return doubtful
     if tool.requires_approval and (refusal := await _refused(ctx, call, ask)) is not None:
@@ -89,8 +89,8 @@ async def _result(
         context=ToolContext,
     )
     tool_ctx: Any = run.ctx  # a LeafRun makes the context it is told to make
-    tool_ctx.call_id, tool_ctx.kept, tool_ctx._ask = call.call_id, talk.kept.get(call.call_id), ask
-    tool_ctx.idempotency_key = idempotency_key(talk, call)
+    tool_ctx.call_id, tool_ctx.kept, tool_ctx._ask = call.call_id, conversation.kept.get(call.call_id), ask
+    tool_ctx.idempotency_key = idempotency_key(conversation, call)
     tool_ctx.calls = (*ctx.calls, call.call_id)
     tool_ctx.spent = Usage()
     try:
@@ -104,10 +104,10 @@ async def _result(
     except BaseException as error:
         if _is_for_the_task(error, before, tool):
             raise
-        return _ended(ctx, talk, call, tool, run, error)
+        return _ended(ctx, conversation, call, tool, run, error)
     finally:
-        talk.usage += tool_ctx.spent
-    talk.kept.pop(call.call_id, None)
+        conversation.usage += tool_ctx.spent
+    conversation.kept.pop(call.call_id, None)
     return _told(call, "completed", content)
 
 
@@ -160,21 +160,21 @@ def _is_for_the_task(error: BaseException, before: int, tool: AnyTool) -> bool:
 
 
 def _ended(
-    ctx: Context, talk: Conversation, call: ToolCall, tool: AnyTool, run: LeafRun, error: BaseException
+    ctx: Context, conversation: Conversation, call: ToolCall, tool: AnyTool, run: LeafRun, error: BaseException
 ) -> ToolResult:
     """What is said of a call that raised. A stop plus any error is a stop; without one it is the tool's failure."""
-    if run.line.fate == "not_started":
+    if run.entry.fate == "not_started":
         return NOT_RUN.result(call)
     stopped_inside = ctx.stop.raised(error)
     if not ctx.signal.aborted and not stopped_inside:
-        talk.kept.pop(call.call_id, None)  # a call that has failed does not run again
+        conversation.kept.pop(call.call_id, None)  # a call that has failed does not run again
         return _told(call, "failed", f"{tool.name} failed: {describe(error)}")
     if isinstance(error, AbortError):
         kept = error.partial if isinstance(error.partial, AgentResult) else partial_work(error.partial)
         if kept is not None:
-            talk.kept[call.call_id] = kept
-    talk.stopped_inside = talk.stopped_inside or stopped_inside
-    if run.line.fate == "still_running" or run.left_running or tool.effects == "irreversible":
+            conversation.kept[call.call_id] = kept
+    conversation.stopped_inside = conversation.stopped_inside or stopped_inside
+    if run.entry.fate == "still_running" or run.left_running or tool.effects == "irreversible":
         return UNKNOWN.result(call)
     harmless = tool.effects == "read" or tool.kind == "child"
     return INTERRUPTED.result(call, "" if harmless else "It may have had effects.")

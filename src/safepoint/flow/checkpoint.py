@@ -59,27 +59,27 @@ class Checkpoint:
         """Of a run that did not complete. Raises: UsageError for one that did, or a state that JSON cannot hold."""
         if result.cursor is None:
             raise UsageError(f"flow {result.place.graph.name!r} has completed: there is nothing to resume")
-        journey = FlowExecution(result.run_id, executed=list(result.executed), errors=list(result.errors))
-        journey.once, journey.revision = dict(result.once), result.revision
-        return cls.of(result.place, journey, status=result.outcome.status, reason=why(result.outcome))
+        execution = FlowExecution(result.run_id, executed=list(result.executed), errors=list(result.errors))
+        execution.once, execution.revision = dict(result.once), result.revision
+        return cls.of(result.place, execution, status=result.outcome.status, reason=why(result.outcome))
 
     @classmethod
-    def of(cls, place: Position, journey: FlowExecution, *, status: str, reason: str | None = None) -> "Checkpoint":
+    def of(cls, place: Position, execution: FlowExecution, *, status: str, reason: str | None = None) -> "Checkpoint":
         """Of a flow that is at this place. Raises: UsageError for a state that JSON cannot hold."""
         graph = place.graph
         return cls(
             flow=graph.name,
             fingerprint=graph.fingerprint,
             shape=dict(graph.shape),
-            run_id=journey.key,
+            run_id=execution.key,
             cursor=place.cursor,
             place=place_to_data(place),
             status=status,
             reason=reason,
-            executed=tuple(journey.executed),
-            errors=tuple(journey.errors),
-            once={name: text for name, text in journey.once.items() if name.startswith(f"{journey.key}:")},
-            revision=journey.revision,
+            executed=tuple(execution.executed),
+            errors=tuple(execution.errors),
+            once={name: text for name, text in execution.once.items() if name.startswith(f"{execution.key}:")},
+            revision=execution.revision,
         )
 
     @property
@@ -87,11 +87,11 @@ class Checkpoint:
         """True: the run has completed, and there is nothing to go on with."""
         return self.status == "completed"
 
-    def journey(self) -> FlowExecution:
+    def execution(self) -> FlowExecution:
         """What the run that goes on from here shares with the one that was stopped."""
-        journey = FlowExecution(self.run_id, executed=list(self.executed), errors=list(self.errors))
-        journey.once, journey.revision = dict(self.once), self.revision
-        return journey
+        execution = FlowExecution(self.run_id, executed=list(self.executed), errors=list(self.errors))
+        execution.once, execution.revision = dict(self.once), self.revision
+        return execution
 
     def to_kept(self) -> PartialWork:
         """As what a tool call leaves behind when it is stopped; `from_kept` reads it back."""

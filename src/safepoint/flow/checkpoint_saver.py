@@ -54,10 +54,10 @@ class CheckpointCompleted(CheckpointError, UsageError):
 class FlowJournal(Journal):
     """The record of one execution: what parts of its nodes have returned is in its checkpoint."""
 
-    def __init__(self, journey: FlowExecution) -> None:
-        super().__init__(journey.once)
-        journey.once = self.results
-        self._journey = journey
+    def __init__(self, execution: FlowExecution) -> None:
+        super().__init__(execution.once)
+        execution.once = self.results
+        self._execution = execution
         self._written = len(self.results)
 
     async def recorded(self, ctx: Context) -> None:
@@ -69,7 +69,7 @@ class FlowJournal(Journal):
         now = len(self.results)
         if now == self._written:
             return
-        failure = await self._journey.save(ctx)
+        failure = await self._execution.save(ctx)
         if failure is not None:
             raise failure
         self._written = now
@@ -109,17 +109,17 @@ class CheckpointSaver:
         return chosen(self.key, found, self.resume)
 
     async def save(
-        self, place: Position, journey: FlowExecution, *, status: str = "running", reason: str | None = None
+        self, place: Position, execution: FlowExecution, *, status: str = "running", reason: str | None = None
     ) -> None:
         """Write down where the run is. Raises: what the store raises; UsageError for a state that is not JSON."""
-        journey.revision += 1
-        checkpoint = Checkpoint.of(place, journey, status=status, reason=reason)
+        execution.revision += 1
+        checkpoint = Checkpoint.of(place, execution, status=status, reason=reason)
         await self.checkpoints.save(self.key, checkpoint.to_json())
 
-    async def save_completed(self, place: Position, journey: FlowExecution, *, now: float) -> None:
+    async def save_completed(self, place: Position, execution: FlowExecution, *, now: float) -> None:
         """Write down that the run has completed, with its result unless that is too long."""
-        journey.revision += 1
-        checkpoint = replace(Checkpoint.of(place, journey, status="completed"), once={}, completed_at=now)
+        execution.revision += 1
+        checkpoint = replace(Checkpoint.of(place, execution, status="completed"), once={}, completed_at=now)
         text = checkpoint.to_json()
         if len(text) > LONGEST_COMPLETED:
             text = replace(checkpoint, shape={}, place={}, executed=(), errors=()).to_json()

@@ -22,7 +22,7 @@ __all__ = ["BranchGroup", "Walk", "run_parallel", "run_subflow"]
 Walk: TypeAlias = Callable[[FlowExecution, Context, Position], Awaitable[Walked]]
 
 
-async def run_subflow(journey: FlowExecution, ctx: Context, place: Position, node: Subflow, walk: Walk) -> NodeEnd:
+async def run_subflow(execution: FlowExecution, ctx: Context, place: Position, node: Subflow, walk: Walk) -> NodeEnd:
     """Walk the flow inside; only its end is an output of the node."""
     at = place.inside
     if not isinstance(at, SubflowAt):
@@ -30,7 +30,7 @@ async def run_subflow(journey: FlowExecution, ctx: Context, place: Position, nod
         inner = state if node.into is None else node.into(state)
         at = SubflowAt(Position.start(node.child.graph(), inner, place.within))
         place.inside = at
-    match await walk(journey, ctx.child(node.name), at.place):
+    match await walk(execution, ctx.child(node.name), at.place):
         case WalkFinished(end):
             if node.out is None:
                 return NodeDone(end, at.place.state if node.into is None else place.state)
@@ -41,7 +41,7 @@ async def run_subflow(journey: FlowExecution, ctx: Context, place: Position, nod
             return ended
 
 
-async def run_parallel(journey: FlowExecution, ctx: Context, place: Position, node: Parallel, walk: Walk) -> NodeEnd:
+async def run_parallel(execution: FlowExecution, ctx: Context, place: Position, node: Parallel, walk: Walk) -> NodeEnd:
     """Walk all branches at once, each on its own copy of the state, and join what they have changed."""
     at = place.inside
     if not isinstance(at, ParallelAt):
@@ -54,13 +54,13 @@ async def run_parallel(journey: FlowExecution, ctx: Context, place: Position, no
 
     async def branch(name: str, part: Position) -> None:
         inner = siblings.ctx if part.graph.is_just(name) else siblings.ctx.child(name)
-        siblings.ended(await walk(journey, inner, part))
+        siblings.ended(await walk(execution, inner, part))
 
     async with asyncio.TaskGroup() as group:
         for name, part in at.places.items():
             if part.node is not None:
                 group.create_task(branch(name, part), name=f"{siblings.ctx.operation}/{name}")
-    ended = siblings.verdict(journey.operation(ctx, node.name))
+    ended = siblings.verdict(execution.operation(ctx, node.name))
     if isinstance(ended, NodeInterrupted) or (ended is not None and node.on_failure == "interrupt"):
         return ended
     state = clone(place.state)

@@ -24,17 +24,17 @@ class NodeContext(Context, Generic[Services]):
     idempotency_key  the same in every attempt of this visit, and after a resume: for effects that must happen once
     """
 
-    __slots__ = ("_calls", "_journey", "_pending", "_place", "_working", "attempt", "idempotency_key", "services")
+    __slots__ = ("_calls", "_execution", "_pending", "_place", "_working", "attempt", "idempotency_key", "services")
 
     services: Services
     attempt: int
     idempotency_key: str
 
-    def _prepare(self, journey: FlowExecution, place: Position | None, working: Any, attempt: int, key: str) -> None:
-        self.services = journey.services
+    def _prepare(self, execution: FlowExecution, place: Position | None, working: Any, attempt: int, key: str) -> None:
+        self.services = execution.services
         self.attempt = attempt
         self.idempotency_key = key
-        self._journey = journey
+        self._execution = execution
         self._place = place  # None: there is no state to keep, as for an item of a scatter
         self._working = working
         self._calls = 0
@@ -76,7 +76,7 @@ class NodeContext(Context, Generic[Services]):
                 NodeError(
                     code=code,
                     message=message,
-                    operation="/".join(self.path[self._journey.depth :]),
+                    operation="/".join(self.path[self._execution.depth :]),
                     recoverable=recoverable,
                     timestamp=self.clock.time(),
                 )
@@ -92,7 +92,7 @@ class NodeContext(Context, Generic[Services]):
         if self._place is not None:
             self._place.state = clone(self._working)
         self._keep_errors()
-        failure = await self._journey.save(self)
+        failure = await self._execution.save(self)
         if failure is not None:
             raise failure
         await super().safe_point()
@@ -102,8 +102,8 @@ class NodeContext(Context, Generic[Services]):
         return _carried, (
             carry,
             about,
-            self._journey.key,
-            self._journey.depth,
+            self._execution.key,
+            self._execution.depth,
             self.services,
             self.attempt,
             self.idempotency_key,
@@ -111,7 +111,7 @@ class NodeContext(Context, Generic[Services]):
 
     def _keep_errors(self) -> None:
         if self._pending:
-            self._journey.errors += self._pending
+            self._execution.errors += self._pending
             self._pending = []
 
 

@@ -37,77 +37,77 @@ class StepLimitExceeded(SafepointError):
     """A flow took more steps than `max_steps`: a cycle that does not end, or a limit that is too low."""
 
 
-async def walk(journey: FlowExecution, ctx: Context, place: Position) -> Walked:
+async def walk(execution: FlowExecution, ctx: Context, place: Position) -> Walked:
     """From this place to an end, an interruption or an error; then the flow's clean-ups, on every path."""
     if not place.graph.cleanups:
-        return await _walk(journey, ctx, place)
+        return await _walk(execution, ctx, place)
     walked: Walked = NodeInterrupted()
     passing: BaseException | None = None
     try:
-        walked = await _walk(journey, ctx, place)
+        walked = await _walk(execution, ctx, place)
     except GeneratorExit:  # it is being thrown away: nothing can be awaited any more
         raise
     except BaseException as error:  # meant for the task: it goes on its way after the clean-ups
         passing = error
     for cleanup in place.graph.cleanups:
-        call = _cleanup_call(journey, ctx, place, cleanup)
+        call = _cleanup_call(execution, ctx, place, cleanup)
         passing = await run_cleanup(ctx, call, cleanup.within + 4 * LEAVE_SECONDS) or passing
     if passing is not None:
         raise passing
     return walked
 
 
-async def _walk(journey: FlowExecution, ctx: Context, place: Position) -> Walked:
+async def _walk(execution: FlowExecution, ctx: Context, place: Position) -> Walked:
     graph = place.graph
     while place.node is not None:
         if ctx.signal.aborted or ctx.stop.due(StopAt.SAFE_POINT):
             return NodeInterrupted()
         name = place.node
         if place.step >= graph.max_steps:
-            return NodeFailed(_too_many(place), journey.operation(ctx, name))
-        ended = await _run(journey, ctx, place, graph.nodes[name])
+            return NodeFailed(_too_many(place), execution.operation(ctx, name))
+        ended = await _run(execution, ctx, place, graph.nodes[name])
         if isinstance(ended, NodeFailed):
-            ended = _routed(journey, ctx, place, ended)
+            ended = _routed(execution, ctx, place, ended)
         if not isinstance(ended, NodeDone):
             return ended
         target = graph.routes[name][ended.output]
-        journey.executed.append(journey.operation(ctx, name))
+        execution.executed.append(execution.operation(ctx, name))
         if isinstance(target, End):
             place.arrive(target.name, ended.state)
         else:
             place.go(target, ended.state)
         if ctx.listened:
             ctx.emit(NodeEnded(**ctx.child(name).stamp(), output=ended.output, target=place.node))
-        if journey.saver is not None and (failure := await journey.save(ctx)) is not None:
-            return NodeFailed(failure, journey.operation(ctx, name))
+        if execution.saver is not None and (failure := await execution.save(ctx)) is not None:
+            return NodeFailed(failure, execution.operation(ctx, name))
     return WalkFinished(place.end or "done")
 
 
-async def _run(journey: FlowExecution, ctx: Context, place: Position, node: Node) -> NodeEnd:
+async def _run(execution: FlowExecution, ctx: Context, place: Position, node: Node) -> NodeEnd:
     try:
         match node:
             case Step():
-                return await run_step(journey, ctx, place, node)
+                return await run_step(execution, ctx, place, node)
             case Subflow():
-                return await run_subflow(journey, ctx, place, node, walk)
+                return await run_subflow(execution, ctx, place, node, walk)
             case Parallel():
-                return await run_parallel(journey, ctx, place, node, walk)
+                return await run_parallel(execution, ctx, place, node, walk)
             case Scatter():
-                return await run_scatter(journey, ctx, place, node, walk)
+                return await run_scatter(execution, ctx, place, node, walk)
     except Exception as error:  # from the caller's own functions: into, out, join, items, gather
-        return NodeInterrupted() if ctx.signal.aborted else NodeFailed(error, journey.operation(ctx, node.name))
+        return NodeInterrupted() if ctx.signal.aborted else NodeFailed(error, execution.operation(ctx, node.name))
 
 
-def _routed(journey: FlowExecution, ctx: Context, place: Position, broken: NodeFailed) -> NodeDone | NodeFailed:
+def _routed(execution: FlowExecution, ctx: Context, place: Position, broken: NodeFailed) -> NodeDone | NodeFailed:
     """A failure or a timeout goes by its route, where there is one. One of the store does not: it may have lost it."""
     assert place.node is not None  # for the type checker: it is at the node that broke
-    if journey.saver is not None and journey.saver.error is not None:
+    if execution.saver is not None and execution.saver.error is not None:
         return broken
     routes = place.graph.routes[place.node]
-    itself = broken.operation == journey.operation(ctx, place.node)
+    itself = broken.operation == execution.operation(ctx, place.node)
     for output, taken in (("timeout", broken.timed_out and itself), ("failed", True)):
         if taken and output in routes:
-            journey.record(ctx, broken.error, broken.operation)
+            execution.record(ctx, broken.error, broken.operation)
             return NodeDone(output, place.state if broken.kept is None else broken.kept)
     return broken
 
@@ -119,7 +119,7 @@ def _too_many(place: Position) -> StepLimitExceeded:
     )
 
 
-def _cleanup_call(journey: FlowExecution, ctx: Context, place: Position, cleanup: Cleanup) -> Callable[[], Any]:
+def _cleanup_call(execution: FlowExecution, ctx: Context, place: Position, cleanup: Cleanup) -> Callable[[], Any]:
     policy = Policy(timeout=cleanup.within, abandon_after=LEAVE_SECONDS)
     threaded = cleanup.kind == "thread"
 
@@ -129,8 +129,8 @@ def _cleanup_call(journey: FlowExecution, ctx: Context, place: Position, cleanup
         run = LeafRun(outer, cleanup.name, cleanup.kind, policy, threaded=threaded, context=NodeContext)
         working = clone(place.state)
         node_ctx: Any = run.ctx
-        operation = journey.operation(ctx, f"cleanup/{cleanup.name}")
-        node_ctx._prepare(journey, None, working, 1, f"{journey.key}:{operation}:{place.visit}")
+        operation = execution.operation(ctx, f"cleanup/{cleanup.name}")
+        node_ctx._prepare(execution, None, working, 1, f"{execution.key}:{operation}:{place.visit}")
         try:
             await (in_thread if threaded else in_task)(run, cleanup.call, working)
         except asyncio.CancelledError as error:

@@ -318,16 +318,16 @@ class Flow(Generic[State, Services]):
         if (store is None) != (key is None):
             raise UsageError("checkpoints= and checkpoint_id= belong together: a store, and the name in it")
         if isinstance(resume, Checkpoint):
-            place, journey = resume.place_in(graph, options.get("migrate")), resume.journey()
+            place, execution = resume.place_in(graph, options.get("migrate")), resume.execution()
         else:
-            place, journey = Position.start(graph, clone(state)), FlowExecution(uuid.uuid4().hex)
-        journey.services = options.get("services")
-        journey.abandon_after = limit = options.get("abandon_after")
+            place, execution = Position.start(graph, clone(state)), FlowExecution(uuid.uuid4().hex)
+        execution.services = options.get("services")
+        execution.abandon_after = limit = options.get("abandon_after")
         if limit is not None:
             check_seconds("abandon_after", limit)
         return FlowRun(
             place,
-            journey,
+            execution,
             signal=options.get("signal"),
             timeout=options.get("timeout"),
             origin=origin,

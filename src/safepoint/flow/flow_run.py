@@ -27,9 +27,9 @@ log = logging.getLogger("safepoint")
 SAVE_SECONDS = 30.0
 
 
-async def travel(journey: FlowExecution, ctx: Context, place: Position) -> Any:
+async def travel(execution: FlowExecution, ctx: Context, place: Position) -> Any:
     """Walk to the end and give the state. Raises: AbortError when it was stopped; what a node raised."""
-    match await walk(journey, ctx, place):
+    match await walk(execution, ctx, place):
         case WalkFinished():
             return place.state
         case NodeInterrupted():
@@ -46,20 +46,20 @@ class FlowRun(RunHandle[State, FlowResult[State]], Generic[State]):
     def __init__(
         self,
         place: Position,
-        journey: FlowExecution,
+        execution: FlowExecution,
         *,
         signal: AbortSignal | None,
         timeout: float | None,
         origin: str | None,
         saving: CheckpointSaver | None,
     ) -> None:
-        super().__init__(place.graph.name, signal=signal, timeout=timeout, run_id=journey.key, origin=origin)
+        super().__init__(place.graph.name, signal=signal, timeout=timeout, run_id=execution.key, origin=origin)
         self._place = place
-        self._journey = journey
+        self._execution = execution
         self._saving = saving
         self._already_completed = False
-        self._ctx.journal = FlowJournal(journey)
-        self._ctx.ledger.resume = place.cursor
+        self._ctx.journal = FlowJournal(execution)
+        self._ctx.receipt_builder.resume = place.cursor
 
     @property
     def cursor(self) -> str | None:
@@ -96,11 +96,11 @@ class FlowRun(RunHandle[State, FlowResult[State]], Generic[State]):
             self._place, self._already_completed = found.end_in(self._place.graph), True
         else:
             raise completed(saving.key, found)
-        before, self._journey = self._journey, found.journey()
-        self._journey.services, self._journey.abandon_after = before.services, before.abandon_after
-        self._ctx.journal = FlowJournal(self._journey)
+        before, self._execution = self._execution, found.execution()
+        self._execution.services, self._execution.abandon_after = before.services, before.abandon_after
+        self._ctx.journal = FlowJournal(self._execution)
         self.id = self._ctx.run_id = found.run_id
-        self._ctx.ledger.resume = self._place.cursor
+        self._ctx.receipt_builder.resume = self._place.cursor
 
     async def _close(self, stack: AsyncExitStack) -> None:
         try:
@@ -116,18 +116,18 @@ class FlowRun(RunHandle[State, FlowResult[State]], Generic[State]):
             return state
         try:
             if self._saving is not None:
-                self._journey.saver = SaveProgress(self._save)
+                self._execution.saver = SaveProgress(self._save)
                 # Before the first node: after a crash in it, its idempotency key must be the one it had.
-                failure = await self._journey.save(ctx)
+                failure = await self._execution.save(ctx)
                 if failure is not None:
                     raise failure
-            result: State = await travel(self._journey, ctx, self._place)
+            result: State = await travel(self._execution, ctx, self._place)
             return result
         finally:
-            ctx.ledger.resume = self._place.cursor
+            ctx.receipt_builder.resume = self._place.cursor
 
     async def _result(self, outcome: Outcome[State]) -> FlowResult[State]:
-        place, journey = self._place, self._journey
+        place, execution = self._place, self._execution
         if not isinstance(outcome, Completed):
             outcome = replace(outcome, partial=place.state)
         if self._saving is not None and not self._already_completed:
@@ -136,30 +136,30 @@ class FlowRun(RunHandle[State, FlowResult[State]], Generic[State]):
             outcome,
             place.state,
             None if isinstance(outcome, Completed) else place.cursor,
-            tuple(journey.executed),
-            tuple(journey.errors),
+            tuple(execution.executed),
+            tuple(execution.errors),
             self.id,
             place,
-            dict(journey.once),
-            journey.revision,
+            dict(execution.once),
+            execution.revision,
             self._already_completed,
         )
 
     async def _save(self) -> None:
         assert self._saving is not None  # for the type checker: only then is there a saver
-        await self._saving.save(self._place, self._journey)
+        await self._saving.save(self._place, self._execution)
 
     async def _save_end(self, saving: CheckpointSaver, outcome: Outcome[State]) -> None:
         try:
             with shield(SAVE_SECONDS):
                 if isinstance(outcome, Completed):
-                    await saving.save_completed(self._place, self._journey, now=self._ctx.clock.time())
+                    await saving.save_completed(self._place, self._execution, now=self._ctx.clock.time())
                 else:
-                    await saving.save(self._place, self._journey, status=outcome.status, reason=why(outcome))
+                    await saving.save(self._place, self._execution, status=outcome.status, reason=why(outcome))
         except Exception as error:  # how the flow ended does not change by that
             message = f"checkpoint {saving.key!r} could not be written: {describe(error)}"
             log.warning("%s: %s", self._ctx.operation, message, extra=self._ctx.log_fields())
             at = self._ctx.clock.time()
-            self._journey.errors.append(
+            self._execution.errors.append(
                 NodeError(code="checkpoint_failed", message=message, operation="", recoverable=True, timestamp=at)
             )

@@ -40,27 +40,27 @@ async def run_inside(graph: Graph, ctx: Context, value: Any) -> Any:
     services, depth = getattr(ctx, "services", None), len(ctx.path) + (not ctx.is_run)
     checkpoint = Checkpoint.from_kept(value) if isinstance(value, PartialWork) else value
     if isinstance(checkpoint, Checkpoint):
-        place, journey = checkpoint.place_in(graph), checkpoint.journey()
+        place, execution = checkpoint.place_in(graph), checkpoint.execution()
     else:
-        place, journey = Position.start(graph, clone(value)), FlowExecution(_key_in(ctx, graph.name))
-    journey.services, journey.depth = services, depth
+        place, execution = Position.start(graph, clone(value)), FlowExecution(_key_in(ctx, graph.name))
+    execution.services, execution.depth = services, depth
     recorded = ctx.journal.results  # shared with what is around it
-    recorded.update(journey.once)
-    journey.once = recorded
+    recorded.update(execution.once)
+    execution.once = recorded
     inner = ctx if ctx.is_run else ctx.below(graph.name, AbortController(ctx.signal))
     if ctx.listened and hasattr(ctx, "call_id"):
-        journey.saver = SaveProgress(PositionReporter(ctx, place, journey).write)
+        execution.saver = SaveProgress(PositionReporter(ctx, place, execution).write)
     try:
-        failure = await journey.save(inner)
+        failure = await execution.save(inner)
         if failure is not None:
             raise failure
-        return await travel(journey, inner, place)
+        return await travel(execution, inner, place)
     except Exception as error:
-        error.partial = _partial(place, journey)  # type: ignore[attr-defined]  # the boundary looks for it
+        error.partial = _partial(place, execution)  # type: ignore[attr-defined]  # the boundary looks for it
         raise
     finally:
         if inner is ctx:
-            ctx.ledger.resume = place.cursor
+            ctx.receipt_builder.resume = place.cursor
         else:
             inner.stop.close()
 
@@ -68,18 +68,18 @@ async def run_inside(graph: Graph, ctx: Context, value: Any) -> Any:
 class PositionReporter:
     """Tells where a flow inside a tool call is, and waits until that is on record."""
 
-    def __init__(self, ctx: Context, place: Position, journey: FlowExecution) -> None:
+    def __init__(self, ctx: Context, place: Position, execution: FlowExecution) -> None:
         self._ctx = ctx
         self._place = place
-        self._journey = journey
+        self._execution = execution
         self._warned = False
 
     async def write(self) -> None:
         """One event. Raises: what the journal raises, when it cannot keep what was told."""
         ctx, flow = self._ctx, self._place.graph.name
-        self._journey.revision += 1
+        self._execution.revision += 1
         try:
-            text = Checkpoint.of(self._place, self._journey, status="running").to_json()
+            text = Checkpoint.of(self._place, self._execution, status="running").to_json()
         except UsageError as problem:
             # It still runs, stops and ends as it should: only a crash will make it begin at an earlier place.
             if not self._warned:
@@ -97,9 +97,9 @@ def _key_in(ctx: Context, name: str) -> str:
     return uuid.uuid4().hex if inner_key is None else str(inner_key(name))
 
 
-def _partial(place: Position, journey: FlowExecution) -> Any:
+def _partial(place: Position, execution: FlowExecution) -> Any:
     """What a stopped flow leaves behind: where it was, or just the state if that cannot be written down."""
     try:
-        return Checkpoint.of(place, journey, status="stopped")
+        return Checkpoint.of(place, execution, status="stopped")
     except UsageError:
         return place.state

@@ -30,14 +30,14 @@ CLOSE_SECONDS = 5.0
 NO_MORE = object()
 
 
-async def run_scatter(journey: FlowExecution, ctx: Context, place: Position, node: Scatter, walk: Walk) -> NodeEnd:
+async def run_scatter(execution: FlowExecution, ctx: Context, place: Position, node: Scatter, walk: Walk) -> NodeEnd:
     """Do all items that are not done yet, then gather the results in the order of the items."""
     at = place.inside
     if not isinstance(at, ScatterAt):
         at = place.inside = ScatterAt()
     siblings = BranchGroup(ctx, node.name, node.on_failure)
-    source = ItemSource(node.items(clone(place.state)), at, siblings.ctx, journey.abandon_after)
-    work = Items(journey, siblings, place, node, at, source, walk)
+    source = ItemSource(node.items(clone(place.state)), at, siblings.ctx, execution.abandon_after)
+    work = Items(execution, siblings, place, node, at, source, walk)
     workers = node.concurrency if source.total is None else min(node.concurrency, source.total - at.done)
     passing: BaseException | None = None
     try:
@@ -49,7 +49,7 @@ async def run_scatter(journey: FlowExecution, ctx: Context, place: Position, nod
             passing = await run_cleanup(siblings.ctx, source.close, CLOSE_SECONDS)
     if passing is not None:
         raise passing
-    ended = siblings.verdict(journey.operation(ctx, node.name))
+    ended = siblings.verdict(execution.operation(ctx, node.name))
     if isinstance(ended, NodeInterrupted) or (ended is not None and node.on_failure == "interrupt"):
         return ended
     state = clone(place.state)
@@ -64,7 +64,7 @@ class Items:
 
     def __init__(
         self,
-        journey: FlowExecution,
+        execution: FlowExecution,
         siblings: BranchGroup,
         place: Position,
         node: Scatter,
@@ -73,7 +73,7 @@ class Items:
         walk: Walk,
     ) -> None:
         # What runs inside an item is not listed one by one: there may be a hundred thousand of them.
-        self._journey = replace(journey, executed=[], in_item=True)
+        self._execution = replace(execution, executed=[], in_item=True)
         self._siblings = siblings
         self._place = place
         self._gathers = node.gather is not None
@@ -101,32 +101,32 @@ class Items:
 
     def _failed(self, error: Exception | asyncio.CancelledError, before: int) -> NodeInterrupted | NodeFailed:
         """The source has. Raises: a cancellation of this task."""
-        operation = self._journey.operation(self._ctx, "items")
+        operation = self._execution.operation(self._ctx, "items")
         if isinstance(error, asyncio.CancelledError):
             error = disruption(error, before, operation)
         return NodeInterrupted(error) if self._ctx.signal.aborted else NodeFailed(error, operation)
 
     async def _item(self, index: int, item: Any) -> StepEnd:
-        operation = self._journey.operation(self._ctx, str(index))
+        operation = self._execution.operation(self._ctx, str(index))
         try:
             ended = await self._one(index, item, operation)
         except Exception as error:  # the item cannot be copied
             return NodeFailed(error, operation)
         if isinstance(ended, BodyReturned):
             self._done(index, ended.value)
-            failure = await self._journey.save(self._ctx)
+            failure = await self._execution.save(self._ctx)
             return ended if failure is None else NodeFailed(failure, operation)
         return ended
 
     async def _one(self, index: int, item: Any, operation: str) -> StepEnd:
         if isinstance(self._body, Step):
-            attempts = Attempts(self._journey, self._ctx, self._body, operation, self._place.visit)
+            attempts = Attempts(self._execution, self._ctx, self._body, operation, self._place.visit)
             attempts.value = item
             return await attempts.run()
         place = self._at.places.get(index)
         if place is None:
             place = self._at.places[index] = Position.start(self._body, clone(item), self._place.within)
-        match await self._walk(self._journey, self._ctx.child(str(index)), place):
+        match await self._walk(self._execution, self._ctx.child(str(index)), place):
             case WalkFinished():
                 return BodyReturned(place.state)
             case NodeInterrupted() | NodeFailed() as ended:

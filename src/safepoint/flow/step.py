@@ -33,10 +33,10 @@ class NodeDisrupted(SafepointError):
     """A node ended by a CancelledError that nobody had meant for it, such as that of a task it awaited."""
 
 
-async def run_step(journey: FlowExecution, ctx: Context, place: Position, step: Step) -> NodeEnd:
+async def run_step(execution: FlowExecution, ctx: Context, place: Position, step: Step) -> NodeEnd:
     """Run it. What it reports after an abort is not believed, unless the node says that its result is final."""
-    operation = journey.operation(ctx, step.name)
-    attempts = Attempts(journey, ctx, step, operation, place.visit)
+    operation = execution.operation(ctx, step.name)
+    attempts = Attempts(execution, ctx, step, operation, place.visit)
     attempts.place = place
     match await attempts.run():
         case BodyReturned(output):
@@ -59,14 +59,14 @@ def _unknown(operation: str, output: object, step: Step) -> UnknownOutput:
 class Attempts:
     """The attempts of one visit of a step, or of one item of a scatter: each on a copy of its own."""
 
-    __slots__ = ("_ctx", "_journey", "_key", "_last", "_operation", "_step", "number", "place", "value", "working")
+    __slots__ = ("_ctx", "_execution", "_key", "_last", "_operation", "_step", "number", "place", "value", "working")
 
-    def __init__(self, journey: FlowExecution, ctx: Context, step: Step, operation: str, visit: str) -> None:
-        self._journey = journey
+    def __init__(self, execution: FlowExecution, ctx: Context, step: Step, operation: str, visit: str) -> None:
+        self._execution = execution
         self._ctx = ctx
         self._step = step
         self._operation = operation
-        self._key = f"{journey.key}:{operation}:{visit}"
+        self._key = f"{execution.key}:{operation}:{visit}"
         self._last: LeafRun | None = None
         self.place: Position | None = None  # it has a state: `working` is a copy of it
         self.value: Any = None  # it has an item: `working` is a copy of that
@@ -104,7 +104,7 @@ class Attempts:
             raise
 
     async def _call(self) -> Any:
-        step, policy, limit = self._step, self._step.policy, self._journey.abandon_after
+        step, policy, limit = self._step, self._step.policy, self._execution.abandon_after
         if limit is not None and policy.abandon_after is None:
             policy = replace(policy, abandon_after=limit)
         self.number += 1
@@ -112,7 +112,7 @@ class Attempts:
         name = self._operation.rpartition("/")[2]
         run = LeafRun(self._ctx, name, step.kind, policy, threaded=step.kind == "thread", context=NodeContext)
         self._last = run
-        self._node_ctx._prepare(self._journey, self.place, self.working, self.number, self._key)
+        self._node_ctx._prepare(self._execution, self.place, self.working, self.number, self._key)
         if step.kind == "await":
             return await (inline if policy.abandon_after is None else in_task)(run, step.call, self.working)
         if step.kind == "thread":

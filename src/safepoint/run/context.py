@@ -89,7 +89,7 @@ class Context:
     """
 
     __slots__ = (
-        "_fence",
+        "_revocation",
         "_sink",
         "alarm",
         "calls",
@@ -97,8 +97,8 @@ class Context:
         "clock",
         "is_run",
         "journal",
-        "ledger",
         "path",
+        "receipt_builder",
         "run_id",
         "signal",
         "stop",
@@ -129,18 +129,18 @@ class Context:
         self.journal = Journal()
         self.stop = Stop(controller, self.clock)
         self.is_run = True  # a run's own: work that is given it need not make one below
-        self.ledger = ReceiptBuilder(self.clock)
+        self.receipt_builder = ReceiptBuilder(self.clock)
         self.alarm = AbortTimers(self.signal, self.clock)
         self.cleanups: list[Cleanup] = []
         self._sink = emit
-        self._fence = Revocation()
+        self._revocation = Revocation()
 
     def child(
         self,
         name: str,
         *,
         signal: AbortSignal | None = None,
-        fence: Revocation | None = None,
+        revocation: Revocation | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
         kind: "type[Context] | None" = None,
     ) -> "Context":
@@ -161,10 +161,10 @@ class Context:
         child.journal = self.journal
         child.stop = self.stop
         child.is_run = False
-        child.ledger = self.ledger
+        child.receipt_builder = self.receipt_builder
         child.cleanups = self.cleanups
         child._sink = self._sink if self._sink is None or loop is None else _posted(self._sink, loop)
-        child._fence = self._fence if fence is None else fence
+        child._revocation = self._revocation if revocation is None else revocation
         return child
 
     def below(self, name: str | None, controller: AbortController) -> "Context":
@@ -183,9 +183,9 @@ class Context:
         # In another process it has the same name and the signal that is there; events are not carried back.
         return _carried, (self.path, self.run_id)
 
-    def new_fence(self) -> Revocation:
+    def new_revocation(self) -> Revocation:
         """A fence for a part that may be abandoned: it closes with this context's own."""
-        return Revocation(self._fence)
+        return Revocation(self._revocation)
 
     @property
     def operation(self) -> str:
@@ -203,8 +203,8 @@ class Context:
 
     def emit(self, event: Event) -> None:
         """Report what happened. What an abandoned leaf reports is dropped; what a listener raises is not ours."""
-        if self._fence.closed:
-            self._fence.late(type(event).__name__, self)
+        if self._revocation.closed:
+            self._revocation.late(type(event).__name__, self)
         elif self._sink is not None:
             post = on_loop.get()
             if post is None:
@@ -248,8 +248,8 @@ class Context:
 
     def admit(self, what: str) -> None:
         """Raises: AbortError for an abandoned leaf, which may begin nothing."""
-        if self._fence.closed:
-            self._fence.late(what, self)
+        if self._revocation.closed:
+            self._revocation.late(what, self)
             self.signal.raise_if_aborted()
 
 

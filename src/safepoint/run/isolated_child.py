@@ -89,27 +89,27 @@ Answer: TypeAlias = CallReturned | CallRaised | CallExited
 
 def main() -> None:
     """The life of the child. The number of its end of the line is its first argument."""
-    line = socket.socket(fileno=int(sys.argv[1]))
-    line.set_inheritable(False)
+    entry = socket.socket(fileno=int(sys.argv[1]))
+    entry.set_inheritable(False)
     _prepare_process()
-    received = receive(line)
+    received = receive(entry)
     if received is None:
         return
     call: ChildCall = pickle.loads(received)
     sys.argv = call.argv
-    parent = ParentConnection(line, AbortController(None if call.limit is None else deadline_from(call.limit)))
+    parent = ParentConnection(entry, AbortController(None if call.limit is None else deadline_from(call.limit)))
     threading.Thread(target=parent.follow, name="safepoint-parent", daemon=True).start()
     try:
         answer = answer_to(call, parent)
     except SystemExit as error:
-        _tell(line, CallExited(shorten(repr(error.code))))
+        _tell(entry, CallExited(shorten(repr(error.code))))
         raise
-    _tell(line, answer)
+    _tell(entry, answer)
 
 
-def _tell(line: socket.socket, answer: Answer) -> None:
+def _tell(entry: socket.socket, answer: Answer) -> None:
     try:
-        line.sendall(frame(answer))
+        entry.sendall(frame(answer))
     except OSError:  # nobody is there to hear it, and nobody else would end what the function has started
         end_group()
 
@@ -248,9 +248,9 @@ def loads(data: bytes, find_main: Callable[[], None] = lambda: None) -> Any:
 class ParentConnection:
     """What the parent says. A thread listens all the time, and the main thread once more before the function begins."""
 
-    def __init__(self, line: socket.socket, controller: AbortController) -> None:
+    def __init__(self, entry: socket.socket, controller: AbortController) -> None:
         self.signal = controller.signal
-        self._line = line
+        self._line = entry
         self._controller = controller
         self._pid = os.getppid()
         self._listening = threading.Lock()
@@ -302,18 +302,18 @@ def frame(message: object) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def receive(line: socket.socket) -> bytearray | None:
+def receive(entry: socket.socket) -> bytearray | None:
     """The body of the next frame; None when the other side is gone."""
-    header = _exactly(line, HEADER.size)
-    return None if header is None else _exactly(line, HEADER.unpack(header)[0])
+    header = _exactly(entry, HEADER.size)
+    return None if header is None else _exactly(entry, HEADER.unpack(header)[0])
 
 
-def _exactly(line: socket.socket, size: int) -> bytearray | None:
+def _exactly(entry: socket.socket, size: int) -> bytearray | None:
     received = bytearray(size)
     view = memoryview(received)
     while view:
         try:
-            count = line.recv_into(view)
+            count = entry.recv_into(view)
         except ConnectionError:
             return None
         if not count:

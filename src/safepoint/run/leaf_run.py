@@ -75,23 +75,23 @@ class LeafRun(OwningLeaf):
             self._limit = Deadline(policy.timeout, "timeout", None)
             # In one instant the run's own abort comes first: the order of this list decides.
             self.signal = AbortSignal.any([self.signal, self._limit])
-        self._fence = ctx.new_fence() if own else None
+        self._revocation = ctx.new_revocation() if own else None
         loop = self.loop if threaded else None
-        self.ctx = ctx.child(name, signal=self.signal, fence=self._fence, loop=loop, kind=context)
+        self.ctx = ctx.child(name, signal=self.signal, revocation=self._revocation, loop=loop, kind=context)
         self.operation = self.ctx.operation
-        self.line = ctx.ledger.begin(self.operation, kind)
-        self.watch = StartGate(self.ctx.alarm)
-        self.watch.after_abort(policy.warn_after, self._warn)
+        self.entry = ctx.receipt_builder.begin(self.operation, kind)
+        self.gate = StartGate(self.ctx.alarm)
+        self.gate.after_abort(policy.warn_after, self._warn)
         if policy.abandon_after is not None:
-            self.watch.after_abort(policy.abandon_after, self._abandon)
+            self.gate.after_abort(policy.abandon_after, self._abandon)
         if own:
-            self.watch.after_abort(self.limit_grace, self._abandon_at_limit)
+            self.gate.after_abort(self.limit_grace, self._abandon_at_limit)
         # A stop may say the same for the whole run: `stop(abandon=seconds)`.
         self._unwatch = ctx.stop.when_abandoned(self._abandon) if own else None
 
     def begin(self) -> None:
         """The gate. Raises: AbortError or LeafTimeout when the stop was first; then the body must not begin."""
-        if not self.watch.begin():
+        if not self.gate.begin():
             self.refuse()
             raise self._why_ended()
         self._started = self.ctx.clock.monotonic()
@@ -101,7 +101,7 @@ class LeafRun(OwningLeaf):
     def refuse(self) -> None:
         """The body must not begin, for a reason of the caller's own."""
         self._stop_watching()
-        self.line.end("not_started")
+        self.entry.end("not_started")
 
     def runs_here(self) -> None:
         """The current task is the one to look at when it is stuck."""
@@ -116,7 +116,7 @@ class LeafRun(OwningLeaf):
         self._guard = Guard(self.interrupting())
         if how != "cooperate":
             first = 0.0 if how == "interrupt" else self.policy.grace
-            self.watch.after_abort(first + self._pause, self._interrupt_again)
+            self.gate.after_abort(first + self._pause, self._interrupt_again)
         if how == "interrupt":
             return self._guard
         stack = ExitStack()
@@ -133,7 +133,7 @@ class LeafRun(OwningLeaf):
                 return self._limit or AbortSignal.never()
             case "finish":
                 late = AbortController()
-                self.watch.after_abort(self.policy.grace, lambda: late.abort(self._reason()))
+                self.gate.after_abort(self.policy.grace, lambda: late.abort(self._reason()))
                 return AbortSignal.any([late.signal, *([self._limit] if self._limit else [])])
 
     @property
@@ -156,7 +156,7 @@ class LeafRun(OwningLeaf):
 
     def failed(self, error: BaseException) -> BaseException:
         """It raised: what the caller is to raise instead."""
-        if self.line.fate == "not_started":
+        if self.entry.fate == "not_started":
             return error
         stop = is_stop(error)
         if self.signal.aborted or self.ctx.stop.raised(error) or _is_outer(error):
@@ -182,8 +182,8 @@ class LeafRun(OwningLeaf):
             where = (
                 f"{where or 'an unknown place'} (when its time was up, it blocked the event loop at {self._blocked_at})"
             )
-        if self._fence is not None:
-            self._fence.close()
+        if self._revocation is not None:
+            self._revocation.close()
         ended.add_done_callback(self._late)
         self._end("still_running", where=where)
         self.outer.emit(LeafAbandoned(**self.ctx.stamp(), seconds=self.since_abort(), where=where))
@@ -196,11 +196,11 @@ class LeafRun(OwningLeaf):
         log.warning(
             "%s %s after it had been abandoned; that is dropped", self.operation, what, extra=self.ctx.log_fields()
         )
-        self.line.end("stopped" if stopped else "finished", note=f"it {what} after it had been abandoned")
+        self.entry.end("stopped" if stopped else "finished", note=f"it {what} after it had been abandoned")
 
     def _stop_watching(self) -> None:
         self._ended = True
-        self.watch.end()
+        self.gate.end()
         if self._unwatch is not None:
             self._unwatch()
 
@@ -212,13 +212,13 @@ class LeafRun(OwningLeaf):
 
     def _end(self, fate: Fate, *, where: str | None = None, note: str = "") -> None:
         self._stop_watching()
-        self.line.end(fate, where=where, note=note)
+        self.entry.end(fate, where=where, note=note)
         if self.outer.listened and self._started is not None:
             seconds = self.ctx.clock.monotonic() - self._started
             self.outer.emit(LeafEnded(**self.ctx.stamp(), leaf=self.kind, fate=fate, seconds=seconds))
 
     def _warn(self) -> None:
-        if self.ctx.ledger.runs_inside(self.operation):
+        if self.ctx.receipt_builder.runs_inside(self.operation):
             return  # it waits for a part that is named itself
         where, note = self._place(), self._swallowed()
         log.warning(
@@ -260,7 +260,7 @@ class LeafRun(OwningLeaf):
     def _interrupt_again(self) -> None:
         if self._guard is not None:
             self._post(self._guard.deliver_again)
-            self.watch.again(self._pause, self._interrupt_again)
+            self.gate.again(self._pause, self._interrupt_again)
 
     def _post(self, call: Callable[..., object], *args: object) -> None:
         try:

@@ -43,7 +43,7 @@ class LoadedSource:
         if (code.co_code, code.co_linetable) == (other.co_code, other.co_linetable):
             return True
         # Test runners put other code in the place of `assert`. The calls in all other lines must be the same.
-        if self._asserts.isdisjoint(line for _, _, line in other.co_lines() if line is not None):
+        if self._asserts.isdisjoint(entry for _, _, entry in other.co_lines() if entry is not None):
             return False
         return self._other(_positions(code)) == self._other(_positions(other))
 

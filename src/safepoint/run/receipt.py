@@ -223,7 +223,7 @@ class EntryBuilder:
     """One leaf's line in the ledger, while it is being written. `pid` and `pid_started` may be set at any time."""
 
     __slots__ = (
-        "_ledger",
+        "_receipt_builder",
         "ended_at",
         "fate",
         "kind",
@@ -236,8 +236,8 @@ class EntryBuilder:
         "where",
     )
 
-    def __init__(self, ledger: "ReceiptBuilder", name: str, kind: LeafKind, owned: bool = False) -> None:
-        self._ledger = ledger
+    def __init__(self, receipt_builder: "ReceiptBuilder", name: str, kind: LeafKind, owned: bool = False) -> None:
+        self._receipt_builder = receipt_builder
         self.owned = owned  # it is no leaf, but something that a leaf has started
         self.name = name
         self.kind: LeafKind = kind
@@ -254,7 +254,7 @@ class EntryBuilder:
         if self.ended_at is None:
             self.fate, self.where, self.note = fate, where, shorten(note, NOTE_LIMIT)
             if fate != "still_running":
-                self._ledger.ended(self)
+                self._receipt_builder.ended(self)
 
 
 class ReceiptBuilder:

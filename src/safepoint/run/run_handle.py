@@ -133,7 +133,7 @@ class RunHandle(ABC, Generic[T, R]):
         task = self._start()
         limit = AbortSignal.never() if timeout is None else AbortSignal.timeout(timeout)
         await limit.run(asyncio.wait([task]))
-        return self._ctx.ledger.receipt(self.signal, escalated=self._ctx.stop.escalated)
+        return self._ctx.receipt_builder.receipt(self.signal, escalated=self._ctx.stop.escalated)
 
     def __await__(self) -> Generator[Any, None, R]:
         return self._wait().__await__()

@@ -62,7 +62,7 @@ async def settle(ctx: Context, work: Work[I, T], value: I, *, then: Any = None) 
         ctx.stop.commit()  # the work stopped at a safe point: from here on that is an abort
     passing = await clean_up(ctx) or passing
     if error is not None or ctx.signal.aborted:
-        await name_leftovers(ctx.ledger, begun)
+        await name_leftovers(ctx.receipt_builder, begun)
     if passing is not None:
         ctx.emit(RunEnded(**ctx.stamp(), status="aborted"))
         raise passing
@@ -85,13 +85,13 @@ def _decide(ctx: Context, result: T | None, error: BaseException | None, started
     if reason is not None:
         partial = error.partial if isinstance(error, AbortError) else result
         ended = TimedOut if reason.timed_out else Aborted
-        receipt = ctx.ledger.receipt(ctx.signal, escalated=ctx.stop.escalated)
+        receipt = ctx.receipt_builder.receipt(ctx.signal, escalated=ctx.stop.escalated)
         return ended(reason, receipt, partial, started_at=started, finished_at=finished)  # type: ignore[arg-type]
     if error is not None:
-        receipt = ctx.ledger.receipt(ctx.signal)
+        receipt = ctx.receipt_builder.receipt(ctx.signal)
         partial = getattr(error, "partial", None)
         return Failed(error, receipt, partial, started_at=started, finished_at=finished)
-    goes_on = ctx.ledger.goes_on(ctx.signal, ctx.operation)
+    goes_on = ctx.receipt_builder.goes_on(ctx.signal, ctx.operation)
     value: T = result  # type: ignore[assignment]  # no error: a value
     return Completed(value, receipt=goes_on, started_at=started, finished_at=finished)
 
@@ -142,6 +142,6 @@ def _left(call: CleanupCall) -> str:
 
 def _warn(ctx: Context, cleanup: Cleanup, told: str) -> None:
     message = f"the clean-up {getattr(cleanup, '__qualname__', repr(cleanup))} {told}"
-    ctx.ledger.warn(message)
+    ctx.receipt_builder.warn(message)
     log.warning("%s: %s", ctx.operation, message, extra=ctx.log_fields())
     ctx.emit(CleanupFailed(**ctx.stamp(), message=message))

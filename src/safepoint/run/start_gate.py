@@ -84,16 +84,16 @@ class AbortTimers:
         self._timers: list[Timer] = []
         self.heard_at: float | None = None
 
-    def enter(self, watch: StartGate) -> bool:
+    def enter(self, gate: StartGate) -> bool:
         """False: the signal is aborted already. Entered first, looked second: no abort passes unnoticed."""
-        self._watches[watch] = None
+        self._watches[gate] = None
         if self._registration is None:
             self._registration = self._signal.add_listener(self._heard)
         return not self._signal.aborted
 
-    def leave(self, watch: StartGate) -> None:
+    def leave(self, gate: StartGate) -> None:
         """This leaf needs no alarm any more; the last one takes listener and timer with it."""
-        self._watches.pop(watch, None)
+        self._watches.pop(gate, None)
         if not self._watches:
             registration, self._registration = self._registration, None
             if registration is not None:
@@ -107,7 +107,7 @@ class AbortTimers:
 
     def arm(self) -> None:
         """Set a timer for what is due first."""
-        if self.heard_at is None or not (dues := [entry[0] for watch in list(self._watches) for entry in watch.due]):
+        if self.heard_at is None or not (dues := [entry[0] for gate in list(self._watches) for entry in gate.due]):
             return
         when = self.heard_at + min(dues)
         if not any(timer.armed and timer.when <= when for timer in self._timers):
@@ -118,8 +118,8 @@ class AbortTimers:
 
     def _heard(self) -> None:
         self.heard_at = self._clock.monotonic()
-        for watch in list(self._watches):
-            watch.heard()
+        for gate in list(self._watches):
+            gate.heard()
         self.arm()
 
     def _forget_fired(self) -> None:
@@ -136,8 +136,8 @@ class AbortTimers:
         # Sums of floats are rounded: without this a timer that fires at its very time may find nothing due, and be
         # set again for the same time.
         now = self.since_abort() + ROUNDING_SECONDS
-        due = [(watch, callback) for watch in list(self._watches) for _, callback in watch.take(now)]
+        due = [(gate, callback) for gate in list(self._watches) for _, callback in gate.take(now)]
         self.arm()  # before any of them is called: what is due later has its timer, whatever they do
-        for watch, callback in due:
-            if not watch.ended:
+        for gate, callback in due:
+            if not gate.ended:
                 yield callback

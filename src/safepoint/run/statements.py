@@ -24,7 +24,7 @@ LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 class StatementPosition(NamedTuple):
     """A span of the source, as `code.co_positions()` gives it: lines from 1, columns in bytes from 0."""
 
-    line: int
+    entry: int
     end_line: int
     column: int
     end_column: int
@@ -74,7 +74,7 @@ class Statements:
 
     def at(self, position: StatementPosition) -> ast.stmt | None:
         """The innermost statement that contains the span."""
-        index = bisect_right(self._starts, (position.line, position.column)) - 1
+        index = bisect_right(self._starts, (position.entry, position.column)) - 1
         found: ast.stmt | None = self._ordered[index] if index >= 0 else None
         while found is not None and (position.end_line, position.end_column) > _end(found):
             found = self._homes[found].owner
@@ -365,4 +365,6 @@ def _end(stmt: ast.stmt) -> tuple[int, int]:
 
 
 def _contains(stmt: ast.stmt, span: StatementPosition) -> bool:
-    return (stmt.lineno, stmt.col_offset) <= (span.line, span.column) and (span.end_line, span.end_column) <= _end(stmt)
+    return (stmt.lineno, stmt.col_offset) <= (span.entry, span.column) and (span.end_line, span.end_column) <= _end(
+        stmt
+    )

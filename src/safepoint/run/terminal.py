@@ -120,19 +120,19 @@ def _read(question: str, descriptor: int, signal: AbortSignal, waker: _Waker) ->
     signal.raise_if_aborted()
     status = os.fstat(descriptor)
     stdin = (status.st_dev, status.st_ino)
-    line = _begun.setdefault(stdin, bytearray())
+    entry = _begun.setdefault(stdin, bytearray())
     _show(question)
     while not signal.aborted:
         if not _wait(waker, descriptor):
             continue  # awake, but not by a byte: look at the signal first
         byte = os.read(descriptor, 1)
         if byte not in (b"", b"\n"):
-            line += byte
+            entry += byte
             continue
         del _begun[stdin]
-        if not byte and not line:
+        if not byte and not entry:
             raise EOFError("the standard input is at its end")
-        return bytes(line.removesuffix(b"\r"))
+        return bytes(entry.removesuffix(b"\r"))
     if _discarded(descriptor):
         del _begun[stdin]
     raise abort_error(signal)
@@ -181,6 +181,6 @@ def _may_control(terminal: int) -> bool:
         return True
 
 
-def _decode(line: bytes) -> str:
+def _decode(entry: bytes) -> str:
     encoding, errors = getattr(sys.stdin, "encoding", None), getattr(sys.stdin, "errors", None)
-    return line.decode(encoding or "utf-8", errors or "strict")
+    return entry.decode(encoding or "utf-8", errors or "strict")

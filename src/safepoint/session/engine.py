@@ -57,12 +57,12 @@ class SessionEngine:
         self.agent = agent
         self.clock = current_clock()
         self.log = SessionLog(store, session_id)
-        self.past = SessionState()
+        self.state = SessionState()
         self.messages: tuple[Message, ...] = ()  # the conversation, as any thread may read it: replaced, never changed
         self.turns: dict[str, SessionTurn] = {}  # those that have not ended
-        self.home = LoopTasks()
-        self.journal = SessionJournal(self.log, self.home, self.clock, {})
-        self.stops = TurnStops(self.turns, self.home, self.clock, self._record_stop, self._left_the_queue)
+        self.loop_tasks = LoopTasks()
+        self.journal = SessionJournal(self.log, self.loop_tasks, self.clock, {})
+        self.stops = TurnStops(self.turns, self.loop_tasks, self.clock, self._record_stop, self._left_the_queue)
         self.questions = Questions(None)
         self.loop: TurnLoop[SessionTurn] = TurnLoop(self._plan, on_event=self._heard, name=session_id)
         self._work = TurnWork(self)
@@ -75,38 +75,38 @@ class SessionEngine:
         """Take the session, with all that has happened in it. Raises: SessionInUse; StoreError."""
         await self.log.open()
         try:
-            await self.log.replay(self.past.apply)
+            await self.log.replay(self.state.apply)
         except BaseException:
             await self.log.release()
             raise
-        self.journal.results.update(self.past.parts)
-        self.messages = self.past.messages
-        self.journal.forwarded.update(self.past.forwarded)
+        self.journal.results.update(self.state.parts)
+        self.messages = self.state.messages
+        self.journal.forwarded.update(self.state.forwarded)
         # Before its end is written: after that nobody would look for what it has left on other machines.
-        left = self.past.given_up(resume)
+        left = self.state.given_up(resume)
         warnings = () if left is None else await self.agent.stop_left_behind(left)
-        self.home.spawn(self._keep_writing(), f"session {self.id}")
+        self.loop_tasks.spawn(self._keep_writing(), f"session {self.id}")
         self.add(SessionOpened(**self.stamp(), agent=self.agent.name))
         self._recover(resume, may_still_run, warnings)
         if paused:
             self.loop.pause()
         self.loop.start()
-        self._minding = self.home.spawn(self._mind_the_loop(), f"session {self.id}")
+        self._minding = self.loop_tasks.spawn(self._mind_the_loop(), f"session {self.id}")
 
     def _recover(self, resume: bool, may_still_run: bool, warnings: tuple[str, ...]) -> None:
         """Turns that a crash left open: what had not begun waits again, what had begun or was stopped is sealed."""
         waiting = []
-        for past in self.past.open_turns:
-            if past.started or past.stop is not None or past.messages is None:
-                told: Any = {"may_still_run": may_still_run, "warnings": warnings if past.started else ()}
-                outcome = sealed(self.past, past, self.clock.time(), **told)
-                ended = TurnEnded(**self.stamp(past.id), turn_id=past.id, outcome=outcome)
-                self.add(ended, ends=(past.id, lambda error: None))
+        for state in self.state.open_turns:
+            if state.started or state.stop is not None or state.messages is None:
+                told: Any = {"may_still_run": may_still_run, "warnings": warnings if state.started else ()}
+                outcome = sealed(self.state, state, self.clock.time(), **told)
+                ended = TurnEnded(**self.stamp(state.id), turn_id=state.id, outcome=outcome)
+                self.add(ended, ends=(state.id, lambda error: None))
             else:
-                about: Any = {"continues": past.continues, "resumes": past.resumes}
-                waiting.append(SessionTurn(past.id, past.messages, self.stops.stop, **about))
-        if resume and (interrupted := self.past.interrupted) is not None:
-            resumes = self.past.turns[interrupted].next_resumes
+                about: Any = {"continues": state.continues, "resumes": state.resumes}
+                waiting.append(SessionTurn(state.id, state.messages, self.stops.stop, **about))
+        if resume and (interrupted := self.state.interrupted) is not None:
+            resumes = self.state.turns[interrupted].next_resumes
             self.admit(SessionTurn(None, (), self.stops.stop, continues=interrupted, resumes=resumes))
         for turn in sorted(waiting, key=lambda turn: turn.continues is None):  # what goes on comes first
             self._enqueue(turn, None)
@@ -145,8 +145,8 @@ class SessionEngine:
 
     def to_continue(self, turn_id: str | None) -> str:
         """The stopped turn that may go on: the last one, and nothing has come after it. Raises: UsageError."""
-        turn_id = None if turn_id is None else self.past.heir(turn_id)
-        last = self.past.last_ended
+        turn_id = None if turn_id is None else self.state.successor(turn_id)
+        last = self.state.last_ended
         if last is None or (turn_id is not None and last.id != turn_id) or isinstance(last.outcome, Completed):
             raise UsageError(f"there is no stopped turn to continue: the last one is {last.id if last else None!r}")
         if self.turns:
@@ -184,7 +184,7 @@ class SessionEngine:
         return turn
 
     def _check_new(self, turn: SessionTurn) -> None:
-        if turn.id in self.past.turns or turn.id in self.turns:
+        if turn.id in self.state.turns or turn.id in self.turns:
             raise UsageError(f"there was a turn {turn.id!r} already in session {self.id!r}: an id is for life")
 
     def refuse(self, turn: SessionTurn, error: Exception) -> None:
@@ -211,7 +211,7 @@ class SessionEngine:
         turn.session_id, turn.queue = self.id, self.turns
         self.turns[turn.id] = turn
         self.loop.push(turn, preempt=preempt)
-        self.stops.watch(turn)
+        self.stops.gate(turn)
 
     async def _plan(self, turns: list[SessionTurn]) -> TurnPlan[SessionTurn]:
         turn = next((turn for turn in turns if turn.urgent), turns[0])
@@ -273,8 +273,8 @@ class SessionEngine:
         """A turn that waits was stopped: it leaves the queue at once, and its messages are not part of anything."""
         if self.loop.remove(turn):
             if turn.continues is not None:
-                left = self.agent.stop_left_behind(self.past.resumed(turn.continues)[0])
-                self.home.spawn(left, f"what turn {turn.continues} has left")
+                left = self.agent.stop_left_behind(self.state.resumed(turn.continues)[0])
+                self.loop_tasks.spawn(left, f"what turn {turn.continues} has left")
             self._decide(turn, self._never(turn))
 
     def _never(self, turn: SessionTurn) -> Outcome[AgentResult]:
@@ -298,7 +298,7 @@ class SessionEngine:
             self.loop.stop(StopAt.NOW, reason=cause.message)
             await self._end_of_log(cause)
         finally:
-            await self.home.empty()
+            await self.loop_tasks.empty()
             await self.log.release()
 
     async def let_go(self) -> None:
@@ -331,7 +331,7 @@ class SessionEngine:
                     self.stops.stop(turn, StopOptions(StopAt.NOW, reason=cause), None)
             await self._end_of_log(cause)
         finally:
-            await self.home.empty()
+            await self.loop_tasks.empty()
             await self.log.release()
 
     def _leave(self, turn: SessionTurn, cause: AbortReason) -> None:
@@ -343,7 +343,7 @@ class SessionEngine:
     async def _end_of_log(self, cause: AbortReason) -> None:
         if self._minding is not None:
             await self._minding
-        self.add(SessionClosed(**self.stamp(), reason=cause.message, left=self.past.left), keep=True)
+        self.add(SessionClosed(**self.stamp(), reason=cause.message, left=self.state.left), keep=True)
         await self.log.close()
 
     def _heard(self, event: Event) -> None:
@@ -359,8 +359,8 @@ class SessionEngine:
     def add(self, event: Event, *, keep: bool = False, ends: "tuple[str, Stands] | None" = None) -> int:
         """Something of the session's own happened. `keep`: it must survive a power cut. Returns its number."""
         seq = self.log.add(event, durable=keep, ends=ends)
-        self.past.apply(event)
-        self.messages = self.past.messages
+        self.state.apply(event)
+        self.messages = self.state.messages
         return seq
 
     def stamp(self, turn_id: str | None = None) -> Any:

@@ -158,10 +158,10 @@ class Host(Protocol):
         ...
 
 
-def view_of(past: SessionState, turn_id: str) -> TurnView | None:
+def view_of(state: SessionState, turn_id: str) -> TurnView | None:
     """A turn as a log tells it, or the turn that goes on with it; None if there is none."""
-    continued_by = past.heir(turn_id)
-    turn = past.turns.get(continued_by)
+    continued_by = state.successor(turn_id)
+    turn = state.turns.get(continued_by)
     if turn is None:
         return None
     return TurnView(turn_id, turn.status, turn.outcome, continued_by=None if continued_by == turn_id else continued_by)

@@ -24,10 +24,10 @@ class SessionJournal(Journal):
             whether a stop was recorded elsewhere, and applies it: then the signal says so when this returns.
     """
 
-    def __init__(self, log: SessionLog, home: LoopTasks, clock: Clock, results: Mapping[str, str]) -> None:
+    def __init__(self, log: SessionLog, loop_tasks: LoopTasks, clock: Clock, results: Mapping[str, str]) -> None:
         super().__init__(results)
         self._log = log
-        self._home = home
+        self._loop_tasks = loop_tasks
         self._clock = clock
         self.before_effect: BeforeEffect | None = None
 
@@ -43,7 +43,7 @@ class SessionJournal(Journal):
         seq = self._log.last
         self._log.make_durable(seq)
         due = self._clock.monotonic() + SLOW_SECONDS
-        timer = self._clock.call_at(due, lambda: self._home.post(self._tell_delayed, ctx, seq))
+        timer = self._clock.call_at(due, lambda: self._loop_tasks.post(self._tell_delayed, ctx, seq))
         try:
             await self._log.flushed(seq)
         finally:

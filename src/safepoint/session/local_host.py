@@ -227,14 +227,14 @@ class LocalHost:
             turns = tuple(TurnView(turn.id, turn.status) for turn in session.turns.values())
             return SessionView(session_id, self._names[session_id], session.last_seq, True, turns)
         stored = await self._read(session_id)
-        turns = tuple(TurnView(turn.id, turn.status) for turn in stored.past.open_turns)
+        turns = tuple(TurnView(turn.id, turn.status) for turn in stored.state.open_turns)
         return SessionView(session_id, self._name_of(stored.agent) or "?", stored.seq, False, turns)
 
     async def turn(self, session_id: str, turn_id: str) -> TurnView:
         """One turn."""
         self._used()
         session, check = self._alive(session_id), check_id("turn", turn_id)
-        view = view_of((await self._read(session_id)).past, check) if session is None else _view(session, check)
+        view = view_of((await self._read(session_id)).state, check) if session is None else _view(session, check)
         if view is None:
             raise NotFound(f"there is no turn {turn_id!r} in session {session_id!r}")
         return view

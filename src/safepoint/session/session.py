@@ -44,8 +44,10 @@ class Session:
     def __init__(self, session_id: str, agent: Agent, store: Store, on_disconnect: float | None) -> None:
         self.id = check_id("session", session_id)
         self.agent = agent
-        self._lane = lane = SessionEngine(session_id, agent, store, lambda: self._presence.turn_begins())
-        self._presence = DisconnectTimer(lane.clock, on_disconnect, lambda: lane.home.post(self._nobody_is_there))
+        self._engine = engine = SessionEngine(session_id, agent, store, lambda: self._presence.turn_begins())
+        self._presence = DisconnectTimer(
+            engine.clock, on_disconnect, lambda: engine.loop_tasks.post(self._nobody_is_there)
+        )
         self._closing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -73,7 +75,7 @@ class Session:
 
         async def opens() -> Session:
             session = cls(session_id, agent, kept, grace)
-            await session._lane.open(resume, paused, may_still_run)
+            await session._engine.open(resume, paused, may_still_run)
             try:
                 await session.saved()
             except BaseException:
@@ -86,31 +88,31 @@ class Session:
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation so far. Any thread."""
-        return self._lane.messages
+        return self._engine.messages
 
     @property
     def last_seq(self) -> int:
         """The number of the newest event. Any thread."""
-        return self._lane.log.last
+        return self._engine.log.last
 
     def outcome_of(self, turn_id: str) -> Outcome[AgentResult] | None:
         """How a turn ended; None: there was no such turn, or it has not ended. Any thread."""
-        turn = self._lane.past.turns.get(turn_id)
-        return None if turn is None or turn_id in self._lane.turns else turn.outcome
+        turn = self._engine.state.turns.get(turn_id)
+        return None if turn is None or turn_id in self._engine.turns else turn.outcome
 
     def said_of(self, turn_id: str) -> tuple[Message, ...] | None:
         """The messages with which a turn was accepted, before any edit. None: no such turn, or a function made them."""
-        turn = self._lane.past.turns.get(turn_id)
+        turn = self._engine.state.turns.get(turn_id)
         return None if turn is None else turn.asked
 
     def successor_of(self, turn_id: str) -> str:
         """The turn that goes on with this one, if it has lost its owner; else itself. Any thread."""
-        return self._lane.past.heir(turn_id)
+        return self._engine.state.successor(turn_id)
 
     @property
     def turns(self) -> dict[str, SessionTurn]:
         """The turns that have not ended, in the order of their acceptance. Any thread."""
-        return dict(self._lane.turns)
+        return dict(self._engine.turns)
 
     @accepts_deadline
     def send(
@@ -130,7 +132,7 @@ class Session:
         """
         self._refuse_elsewhere("send")
         turn = self._turn(turn_id, as_messages(text), signal, timeout, caller(1))
-        return self._lane.admit(turn, when_busy)
+        return self._engine.admit(turn, when_busy)
 
     def refuse(self, turn_id: str, text: str, error: Exception) -> None:
         """Put a turn on record that cannot be worked on, and end it as failed. It is not part of the conversation.
@@ -140,7 +142,7 @@ class Session:
             SessionEnded: the session takes no more turns.
         """
         messages = as_messages(text) if text.strip() else ()
-        self._lane.refuse(SessionTurn(turn_id, messages, self._lane.stops.stop), error)
+        self._engine.refuse(SessionTurn(turn_id, messages, self._engine.stops.stop), error)
 
     @accepts_deadline
     async def save_messages(
@@ -154,10 +156,10 @@ class Session:
         """Add messages, or what a function makes of the current ones, and let the agent answer. Any event loop."""
         self._refuse_cycle("save_messages()")
         turn = self._turn(turn_id, as_messages(messages), signal, timeout, caller(1))
-        return await self._lane.home.bring(self._admitted(turn))
+        return await self._engine.loop_tasks.bring(self._admitted(turn))
 
     async def _admitted(self, turn: SessionTurn) -> TurnResult:
-        return await self._lane.admit(turn)
+        return await self._engine.admit(turn)
 
     @accepts_deadline
     def continue_turn(
@@ -180,8 +182,8 @@ class Session:
         self._refuse_cycle("continue_turn()")
         self._refuse_elsewhere("continue_turn")
         turn = self._turn(None, (), signal, timeout, caller(1))
-        turn.continues = self._lane.to_continue(turn_id)
-        return self._lane.admit(turn)
+        turn.continues = self._engine.to_continue(turn_id)
+        return self._engine.admit(turn)
 
     @accepts_deadline
     def stream(
@@ -197,7 +199,7 @@ class Session:
         self._refuse_elsewhere("stream")
         after = self.last_seq
         turn = self._turn(turn_id, as_messages(messages), signal, timeout, caller(1))
-        return TurnStream(self._lane.admit(turn), self.events(after))
+        return TurnStream(self._engine.admit(turn), self.events(after))
 
     def _turn(
         self,
@@ -207,18 +209,18 @@ class Session:
         timeout: float | None,
         origin: str | None,
     ) -> SessionTurn:
-        stop = self._lane.stops.stop
+        stop = self._engine.stops.stop
         return SessionTurn(turn_id, messages, stop, signal=signal, timeout=timeout, origin=origin)
 
     @property
     def _inside(self) -> bool:
         """True: the code that asks is the work of a turn of this session."""
         turn = RUNNING.get()
-        return turn is not None and self._lane.turns.get(turn.id) is turn
+        return turn is not None and self._engine.turns.get(turn.id) is turn
 
     def _refuse_cycle(self, what: str) -> None:
         """A turn that is accepted now has to wait for all that have not ended. Raises: UsageError."""
-        refuse_cycle(f"{what} of session {self.id!r}", list(self._lane.turns.values()))
+        refuse_cycle(f"{what} of session {self.id!r}", list(self._engine.turns.values()))
 
     def _refuse_elsewhere(self, method: str) -> None:
         """What changes the log is done by one thread: two would give two events one number, and lose one of them."""
@@ -227,7 +229,7 @@ class Session:
             instead = "read the events in a task of that event loop"
         elif method in ("send", "continue_turn"):
             instead += ", or await session.save_messages(…), which any thread's event loop may do"
-        self._lane.home.require(f"{method}() of session {self.id!r}", instead)
+        self._engine.loop_tasks.require(f"{method}() of session {self.id!r}", instead)
 
     def stop(
         self,
@@ -250,8 +252,8 @@ class Session:
         abandon  seconds from the abort, or from this call if that is later; what has not ended by then is left behind
         """
         options = StopOptions(at, scope, within, abandon, reason)
-        heir = self.successor_of(check_id("turn", turn_id))
-        outcome = self.outcome_of(heir)
+        successor = self.successor_of(check_id("turn", turn_id))
+        outcome = self.outcome_of(successor)
         if outcome is not None:
             receipt = receipt_of(outcome)
 
@@ -259,67 +261,67 @@ class Session:
                 return receipt
 
             return StopAck("already_finished", "settled", f"turn {turn_id} has ended", turn_id, settled)
-        ack = self._lane.stops.by_id(heir, options, caller(1))
+        ack = self._engine.stops.by_id(successor, options, caller(1))
         if ack is None:
             return StopAck("unknown", "accepted", f"no turn {turn_id} so far: if it comes, it will not begin", turn_id)
         return replace(ack, id=turn_id)
 
     def answer(self, question_id: str, text: str) -> bool:
         """Answer a question of the running turn. False: it does not wait for one (any more). Any thread."""
-        return self._lane.questions.answer(question_id, text)
+        return self._engine.questions.answer(question_id, text)
 
     def edit(self, turn_id: str, text: "str | Message | Sequence[str | Message]") -> bool:
         """Replace the messages of a turn that waits. False: it does not wait (any more)."""
         self._refuse_elsewhere("edit")
-        turn = self._lane.turns.get(turn_id)
+        turn = self._engine.turns.get(turn_id)
         messages = as_messages(text)
         if turn is None or not turn.waits or turn.continues is not None or callable(messages):
             return False
         turn.messages = messages
-        self._lane.add(TurnEdited(**self._lane.stamp(turn_id), turn_id=turn_id, messages=messages), keep=True)
+        self._engine.add(TurnEdited(**self._engine.stamp(turn_id), turn_id=turn_id, messages=messages), keep=True)
         return True
 
     def remove(self, turn_id: str) -> bool:
         """Take a turn that waits out of the queue. False: it does not wait (any more)."""
         self._refuse_elsewhere("remove")
-        turn = self._lane.turns.get(self.successor_of(turn_id))
+        turn = self._engine.turns.get(self.successor_of(turn_id))
         if turn is None or not turn.waits:
             return False
-        self._lane.stops.stop(turn, StopOptions(StopAt.NOW, reason="removed from the queue"), caller(1))
+        self._engine.stops.stop(turn, StopOptions(StopAt.NOW, reason="removed from the queue"), caller(1))
         return True
 
     def forget(self, turn_id: str) -> None:
         """Take the conversation back to before this turn, which must be the last. Raises: UsageError."""
         self._refuse_elsewhere("forget")
-        self._lane.check_live()
-        turn_id, last = self.successor_of(turn_id), self._lane.past.last_ended
+        self._engine.check_live()
+        turn_id, last = self.successor_of(turn_id), self._engine.state.last_ended
         if last is None or last.id != turn_id:
             raise UsageError(f"only the last turn can be forgotten, which is {last.id if last else None!r}")
-        if any(not turn.waits for turn in self._lane.turns.values()):
+        if any(not turn.waits for turn in self._engine.turns.values()):
             raise UsageError("a turn runs: stop it first")
-        self._lane.add(TurnForgotten(**self._lane.stamp(turn_id), turn_id=turn_id), keep=True)
+        self._engine.add(TurnForgotten(**self._engine.stamp(turn_id), turn_id=turn_id), keep=True)
 
     def check_before_effects(self, check: BeforeEffect) -> None:
         """Await this when a tool call is on record and before its body begins, and before a completed end is written.
 
         A worker looks here for stops that were recorded elsewhere. What it stops then does not begin, or complete.
         """
-        self._lane.journal.before_effect = check
+        self._engine.journal.before_effect = check
 
     def pause(self) -> None:
         """Begin no turn until `resume()`; the running one ends by itself. Any thread."""
-        self._lane.loop.pause()
+        self._engine.loop.pause()
 
     def resume(self) -> None:
         """Go on after a pause. Any thread."""
-        self._lane.loop.resume()
+        self._engine.loop.resume()
 
     async def events(self, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
         """Everything after this number, then what comes. Closing it stops nothing (but see `on_disconnect`)."""
         self._refuse_elsewhere("events")
         self._presence.came()
         try:
-            async with aclosing(self._lane.log.follow(after)) as events:
+            async with aclosing(self._engine.log.follow(after)) as events:
                 async for recorded in events:
                     yield recorded
         finally:
@@ -329,16 +331,16 @@ class Session:
         if not self._presence.readers:
             for turn in self.turns.values():
                 cause = AbortReason("disconnected", "nobody was there")
-                self._lane.stops.stop(turn, StopOptions(StopAt.NOW, reason=cause), None)
+                self._engine.stops.stop(turn, StopOptions(StopAt.NOW, reason=cause), None)
 
     async def saved(self) -> None:
         """Wait until everything that has happened so far is in the store. Raises: what the store raised."""
-        await self._lane.home.bring(self._lane.log.flushed(self.last_seq))
+        await self._engine.loop_tasks.bring(self._engine.log.flushed(self.last_seq))
 
     @property
     def ended(self) -> bool:
         """True: it was closed, or broke down. It takes no more turns: open it again."""
-        return self._lane.ended
+        return self._engine.ended
 
     async def close(self, *, within: float = 0.0, reason: str = "closed") -> None:
         """Stop what runs and waits, and end. A second call waits for the first. Any event loop.
@@ -353,7 +355,7 @@ class Session:
         Raises:
             StoreError: Something could not be written. The session is closed all the same.
         """
-        shut_down = partial(self._lane.shut_down, within=check_seconds("within", within))
+        shut_down = partial(self._engine.shut_down, within=check_seconds("within", within))
         await self._end(shut_down, AbortReason("shutdown", reason, caller(1)))
 
     async def hand_over(self, *, within: float = 0.0, reason: str = "shutdown") -> None:
@@ -368,20 +370,20 @@ class Session:
         Raises:
             StoreError: Something could not be written. The session is closed all the same.
         """
-        hand_over = partial(self._lane.hand_over, within=check_seconds("within", within))
+        hand_over = partial(self._engine.hand_over, within=check_seconds("within", within))
         await self._end(hand_over, AbortReason("shutdown", reason, caller(1)))
 
     async def _end(self, end: Callable[[AbortReason], Coroutine[Any, Any, None]], cause: AbortReason) -> None:
-        if self._lane.home.gone:
+        if self._engine.loop_tasks.gone:
             self._presence.end()
-            await self._lane.let_go()
+            await self._engine.let_go()
         else:
-            await self._lane.home.bring(self._end_at_home(end, cause))
+            await self._engine.loop_tasks.bring(self._end_at_home(end, cause))
 
     async def _end_at_home(self, end: Callable[[AbortReason], Coroutine[Any, Any, None]], cause: AbortReason) -> None:
         if self._closing is None:
-            self._lane.closed = True
+            self._engine.closed = True
             self._presence.end()
-            self._closing = self._lane.home.spawn(end(cause), f"session {self.id}")
+            self._closing = self._engine.loop_tasks.spawn(end(cause), f"session {self.id}")
         if not self._inside:
             await wait_uninterrupted(self._closing)

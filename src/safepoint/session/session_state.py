@@ -118,10 +118,10 @@ class TurnRecord:
 
         `before`: what it went on from, if it continued a stopped turn.
         """
-        talk = Conversation(self.messages or ()) if before is None else Conversation(resume=before)
+        conversation = Conversation(self.messages or ()) if before is None else Conversation(resume=before)
         # The keys of its calls are made of this: whoever goes on with the turn must come to the same ones.
-        talk.id = talk.id or f"{self.id}:{self.agent}"
-        return self.unfinished.rebuilt(talk)
+        conversation.id = conversation.id or f"{self.id}:{self.agent}"
+        return self.unfinished.rebuilt(conversation)
 
 
 class SessionState:
@@ -188,7 +188,7 @@ class SessionState:
             return None
         return None if any(turn.continues == last.id for turn in self.turns.values()) else last.id
 
-    def heir(self, turn_id: str) -> str:
+    def successor(self, turn_id: str) -> str:
         """The turn that goes on with this one, if it has lost its owner, and so on; else itself. Any thread."""
         while (turn := self.turns.get(turn_id)) is not None and turn.lost:
             heirs = [other.id for other in list(self.turns.values()) if other.continues == turn_id]

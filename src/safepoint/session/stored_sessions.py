@@ -30,7 +30,7 @@ class StoredSession:
         self._store = store
         self._id = session_id
         self._reading = asyncio.Lock()
-        self.past = SessionState()
+        self.state = SessionState()
         self.seq = 0
         self.agent: str | None = None
 
@@ -42,7 +42,7 @@ class StoredSession:
                     event = read(record).event
                     if isinstance(event, SessionOpened):
                         self.agent = self.agent or event.agent
-                    self.past.apply(event)
+                    self.state.apply(event)
                     self.seq = record.seq
 
 
@@ -87,4 +87,4 @@ class StoredSessions:
                 return False
         session = StoredSession(self._store, info.id)
         await session.catch_up()
-        return bool(session.past.open_turns) or (resume and session.past.interrupted is not None)
+        return bool(session.state.open_turns) or (resume and session.state.interrupted is not None)

@@ -88,7 +88,7 @@ class SessionTurn:
         self.asked_to_stop = False  # by somebody, and not only by a host that goes
         self.interrupted_at: float | None = None  # when a message with when_busy="interrupt" first asked it to make way
         self.ctx: Context | None = None  # while it runs
-        self.watch: Registration | None = None  # on the caller's signal, until the end
+        self.gate: Registration | None = None  # on the caller's signal, until the end
         self.session_id = ""
         self.queue: Mapping[str, SessionTurn] = {}  # the turns of its session that have not ended
         self.awaits: list[SessionTurn] = []  # those that its work awaits
@@ -155,8 +155,8 @@ class SessionTurn:
         """It is over: whoever waits is told."""
         self.result = result
         self.ctx = None
-        if self.watch is not None:
-            self.watch.remove()
+        if self.gate is not None:
+            self.gate.remove()
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             wake(waiter)

@@ -28,7 +28,7 @@ def never_started(reason: AbortReason, now: float) -> Outcome[AgentResult]:
 
 
 def sealed(
-    past: SessionState, turn: TurnRecord, now: float, *, may_still_run: bool = False, warnings: tuple[str, ...] = ()
+    state: SessionState, turn: TurnRecord, now: float, *, may_still_run: bool = False, warnings: tuple[str, ...] = ()
 ) -> Outcome[AgentResult]:
     """A turn that a crash left open. What was streamed of it is kept; what its tools did is not known.
 
@@ -46,7 +46,7 @@ def sealed(
         return Aborted(reason, receipt, AgentResult(""), started_at=now, finished_at=now)
     calls = [Entry(f"turn/{call.name}", "child", "unknown", note=MAY_HAVE) for call in turn.unfinished.unknown_calls()]
     receipt = Receipt(reason, None, now, (Entry("turn", "child", "unknown"), *calls), warnings=warnings)
-    return Aborted(reason, receipt, past.rebuilt(turn), started_at=turn.started_at, finished_at=now)
+    return Aborted(reason, receipt, state.rebuilt(turn), started_at=turn.started_at, finished_at=now)
 
 
 def stopped_after_all(completed: Completed[AgentResult], reason: AbortReason) -> Outcome[AgentResult]:

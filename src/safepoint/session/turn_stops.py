@@ -24,13 +24,13 @@ class TurnStops:
     def __init__(
         self,
         turns: Mapping[str, SessionTurn],
-        home: LoopTasks,
+        loop_tasks: LoopTasks,
         clock: Clock,
         record: Callable[[SessionTurn, AbortReason], object],
         left: Callable[[SessionTurn], object],
     ) -> None:
         self._turns = turns
-        self._home = home
+        self._loop_tasks = loop_tasks
         self._clock = clock
         self._record = record
         self._left = left
@@ -64,7 +64,7 @@ class TurnStops:
             return StopAck("already_finished", "settled", f"turn {turn.id} has ended", turn.id, settled)
         turn.asked_to_stop = True
         first = self._ask(turn, request)
-        self._home.post(self._write_down, turn)
+        self._loop_tasks.post(self._write_down, turn)
         told = f"stops {turn.request}"
         return StopAck("accepted" if first else "already_stopping", "accepted", told, turn.id, settled)
 
@@ -85,9 +85,9 @@ class TurnStops:
             turn.controller.abort(turn.request.reason or AbortReason())
         return first
 
-    def watch(self, turn: SessionTurn) -> None:
+    def gate(self, turn: SessionTurn) -> None:
         """Hear the turn's signal, whoever aborts it, until the turn has ended."""
-        turn.watch = turn.signal.add_listener(lambda: self._home.post(self._signalled, turn))
+        turn.gate = turn.signal.add_listener(lambda: self._loop_tasks.post(self._signalled, turn))
         if turn.signal.aborted:  # in the very moment of its acceptance: nobody was there to hear it
             self._signalled(turn)
 

@@ -33,38 +33,38 @@ class TurnWork:
 
     handles_abort = True
 
-    def __init__(self, lane: "SessionEngine") -> None:
-        self._lane = lane
-        self.name = lane.agent.name
+    def __init__(self, engine: "SessionEngine") -> None:
+        self._engine = engine
+        self.name = engine.agent.name
 
     async def __call__(self, ctx: Context, turn: SessionTurn, /) -> AgentResult:
         """Raises: AbortError with a partial; what failed."""
-        lane = self._lane
+        engine = self._engine
         turn.begin(ctx)
         token = RUNNING.set(turn)
         try:
             value = await self._input(ctx, turn)
-            started = TurnStarted(**lane.stamp(turn.id), turn_id=turn.id, items=1)
+            started = TurnStarted(**engine.stamp(turn.id), turn_id=turn.id, items=1)
             # From here on there may be effects: a crash must find that it had begun.
-            await lane.log.flushed(lane.add(started, keep=True))
+            await engine.log.flushed(engine.add(started, keep=True))
             asking = ctx.child("", kind=AskingContext)
             assert isinstance(asking, AskingContext)  # for the type checker: it was asked for
-            asking.path, asking.is_run, asking._ask = ctx.path, True, lane.questions.ask
-            asking.journal = lane.journal
-            return await lane.agent(asking, value)  # which looks at the signal first, and keeps what was said
+            asking.path, asking.is_run, asking._ask = ctx.path, True, engine.questions.ask
+            asking.journal = engine.journal
+            return await engine.agent(asking, value)  # which looks at the signal first, and keeps what was said
         finally:
             RUNNING.reset(token)
 
     async def _input(self, ctx: Context, turn: SessionTurn) -> Any:
         """What the agent is given: the whole conversation, or the turn that goes on."""
-        past = self._lane.past
+        state = self._engine.state
         if turn.continues is not None:
-            last = past.last_ended
+            last = state.last_ended
             if last is None or last.id != turn.continues:
                 raise UsageError(f"turn {turn.continues!r} cannot go on: the conversation has moved on since")
-            value, turn.base = past.resumed(turn.continues)
+            value, turn.base = state.resumed(turn.continues)
             return value
-        history = past.messages
+        history = state.messages
         messages = await self._messages(ctx, turn, history)
         first, last_said = _spoken(messages), _spoken(reversed(history))
         if isinstance(first, AssistantMessage) and isinstance(last_said, AssistantMessage):
@@ -86,8 +86,8 @@ class TurnWork:
         if callable(messages):
             raise UsageError("the function of the messages returned a function: it must return messages")
         turn.messages = messages
-        edited = TurnEdited(**self._lane.stamp(turn.id), turn_id=turn.id, messages=messages)
-        self._lane.add(edited, keep=True)
+        edited = TurnEdited(**self._engine.stamp(turn.id), turn_id=turn.id, messages=messages)
+        self._engine.add(edited, keep=True)
         return messages
 
 

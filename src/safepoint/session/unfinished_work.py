@@ -87,21 +87,23 @@ class UnfinishedWork:
             return UNKNOWN.result(call)
         return before.get(call.call_id) or NOT_RUN.result(call)
 
-    def rebuilt(self, talk: Conversation) -> AgentResult:
-        """The conversation `talk` with what is known of this work, in a form that the next model call accepts."""
-        said, before = list(talk.messages), talk.results
-        answers: list[Message] = [*([said.pop()] if talk.in_round else []), *self.answers]
+    def rebuilt(self, conversation: Conversation) -> AgentResult:
+        """Add what is known of this work to `conversation`, in a form that the next model call accepts."""
+        said, before = list(conversation.messages), conversation.results
+        answers: list[Message] = [*([said.pop()] if conversation.in_round else []), *self.answers]
         for answer in answers:
             assert isinstance(answer, AssistantMessage)  # for the type checker: a round begins with one
             said.append(answer)
             said += [self.result_of(call, before) for call in answer.calls]
         text = self.answers[-1].text if self.answers else ""
-        kept = {call_id: left for call_id, left in talk.kept.items() if call_id not in self.results}
+        kept = {call_id: left for call_id, left in conversation.kept.items() if call_id not in self.results}
         for call_id, work in self.inner.items():
-            left = work._left(talk.kept.get(call_id))
+            left = work._left(conversation.kept.get(call_id))
             if left is not None:
                 kept[call_id] = left
-        return AgentResult(text, tuple(repair(said)), steps=talk.steps + len(self.answers), kept=kept, id=talk.id)
+        return AgentResult(
+            text, tuple(repair(said)), steps=conversation.steps + len(self.answers), kept=kept, id=conversation.id
+        )
 
     def _left(self, before: AgentResult | PartialWork | None) -> AgentResult | PartialWork | None:
         """What the call goes on from when it runs again; None for one with neither an agent nor a flow inside."""

@@ -143,30 +143,30 @@ class BrokerConnection(Protocol):
         """How long an order is held without being renewed, in seconds."""
         ...
 
-    async def append(self, shelf: StreamName, key: Key, data: bytes, *, after: int | None = None) -> int:
+    async def append(self, stream: StreamName, key: Key, data: bytes, *, after: int | None = None) -> int:
         """Keep a message; its position. `after`: only if that is the newest position of this key, 0 for none.
 
         Raises: Fenced.
         """
         ...
 
-    async def read(self, shelf: StreamName, key: Key, after: int = 0, limit: int = 1000) -> list[StreamEntry]:
+    async def read(self, stream: StreamName, key: Key, after: int = 0, limit: int = 1000) -> list[StreamEntry]:
         """The messages of this key after this position, in order."""
         ...
 
-    async def last(self, shelf: StreamName, key: Key) -> StreamEntry | None:
+    async def last(self, stream: StreamName, key: Key) -> StreamEntry | None:
         """The newest message of this key."""
         ...
 
-    async def lasts(self, shelf: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
+    async def lasts(self, stream: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
         """The messages after this position, of each key that begins so and is one longer; where the newest is kept."""
         ...
 
-    async def trim(self, shelf: StreamName, key: Key, upto: int) -> None:
+    async def trim(self, stream: StreamName, key: Key, upto: int) -> None:
         """Forget the messages of this key up to this position."""
         ...
 
-    async def keys(self, shelf: StreamName) -> list[Key]:
+    async def keys(self, stream: StreamName) -> list[Key]:
         """The keys of which there are messages."""
         ...
 

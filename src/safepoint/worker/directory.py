@@ -29,25 +29,25 @@ class Directory:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._places: dict[str, Placement] = {}
-        self._mirrors: dict[str, LogFollower] = {}
+        self._followers: dict[str, LogFollower] = {}
         self._connecting = asyncio.Lock()
         self._connected: BrokerConnection | None = None
-        self._home: LoopTasks
+        self._loop_tasks: LoopTasks
         self._closed = False
 
-    async def _link(self) -> BrokerConnection:
+    async def _connection(self) -> BrokerConnection:
         async with self._connecting:
             if self._closed:
                 raise SessionEnded("the host is closed: it takes no more turns")
             if self._connected is None:
                 self._connected = await self._broker.connect("server")
-                self._home = LoopTasks()
+                self._loop_tasks = LoopTasks()
             return self._connected
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers that are there."""
-        link = await self._link()
-        return _readable(WorkerInfo, await link.lasts("workers"))
+        connection = await self._connection()
+        return _readable(WorkerInfo, await connection.lasts("workers"))
 
     async def agents(self) -> list[str]:
         """The agents that workers offer, the first one's first."""
@@ -73,11 +73,11 @@ class Directory:
             UsageError: It is there already, and has another agent.
         """
         session_id = uuid.uuid4().hex if session_id is None else check_id("session", session_id)
-        link = await self._link()
-        if await link.last("sessions", (session_id,)) is None:
+        connection = await self._connection()
+        if await connection.last("sessions", (session_id,)) is None:
             place = Placement(await self._agent_for(agent, worker), worker, sub_agent)
             try:
-                await link.append("sessions", (session_id,), to_json(place), after=0)
+                await connection.append("sessions", (session_id,), to_json(place), after=0)
             except Fenced:
                 pass  # somebody else has made it in this very moment
         has = (await self._place(session_id)).agent
@@ -99,7 +99,7 @@ class Directory:
 
     async def _place(self, session_id: str) -> Placement:
         if check_id("session", session_id) not in self._places:
-            entry = await (await self._link()).last("sessions", (session_id,))
+            entry = await (await self._connection()).last("sessions", (session_id,))
             if entry is None:
                 raise NotFound(f"there is no session {session_id!r}: create it first")
             self._places[session_id] = from_json(Placement, entry.data)
@@ -107,10 +107,10 @@ class Directory:
 
     async def sessions(self) -> list[SessionView]:
         """All sessions, the newest last."""
-        link = await self._link()
-        entries, live = await link.lasts("sessions"), await link.ordered()
+        connection = await self._connection()
+        entries, live = await connection.lasts("sessions"), await connection.ordered()
         async with asyncio.TaskGroup() as group:
-            lasts = [group.create_task(link.last("log", entry.key)) for entry in entries]
+            lasts = [group.create_task(connection.last("log", entry.key)) for entry in entries]
         newest = {entry.key[0]: task.result() for entry, task in zip(entries, lasts, strict=True)}
         views = []
         for entry in sorted(entries, key=lambda one: getattr(newest[one.key[0]], "position", 0)):
@@ -120,29 +120,29 @@ class Directory:
             views.append(await self.session(name) if name in live else SessionView(name, place.agent, seq, False))
         return views
 
-    async def _mirror(self, session_id: str) -> LogFollower:
+    async def _follower(self, session_id: str) -> LogFollower:
         """The session as far as it is known, which is up to now."""
         await self._place(session_id)
-        link = await self._link()
-        mirror = self._mirrors.setdefault(session_id, LogFollower(link, session_id, self._home))
-        await mirror.catch_up()
-        return mirror
+        connection = await self._connection()
+        follower = self._followers.setdefault(session_id, LogFollower(connection, session_id, self._loop_tasks))
+        await follower.catch_up()
+        return follower
 
     async def session(self, session_id: str) -> SessionView:
         """One session, with the turns that have not ended: those that no worker has seen yet included."""
-        place, mirror = await self._place(session_id), await self._mirror(session_id)
-        unseen = await self._unseen(session_id, mirror)
-        turns = [TurnView(turn.id, turn.status) for turn in mirror.past.open_turns]
+        place, follower = await self._place(session_id), await self._follower(session_id)
+        unseen = await self._unseen(session_id, follower)
+        turns = [TurnView(turn.id, turn.status) for turn in follower.state.open_turns]
         turns += unseen.values()
-        return SessionView(session_id, place.agent, mirror.seq, True, tuple(turns))
+        return SessionView(session_id, place.agent, follower.seq, True, tuple(turns))
 
-    async def _unseen(self, session_id: str, mirror: LogFollower) -> dict[str, TurnView]:
+    async def _unseen(self, session_id: str, follower: LogFollower) -> dict[str, TurnView]:
         """The turns in the inbox that are not in the log."""
-        link = await self._link()
-        entries = await link.read("inbox", (session_id,))
-        await mirror.catch_up()  # what has left the inbox, also before it was read, is there
-        new = [one for one in _readable(SendCallHead, entries) if one.turn_id not in mirror.past.turns]
-        stopped = {entry.key[-1] for entry in await link.lasts("stops", (session_id,))} if new else ()
+        connection = await self._connection()
+        entries = await connection.read("inbox", (session_id,))
+        await follower.catch_up()  # what has left the inbox, also before it was read, is there
+        new = [one for one in _readable(SendCallHead, entries) if one.turn_id not in follower.state.turns]
+        stopped = {entry.key[-1] for entry in await connection.lasts("stops", (session_id,))} if new else ()
         views: dict[str, TurnView] = {}
         for one in new:  # of two with one id the first counts: whoever takes them drops the second
             status: TurnStatus = "stopping" if one.turn_id in stopped else "queued"
@@ -151,11 +151,11 @@ class Directory:
 
     async def turn(self, session_id: str, turn_id: str) -> TurnView:
         """One turn, or the one that goes on with it."""
-        mirror = await self._mirror(session_id)
-        view = view_of(mirror.past, turn_id)
+        follower = await self._follower(session_id)
+        view = view_of(follower.state, turn_id)
         if view is None:
-            unseen = await self._unseen(session_id, mirror)
-            view = unseen.get(turn_id) or view_of(mirror.past, turn_id)
+            unseen = await self._unseen(session_id, follower)
+            view = unseen.get(turn_id) or view_of(follower.state, turn_id)
         if view is None:
             raise NotFound(f"there is no turn {turn_id!r} in session {session_id!r}")
         return view

@@ -92,11 +92,11 @@ class InlineExecutor:
 
     def begin(self, assignment: Assignment, heard: Heard, waits: Waits = ignored) -> None:
         """Take an order."""
-        home = asyncio.get_running_loop()
+        loop_tasks = asyncio.get_running_loop()
 
         def tell(call: Callable[[Any], object], told: object) -> None:
             with contextlib.suppress(RuntimeError):  # the supervisor has gone
-                home.call_soon_threadsafe(call, told)
+                loop_tasks.call_soon_threadsafe(call, told)
 
         self._runner = self._workshop.begin(assignment, partial(tell, heard), partial(tell, waits))
 
@@ -203,7 +203,7 @@ class ProcessExecutor:
         elif self.alive:
             self._writer.write(json.dumps(said).encode() + b"\n")
 
-    async def talk(self) -> None:
+    async def conversation(self) -> None:
         """Hear the child, for its whole life."""
         reader, self._writer = await asyncio.open_connection(sock=self._ours, limit=2**24)
         for said in self._unsent:

@@ -19,8 +19,8 @@ OTHERS_SECONDS = 2.0
 AGAIN_SECONDS = 0.1
 
 
-async def agree_on_lease(link: BrokerConnection, name: str, queues: Sequence[Queue]) -> None:
-    """See to it that `link.lease` is in force for these queues.
+async def agree_on_lease(connection: BrokerConnection, name: str, queues: Sequence[Queue]) -> None:
+    """See to it that `connection.lease` is in force for these queues.
 
     Call it when this worker has announced itself, with its lease. Of two that start at the same moment at least one
     then sees the other, so two leases are never in use.
@@ -36,18 +36,18 @@ async def agree_on_lease(link: BrokerConnection, name: str, queues: Sequence[Que
     """
     until = time.monotonic() + OTHERS_SECONDS
     while True:
-        others = await _others(link, name)
-        refused = [error for queue in queues if (error := await _settled(link, queue, others)) is not None]
+        others = await _others(connection, name)
+        refused = [error for queue in queues if (error := await _settled(connection, queue, others)) is not None]
         if not refused:
             return
-        if time.monotonic() > until or not same_lease(refused[0].seconds, link.lease):
+        if time.monotonic() > until or not same_lease(refused[0].seconds, connection.lease):
             raise refused[0]
         await asyncio.sleep(AGAIN_SECONDS)  # real time: the other one is refused, and leaves
 
 
-async def _others(link: BrokerConnection, name: str) -> list[WorkerInfo]:
+async def _others(connection: BrokerConnection, name: str) -> list[WorkerInfo]:
     found: list[WorkerInfo] = []
-    for entry in await link.lasts("workers"):
+    for entry in await connection.lasts("workers"):
         try:
             found.append(from_json(WorkerInfo, entry.data))
         except Unreadable:
@@ -55,16 +55,16 @@ async def _others(link: BrokerConnection, name: str) -> list[WorkerInfo]:
     return [other for other in found if other.name != name]
 
 
-async def _settled(link: BrokerConnection, queue: Queue, others: Sequence[WorkerInfo]) -> LeaseInForce | None:
+async def _settled(connection: BrokerConnection, queue: Queue, others: Sequence[WorkerInfo]) -> LeaseInForce | None:
     """Set the lease of a queue if that is possible. Returns why it is not."""
     users = [other for other in others if queue[0] != "at" and queue[1] in other.agents]
-    seconds = await link.lease_in_force(queue)
-    if same_lease(seconds, link.lease):
-        foreign = [other.name for other in users if other.lease and not same_lease(other.lease, link.lease)]
-        return _refusal(queue, seconds, link.lease, foreign) if foreign else None
+    seconds = await connection.lease_in_force(queue)
+    if same_lease(seconds, connection.lease):
+        foreign = [other.name for other in users if other.lease and not same_lease(other.lease, connection.lease)]
+        return _refusal(queue, seconds, connection.lease, foreign) if foreign else None
     if users:
-        return _refusal(queue, seconds, link.lease, [other.name for other in users])
-    await link.change_lease(queue)
+        return _refusal(queue, seconds, connection.lease, [other.name for other in users])
+    await connection.change_lease(queue)
     return None
 
 

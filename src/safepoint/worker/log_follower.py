@@ -25,13 +25,13 @@ LOOK_SECONDS = 2.0
 
 
 class LogFollower:
-    """The log of one session, and what it says. `past` is as new as the last `catch_up()`."""
+    """The log of one session, and what it says. `state` is as new as the last `catch_up()`."""
 
-    def __init__(self, link: BrokerConnection, session: str, home: LoopTasks) -> None:
-        self._link = link
+    def __init__(self, connection: BrokerConnection, session: str, loop_tasks: LoopTasks) -> None:
+        self._connection = connection
         self._session = session
-        self._home = home
-        self._pages = LogReader(link, session)
+        self._loop_tasks = loop_tasks
+        self._pages = LogReader(connection, session)
         self._recent: deque[LoggedEvent] = deque(maxlen=RECENT)
         self._news = asyncio.Event()
         self._look = asyncio.Event()
@@ -40,7 +40,7 @@ class LogFollower:
         self._starting = asyncio.Lock()
         self._closed = False
         self.followers = 0
-        self.past = SessionState()
+        self.state = SessionState()
         self.seq = 0
 
     async def catch_up(self) -> None:
@@ -52,7 +52,7 @@ class LogFollower:
 
     def _apply(self, record: LogRecord) -> None:
         recorded = read(record)
-        self.past.apply(recorded.event)
+        self.state.apply(recorded.event)
         self.seq = record.seq
         self._recent.append(recorded)
         self._announce()
@@ -97,7 +97,7 @@ class LogFollower:
                 if missing <= len(self._recent):
                     page = [self._recent[place] for place in range(-missing, 0)]
                 else:
-                    pages = pages or LogReader(self._link, self._session)
+                    pages = pages or LogReader(self._connection, self._session)
                     page = [read(record) for record in await pages.after(after) if record.seq <= self.seq]
                     if not page:  # a server of a cluster that lags behind
                         await asyncio.sleep(0.05)  # real time: it will have caught up
@@ -110,9 +110,9 @@ class LogFollower:
     async def _listen(self) -> None:
         async with self._starting:
             if self._unlisten is None:
-                self._unlisten = await self._link.listen(("news", self._session), self._heard)
-                self._forget = self._link.on_return(self._look.set)
-                self._home.spawn(self._keep_up(), f"mirror of {self._session}")
+                self._unlisten = await self._connection.listen(("news", self._session), self._heard)
+                self._forget = self._connection.on_return(self._look.set)
+                self._loop_tasks.spawn(self._keep_up(), f"mirror of {self._session}")
 
     async def _end(self) -> None:
         self.followers -= 1
@@ -132,7 +132,7 @@ class LogFollower:
         try:
             await self.catch_up()
             while True:
-                turn = self.past.turns.get(self.past.heir(turn_id) if heirs else turn_id)
+                turn = self.state.turns.get(self.state.successor(turn_id) if heirs else turn_id)
                 if turn is not None and turn.outcome is not None and not (heirs and turn.lost):
                     return turn.outcome
                 if await anext(events, None) is None:

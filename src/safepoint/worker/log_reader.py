@@ -52,8 +52,8 @@ def last_owner(data: bytes) -> str:
 class LogReader:
     """The log of one session, page by page. Whoever reads on from where it stopped needs no search."""
 
-    def __init__(self, link: BrokerConnection, session: str) -> None:
-        self._link = link
+    def __init__(self, connection: BrokerConnection, session: str) -> None:
+        self._connection = connection
         self._key = (session,)
         self._seq = 0
         self._unpacking = RecordUnpacker()
@@ -64,7 +64,7 @@ class LogReader:
         if seq != self._seq:
             self.position = await self._search(seq)
             self._seq, self._unpacking = seq, RecordUnpacker()
-        while entries := await self._link.read("log", self._key, self.position, PAGE_MESSAGES):
+        while entries := await self._connection.read("log", self._key, self.position, PAGE_MESSAGES):
             found = [record for entry in entries for record in self.feed(entry)]
             if found:
                 return found
@@ -80,12 +80,12 @@ class LogReader:
 
     async def _search(self, seq: int) -> int:
         """A position before which every record has at most this number, and not far before the next one."""
-        newest = await self._link.last("log", self._key) if seq else None
+        newest = await self._connection.last("log", self._key) if seq else None
         low, high = 0, 0 if newest is None else newest.position
         # What comes after `low` begins at this number at most; what comes after `high` begins later, or is not there.
         while high - low > 1:
             middle = (low + high) // 2
-            found = await self._link.read("log", self._key, middle, 1)
+            found = await self._connection.read("log", self._key, middle, 1)
             if found and first_seq(found[0].data) <= seq:
                 low = middle
             else:

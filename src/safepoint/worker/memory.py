@@ -104,63 +104,63 @@ class MemoryConnection:
         if self._closed:
             raise BrokerError("this link is closed")
 
-    async def append(self, shelf: StreamName, key: Key, data: bytes, *, after: int | None = None) -> int:
+    async def append(self, stream: StreamName, key: Key, data: bytes, *, after: int | None = None) -> int:
         """Keep a message."""
         self._check()
         with self._hub.lock:
-            kept = self._kept(shelf).setdefault(key, [])
+            kept = self._kept(stream).setdefault(key, [])
             newest = kept[-1][0].position if kept else 0
             if after is not None and after != newest:
-                raise Fenced(f"{shelf} {'/'.join(key)}: the newest message is {newest}, not {after}")
-            if KEPT[shelf].newest_only:
+                raise Fenced(f"{stream} {'/'.join(key)}: the newest message is {newest}, not {after}")
+            if KEPT[stream].newest_only:
                 kept.clear()
             entry = StreamEntry(next(self._hub.positions), key, data)
             kept.append((entry, time.monotonic()))
             return entry.position
 
-    def _kept(self, shelf: StreamName) -> dict[Key, list[tuple[StreamEntry, float]]]:
-        keys, seconds = self._hub.shelves[shelf], KEPT[shelf].seconds
+    def _kept(self, stream: StreamName) -> dict[Key, list[tuple[StreamEntry, float]]]:
+        keys, seconds = self._hub.shelves[stream], KEPT[stream].seconds
         if seconds is not None:
             old = time.monotonic() - seconds
             for key in [key for key, kept in keys.items() if all(at < old for _, at in kept)]:
                 del keys[key]
         return keys
 
-    async def read(self, shelf: StreamName, key: Key, after: int = 0, limit: int = 1000) -> list[StreamEntry]:
+    async def read(self, stream: StreamName, key: Key, after: int = 0, limit: int = 1000) -> list[StreamEntry]:
         """The messages of this key."""
         self._check()
         with self._hub.lock:
-            kept = self._kept(shelf).get(key, [])
+            kept = self._kept(stream).get(key, [])
             return [entry for entry, _ in kept if entry.position > after][:limit]
 
-    async def last(self, shelf: StreamName, key: Key) -> StreamEntry | None:
+    async def last(self, stream: StreamName, key: Key) -> StreamEntry | None:
         """The newest message of this key."""
         self._check()
         with self._hub.lock:
-            kept = self._kept(shelf).get(key)
+            kept = self._kept(stream).get(key)
             return kept[-1][0] if kept else None
 
-    async def lasts(self, shelf: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
+    async def lasts(self, stream: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
         """The newest message of each key below."""
         self._check()
         with self._hub.lock:
-            below = [kept for key, kept in self._kept(shelf).items() if key[:-1] == under and kept]
+            below = [kept for key, kept in self._kept(stream).items() if key[:-1] == under and kept]
             newest = [kept[-1][0] for kept in below if kept[-1][0].position > after]
             return sorted(newest, key=lambda entry: entry.position)
 
-    async def trim(self, shelf: StreamName, key: Key, upto: int) -> None:
+    async def trim(self, stream: StreamName, key: Key, upto: int) -> None:
         """Forget the messages up to this position."""
         self._check()
         with self._hub.lock:
-            kept = [one for one in self._kept(shelf).pop(key, []) if one[0].position > upto]
+            kept = [one for one in self._kept(stream).pop(key, []) if one[0].position > upto]
             if kept:
-                self._kept(shelf)[key] = kept
+                self._kept(stream)[key] = kept
 
-    async def keys(self, shelf: StreamName) -> list[Key]:
+    async def keys(self, stream: StreamName) -> list[Key]:
         """The keys of which there are messages."""
         self._check()
         with self._hub.lock:
-            return [key for key, kept in self._kept(shelf).items() if kept]
+            return [key for key, kept in self._kept(stream).items() if kept]
 
     async def order(self, queue: Queue, session: str, data: bytes) -> bool:
         """Put an order up."""
@@ -318,38 +318,38 @@ class MemoryConnection:
 class _MemoryOrder:
     """An order in somebody's hands."""
 
-    def __init__(self, link: MemoryConnection, placed: _QueuedOrder, attempt: int) -> None:
-        self._link = link
+    def __init__(self, connection: MemoryConnection, placed: _QueuedOrder, attempt: int) -> None:
+        self._connection = connection
         self._placed = placed
         self.session = placed.session
         self.data = placed.data
         self.attempt = attempt
 
     def _hold_until(self, when: float) -> None:
-        self._link._check()
-        with self._link._hub.lock:
+        self._connection._check()
+        with self._connection._hub.lock:
             if self._is_mine:
                 self._placed.free_at = when
 
     @property
     def _is_mine(self) -> bool:
-        return self._link._hub.orders.get(self.session) is self._placed and self._placed.attempt == self.attempt
+        return self._connection._hub.orders.get(self.session) is self._placed and self._placed.attempt == self.attempt
 
     async def renew(self) -> None:
         """Hold it for one more lease."""
-        self._hold_until(time.monotonic() + self._link._hub.leases[self._placed.queue])
+        self._hold_until(time.monotonic() + self._connection._hub.leases[self._placed.queue])
 
     async def done(self) -> None:
         """There is nothing left to do."""
-        self._link._check()
-        with self._link._hub.lock:
+        self._connection._check()
+        with self._connection._hub.lock:
             if self._is_mine:
-                del self._link._hub.orders[self.session]
+                del self._connection._hub.orders[self.session]
 
     async def give_back(self, seconds: float = 0.0) -> None:
         """Somebody else may take it."""
         self._hold_until(time.monotonic() + seconds)
-        self._link._tell_waiting()
+        self._connection._tell_waiting()
 
 
 async def _answered(answer: Answers, data: bytes) -> bytes:

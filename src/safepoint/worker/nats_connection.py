@@ -58,7 +58,7 @@ class NatsConnection:
         self._hints: dict[Queue, Callable[[], Awaitable[None]]] = {}
         self._hinted = asyncio.Event()
         self._rotation = Rotation()
-        self._home = LoopTasks()
+        self._loop_tasks = LoopTasks()
         self.troubled: Exception | None = None  # while connecting
         self._nc: Any = None
         self._js: Any = None
@@ -317,7 +317,7 @@ class NatsConnection:
                 await message.respond(told)
 
         async def heard(message: Msg) -> None:  # no question waits for the answer to another one
-            self._home.spawn(respond(message), f"answer to {message.subject}")
+            self._loop_tasks.spawn(respond(message), f"answer to {message.subject}")
 
         return await self._subscribe(subject_of(self._namespace, "call", subject), heard)
 
@@ -362,14 +362,14 @@ class NatsConnection:
         """Let go of the connection."""
         with contextlib.suppress(errors.Error, OSError):
             await self._nc.close()
-        await self._home.empty()
+        await self._loop_tasks.empty()
 
 
 class _NatsOrder:
     """An order in our hands."""
 
     def __init__(self, link: NatsConnection, message: Msg) -> None:
-        self._link = link
+        self._connection = link
         self._reply = message.reply
         self.session = key_of(message.subject)[-1]
         self.data = message.data
@@ -377,14 +377,14 @@ class _NatsOrder:
 
     async def renew(self) -> None:
         """Hold it for one more lease."""
-        await self._link.ask(self._reply, b"+WPI", min(ASK_SECONDS, self._link.lease / 2))
+        await self._connection.ask(self._reply, b"+WPI", min(ASK_SECONDS, self._connection.lease / 2))
 
     async def done(self) -> None:
         """There is nothing left to do."""
-        await self._link.ask(self._reply, b"+ACK", ASK_SECONDS)
+        await self._connection.ask(self._reply, b"+ACK", ASK_SECONDS)
 
     async def give_back(self, seconds: float = 0.0) -> None:
         """Somebody else may take it."""
         delay = json.dumps({"delay": int(seconds * 1e9)}).encode() if seconds else b""
-        await self._link.ask(self._reply, b"-NAK " + delay if delay else b"-NAK", ASK_SECONDS)
-        self._link._hinted.set()
+        await self._connection.ask(self._reply, b"-NAK " + delay if delay else b"-NAK", ASK_SECONDS)
+        self._connection._hinted.set()

@@ -44,16 +44,16 @@ class OrderLease:
 
     def __init__(
         self,
-        link: BrokerConnection,
+        connection: BrokerConnection,
         order: Order,
         queue: Queue,
         assignment: Assignment,
-        seat: Executor,
+        executor: Executor,
         grace: float,
         stats: Stats,
         changed: Callable[[], object] = lambda: None,
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._order = order
         self._queue = queue
         self._grace = grace
@@ -71,19 +71,19 @@ class OrderLease:
         self._over = False
         self._gave_up = False
         self._killed = False
-        self.seat = seat
+        self.executor = executor
 
     async def run(self) -> Ending:
         """Hold it until the work has ended, and settle it."""
-        self.seat.begin(self._assignment, self._heard, self._waiting)
-        self.seat.renewed(self._renewed + self._link.lease)
-        forget = self._link.on_return(self._returned)
-        end = await self._link.serve(("ctl", self._session), self._answer)
+        self.executor.begin(self._assignment, self._heard, self._waiting)
+        self.executor.renewed(self._renewed + self._connection.lease)
+        forget = self._connection.on_return(self._returned)
+        end = await self._connection.serve(("ctl", self._session), self._answer)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep())
                 group.create_task(self._pass_on_stops())
-                ending = await self.seat.run()  # only now: whoever stops a turn and finds nobody is read of before
+                ending = await self.executor.run()  # only now: whoever stops a turn and finds nobody is read of before
                 self._over = True
                 self._returned()
         finally:
@@ -112,7 +112,7 @@ class OrderLease:
             call: Call = from_json(Call, data)
         except BrokerError as error:
             return to_json(Reply.of(error))
-        reply = await self.seat.ask(call)
+        reply = await self.executor.ask(call)
         if isinstance(call, StopCall):
             self._must_end(call, reply)
             told = "the process that runs it does not answer"
@@ -134,7 +134,7 @@ class OrderLease:
     @property
     def _lost(self) -> bool:
         """True: the lease is over. Somebody else may have the order: nothing may be said of it any more."""
-        return time.monotonic() - self._renewed > self._link.lease
+        return time.monotonic() - self._renewed > self._connection.lease
 
     async def _keep(self) -> None:
         """Renew the lease, and end what does not end, until the work is over."""
@@ -143,7 +143,7 @@ class OrderLease:
             if time.monotonic() >= next_renewal or self._look.is_set():
                 self._look.clear()
                 share = RENEWALS if await self._renew() else RETRIES
-                next_renewal = time.monotonic() + self._link.lease / share
+                next_renewal = time.monotonic() + self._connection.lease / share
             self._end_what_is_due()
             await set_within(min([next_renewal, *self._due.values()]) - time.monotonic(), self._look)
 
@@ -158,16 +158,16 @@ class OrderLease:
                 log.debug("session %s: the lease cannot be renewed: %s", self._session, error)
         if renewed and not self._lost:
             self._renewed = asked
-            self.seat.renewed(asked + self._link.lease)
+            self.executor.renewed(asked + self._connection.lease)
         elif self._lost and not self._gave_up:
             self._gave_up = True
             log.warning("session %s: its lease is lost: the work on it ends", self._session)
-            self.seat.cut("the lease is lost")
+            self.executor.cut("the lease is lost")
         return renewed
 
     async def _pass_on_stops(self) -> None:
         """Read the record of stops, as often as the lease is renewed. It takes its time: the lease does not wait."""
-        lease = self._link.lease
+        lease = self._connection.lease
         while not self._over:
             self._read.clear()
             try:
@@ -178,8 +178,8 @@ class OrderLease:
             await set_within(lease / RENEWALS, self._read)
 
     async def _read_stops(self) -> None:
-        for position, call in await recorded_stops(self._link, self._session, self._passed_on):
-            reply = await self.seat.ask(call)
+        for position, call in await recorded_stops(self._connection, self._session, self._passed_on):
+            reply = await self.executor.ask(call)
             self._must_end(call, reply)
             if reply is None:
                 break  # it is told again
@@ -191,7 +191,7 @@ class OrderLease:
             if limit <= now:
                 del self._due[turn_id]
                 # Only the turn that runs can be what blocks: another one is not hit.
-                if turn_id == self._running and self.seat.kill():
+                if turn_id == self._running and self.executor.kill():
                     self._killed = True
                     self._stats.killed += 1
                     log.warning("turn %s did not end within %g s: its process was ended", turn_id, self._grace)
@@ -210,18 +210,18 @@ class OrderLease:
                 case "left":
                     # A hand-over is no failed attempt: the next one gets a new order, and should we die before it is
                     # up, whoever looks for inboxes without an order finds the note.
-                    await self._link.append("inbox", (self._session,), WORK_MARKER)
+                    await self._connection.append("inbox", (self._session,), WORK_MARKER)
                     await self._done()
                 case "failed" | "died":
                     # What was ended by force is sealed at once; what crashes is not tried again in a hurry.
                     if ending == "died":  # whoever goes on can say so, instead of that it may still run
                         ended = OwnerEnded(self._assignment.owner)
-                        await self._link.append("inbox", (self._session,), to_json(ended))
+                        await self._connection.append("inbox", (self._session,), to_json(ended))
                     pause = 0.0 if self._killed else min(0.1 * 2**self._order.attempt, 5.0)
                     await self._order.give_back(pause)
                 case "unstarted":
                     self._stats.failed_starts += 1
-                    await put_up_again(self._link, self._order, self._queue)
+                    await put_up_again(self._connection, self._order, self._queue)
                 case "fenced":
                     self._stats.fenced += 1  # it is not ours: whoever has it settles it
         except BrokerError as error:
@@ -236,16 +236,16 @@ class OrderLease:
                 if number == ACK_TRIES - 1 or self._lost:
                     raise
         # Who sent something in this very moment was told that there is an order.
-        if await self._link.read("inbox", (self._session,), 0, 1):
-            await self._link.order(self._queue, self._session, with_tried(self._order.data, 0))
+        if await self._connection.read("inbox", (self._session,), 0, 1):
+            await self._connection.order(self._queue, self._session, with_tried(self._order.data, 0))
 
 
-async def put_up_again(link: BrokerConnection, order: Order, queue: Queue) -> None:
+async def put_up_again(connection: BrokerConnection, order: Order, queue: Queue) -> None:
     """Put up a new order in place of one for which nothing was tried. The broker would count it as one more attempt.
 
     The note in the inbox is for the case that this process dies in between: whoever looks for messages without an order
     finds it.
     """
-    await link.append("inbox", (order.session,), WORK_MARKER)
+    await connection.append("inbox", (order.session,), WORK_MARKER)
     await order.done()
-    await link.order(queue, order.session, with_tried(order.data, attempt_of(order) - 1))
+    await connection.order(queue, order.session, with_tried(order.data, attempt_of(order) - 1))

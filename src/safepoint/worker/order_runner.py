@@ -70,26 +70,26 @@ class OrderRunner:
 
     def __init__(
         self,
-        link: BrokerConnection,
+        connection: BrokerConnection,
         agents: Mapping[str, Agent],
         assignment: Assignment,
         heard: Callable[[str | None], object],
         waits: Callable[[bool], object] = lambda waits: None,
         pulse: StallDetector | None = None,
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._agents = agents
         self._assignment = assignment
         self._heard = heard
         self._waits = SubAgentWaits(waits)
-        self._store = BrokerStore(link, assignment.owner)
+        self._store = BrokerStore(connection, assignment.owner)
         self._wake = asyncio.Event()
         self._early: dict[str, StopCall] = {}  # stops of turns that are not here (yet)
         self._answered: dict[str, Reply] = {}  # stops, by their id
         self._answering = threading.Lock()
         self._read = 0  # up to here the inbox is done
         self._pulse = pulse or StallDetector()
-        self._stops = StopReader(link, assignment.session, self.stop, self._pulse)
+        self._stops = StopReader(connection, assignment.session, self.stop, self._pulse)
         self._leaving: float | None = None
         self._closing: str | None = None
         self._idle_for = assignment.idle_for
@@ -104,8 +104,8 @@ class OrderRunner:
         """Until there is nothing left to do, or it has to go."""
         about, failure = self._assignment, None
         self._waits.observe()  # before the session is opened: its tasks are started from here
-        unlisten = await self._link.listen(("poke", about.session), lambda data: self._look_around())
-        forget = [self._link.on_return(self._look_around), self._pulse.on_late(self._stops.want)]
+        unlisten = await self._connection.listen(("poke", about.session), lambda data: self._look_around())
+        forget = [self._connection.on_return(self._look_around), self._pulse.on_late(self._stops.want)]
         try:
             failure = await self._worked()
         except (StoreError, BrokerError, UsageError) as error:
@@ -149,7 +149,7 @@ class OrderRunner:
 
     async def _open(self) -> Session:
         about, store, agent = self._assignment, self._store, self._agent()
-        may_run = not await former_owner_has_ended(self._link, about)
+        may_run = not await former_owner_has_ended(self._connection, about)
         for _ in range(OPENINGS):
             try:
                 resume = await self._write_stops() and about.resume
@@ -158,7 +158,7 @@ class OrderRunner:
                 )
                 break
             except SessionInUse:  # the one before us has written once more: from our first record on it cannot
-                self._store = store = BrokerStore(self._link, store.by)
+                self._store = store = BrokerStore(self._connection, store.by)
         else:
             raise SessionInUse(f"session {about.session!r} is written by somebody else all the time")
         self.session = session
@@ -183,8 +183,8 @@ class OrderRunner:
 
         False: the turn that would be resumed was stopped.
         """
-        session, past, last = self._assignment.session, SessionState(), 0
-        recorded = await recorded_stops(self._link, session)
+        session, state, last = self._assignment.session, SessionState(), 0
+        recorded = await recorded_stops(self._connection, session)
         stopped = {call.turn_id: call for _, call in recorded}
         for turn_id, call in stopped.items():  # of some the message may still be in the inbox
             self._early.setdefault(turn_id, call)  # in place: another thread may note a stop in this moment
@@ -194,16 +194,16 @@ class OrderRunner:
         end = await self._store.acquire(session)
         while last < end and (page := await self._store.read(session, last)):
             for record in page:
-                past.apply(read(record).event)
+                state.apply(read(record).event)
             last = page[-1].seq
-        stopped = {past.heir(turn_id): call for turn_id, call in stopped.items()}
+        stopped = {state.successor(turn_id): call for turn_id, call in stopped.items()}
         records = [
             LogRecord(last + number, event_to_json(_stop_event(session, turn.id, stopped[turn.id])))
-            for number, turn in enumerate((t for t in past.open_turns if t.id in stopped and t.stop is None), 1)
+            for number, turn in enumerate((t for t in state.open_turns if t.id in stopped and t.stop is None), 1)
         ]
         await self._store.append(session, records, durable=True)
-        begun = any(turn.started for turn in past.open_turns)  # that one would be resumed
-        return begun or past.interrupted not in stopped
+        begun = any(turn.started for turn in state.open_turns)  # that one would be resumed
+        return begun or state.interrupted not in stopped
 
     async def _work(self, session: Session, group: asyncio.TaskGroup) -> None:
         group.create_task(self._tell(session))
@@ -244,7 +244,7 @@ class OrderRunner:
     async def _new_turns(self, session: Session) -> list[SessionTurn]:
         """What the inbox has: it becomes part of the log, then it leaves the inbox."""
         key = (session.id,)
-        entries = await self._link.read("inbox", key, self._read)
+        entries = await self._connection.read("inbox", key, self._read)
         # What was stopped before it was read is known before it is taken. The bell is heard by another process, which
         # may be asleep, so that the record is read here too.
         await self._stops.look()
@@ -254,7 +254,7 @@ class OrderRunner:
         if entries:
             await session.saved()
             self._read = entries[-1].position
-            await self._link.trim("inbox", key, self._read)
+            await self._connection.trim("inbox", key, self._read)
         return turns
 
     async def _admitted(self, session: Session, entry: StreamEntry) -> SessionTurn | None:
@@ -268,7 +268,7 @@ class OrderRunner:
         except (Unreadable, UsageError) as error:
             log.warning("session %s: a message cannot be taken and is put aside: %s", session.id, error)
             _refuse(session, entry.data, error)
-            await self._link.append("dead", (session.id,), entry.data)
+            await self._connection.append("dead", (session.id,), entry.data)
             return None
 
     def _send(self, session: Session, sent: SendCall) -> SessionTurn:

@@ -44,35 +44,35 @@ class ProcessPool:
     @property
     def _why(self) -> str:
         """Why processes do not start; empty if they do."""
-        return self._failed or next((seat.failure for seat in self._used if seat.failed_to_start), "")
+        return self._failed or next((executor.failure for executor in self._used if executor.failed_to_start), "")
 
     def take(self, group: asyncio.TaskGroup) -> ProcessExecutor:
         """A process for an order: one that waits, or a new one."""
-        seat = None
-        while self._spare and (seat is None or not seat.alive):
-            seat = self._spare.pop()
-        if seat is None or not seat.alive:
-            seat = self._started(group)
-        self._used.add(seat)
-        return seat
+        executor = None
+        while self._spare and (executor is None or not executor.alive):
+            executor = self._spare.pop()
+        if executor is None or not executor.alive:
+            executor = self._started(group)
+        self._used.add(executor)
+        return executor
 
     def _started(self, group: asyncio.TaskGroup) -> ProcessExecutor:
         """Start a process. Raises: OSError, if the system has no room for one."""
         try:
-            seat = self._start()
+            executor = self._start()
         except OSError as error:
             self._failed = f"no process can be started: {error}"
             raise
-        group.create_task(seat.talk())
-        return seat
+        group.create_task(executor.conversation())
+        return executor
 
-    def give_back(self, seat: ProcessExecutor) -> None:
+    def give_back(self, executor: ProcessExecutor) -> None:
         """Take a process back that has no order any more."""
-        self._used.discard(seat)
-        if seat.alive:
-            self._spare.append(seat)
-        elif seat.failed_to_start:
-            self._failed = seat.failure
+        self._used.discard(executor)
+        if executor.alive:
+            self._spare.append(executor)
+        elif executor.failed_to_start:
+            self._failed = executor.failure
 
     async def recover(self, group: asyncio.TaskGroup, leaving: asyncio.Event) -> None:
         """Wait until a process comes up again. Returns at once when `leaving` is set.
@@ -88,29 +88,29 @@ class ProcessPool:
             log.warning("worker %s: %s (%s): no orders for %g s", self._name, told, self._why, PAUSES[tries])
             if await set_within(PAUSES[tries], leaving):
                 return
-            seat = await self._tried(group)
-            if seat is not None and seat.alive:
+            executor = await self._tried(group)
+            if executor is not None and executor.alive:
                 self._failed = ""
-                self._spare.append(seat)
+                self._spare.append(executor)
                 log.warning("worker %s: its processes start again: it takes orders", self._name)
                 return
-            tries += seat is None or not seat.broker_missing
+            tries += executor is None or not executor.broker_missing
         told = f"{len(PAUSES) + 1} processes in a row have ended before they were ready ({self._failed})"
         raise CannotStart(f"worker {self._name} cannot work: {told}")
 
     async def _tried(self, group: asyncio.TaskGroup) -> ProcessExecutor | None:
         """Start a process and see whether it comes up; one that does not is ended. None: there was no room for one."""
         try:
-            seat = self._started(group)
+            executor = self._started(group)
         except OSError:
             return None
-        if not await seat.comes_up(START_SECONDS):
-            self._failed = seat.failure
-            seat.dismiss()
-            await seat.gone.wait()
-        return seat
+        if not await executor.comes_up(START_SECONDS):
+            self._failed = executor.failure
+            executor.dismiss()
+            await executor.gone.wait()
+        return executor
 
     def dismiss(self) -> None:
         """End the processes that have no order."""
-        for seat in self._spare:
-            seat.dismiss()
+        for executor in self._spare:
+            executor.dismiss()

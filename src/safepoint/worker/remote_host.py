@@ -85,48 +85,48 @@ class RemoteHost(Directory):
         if when_busy not in BUSY:
             raise UsageError(f"when_busy must be one of {', '.join(BUSY)}, not {when_busy!r}")
         seconds = None if timeout is None else check_seconds("timeout", timeout)
-        place, link = await self._place(session_id), await self._link()
+        place, connection = await self._place(session_id), await self._connection()
         given = turn_id is not None
         turn_id = uuid.uuid4().hex if turn_id is None else check_id("turn", turn_id)
         if given or when_busy == "reject":
-            mirror = await self._mirror(session_id)
+            follower = await self._follower(session_id)
             if given and (sent := await self._sent_before(session_id, turn_id, text)) is not None:
                 return sent
-            if when_busy == "reject" and (mirror.past.open_turns or await self._unseen(session_id, mirror)):
+            if when_busy == "reject" and (follower.state.open_turns or await self._unseen(session_id, follower)):
                 raise SessionBusy(f"session {session_id!r} is busy")
-        record = await link.last("stops", (session_id, turn_id)) if given else None
+        record = await connection.last("stops", (session_id, turn_id)) if given else None
         if record is not None:
             return _never(turn_id, from_json(StopCall, record.data).why)
         if seconds is not None and seconds <= 0:
             return _never(turn_id, AbortReason("deadline", "its time was up before it began", caller(1)))
-        await link.append("inbox", (session_id,), to_json(SendCall(turn_id, text, seconds, when_busy)))
-        await link.order(queue_of(place), session_id, to_json(place))
-        await link.publish(("poke", session_id), b"")
+        await connection.append("inbox", (session_id,), to_json(SendCall(turn_id, text, seconds, when_busy)))
+        await connection.order(queue_of(place), session_id, to_json(place))
+        await connection.publish(("poke", session_id), b"")
         if seconds is not None:
-            self._home.spawn(self._mind_the_deadline(session_id, turn_id, seconds), f"deadline of {turn_id}")
+            self._loop_tasks.spawn(self._mind_the_deadline(session_id, turn_id, seconds), f"deadline of {turn_id}")
         # Somebody else may have used this id in the same moment: of two messages the first in the inbox counts.
         first = await self._sent_before(session_id, turn_id, text) if given else None
         return first or TurnView(turn_id, "queued", said=text)
 
     async def _sent_before(self, session_id: str, turn_id: str, text: str) -> TurnView | None:
         """The turn with this id, if its message has come before. Raises: UsageError if it was another message."""
-        mirror = await self._mirror(session_id)
+        follower = await self._follower(session_id)
         unseen = None
-        if turn_id not in mirror.past.turns:
-            unseen = (await self._unseen(session_id, mirror)).get(turn_id)
+        if turn_id not in follower.state.turns:
+            unseen = (await self._unseen(session_id, follower)).get(turn_id)
         if unseen is not None:
             refuse_other_text(session_id, turn_id, text, as_messages(unseen.said))
             return unseen
-        if turn_id in mirror.past.turns:
-            refuse_other_text(session_id, turn_id, text, mirror.past.turns[turn_id].asked)
-        return view_of(mirror.past, turn_id)
+        if turn_id in follower.state.turns:
+            refuse_other_text(session_id, turn_id, text, follower.state.turns[turn_id].asked)
+        return view_of(follower.state, turn_id)
 
     async def _mind_the_deadline(self, session_id: str, turn_id: str, seconds: float) -> None:
         """The time goes on while no worker has the turn; the worker counts too, for when this host has died."""
-        mirror = await self._mirror(session_id)
+        follower = await self._follower(session_id)
         try:
             async with asyncio.timeout(seconds):
-                await mirror.outcome_of(turn_id, heirs=True)
+                await follower.outcome_of(turn_id, heirs=True)
         except TimeoutError:
             await self.stop(session_id, turn_id, reason=AbortReason("deadline", f"after {seconds:g} s"))
         except BrokerError:
@@ -154,14 +154,14 @@ class RemoteHost(Directory):
             at = StopAt.SAFE_POINT
         why = reason_from(reason, origin).to_dict()
         call = StopCall(turn_id, (at or StopAt.NOW).name, within, why, uuid.uuid4().hex, abandon, scope)
-        reply, recorded = await StopSender(await self._link(), self._home).stop(session_id, call)
+        reply, recorded = await StopSender(await self._connection(), self._loop_tasks).stop(session_id, call)
         status, level, told = await self._verdict(session_id, turn_id, reply, recorded)
 
         async def settled(timeout: float | None) -> Receipt:
-            mirror = await self._mirror(session_id)
+            follower = await self._follower(session_id)
             async with asyncio.timeout(timeout):
                 stopped = reply.turn_id if reply is not None and reply.turn_id else turn_id
-                outcome = await mirror.outcome_of(mirror.past.heir(stopped))
+                outcome = await follower.outcome_of(follower.state.successor(stopped))
             if outcome is None:
                 raise SessionEnded("the host was closed before the turn had ended")
             return receipt_of(outcome)
@@ -176,7 +176,7 @@ class RemoteHost(Directory):
         may have it, and may have looked before: of that nothing can be said.
         """
         try:
-            await (await self._link()).request(("ctl", session_id), to_json(call), NOBODY_SECONDS)
+            await (await self._connection()).request(("ctl", session_id), to_json(call), NOBODY_SECONDS)
         except NoResponders:
             return True
         except BrokerError:
@@ -216,27 +216,29 @@ class RemoteHost(Directory):
 
     async def _known(self, session_id: str, turn_id: str, over: bool) -> tuple[TurnRecord | None, bool]:
         """What the log says of a turn, and whether it is in the inbox only. `over`: its end is being written."""
-        mirror = await self._mirror(session_id)
-        turn_id = mirror.past.heir(turn_id)
+        follower = await self._follower(session_id)
+        turn_id = follower.state.successor(turn_id)
         if over:
-            await mirror.outcome_of(turn_id)
-        unseen = turn_id not in mirror.past.turns and turn_id in await self._unseen(session_id, mirror)
-        return mirror.past.turns.get(turn_id), unseen
+            await follower.outcome_of(turn_id)
+        unseen = turn_id not in follower.state.turns and turn_id in await self._unseen(session_id, follower)
+        return follower.state.turns.get(turn_id), unseen
 
     async def _ask(self, session_id: str, call: Call, *, wake: bool = False) -> Reply:
         """Ask the owner of a session. `wake`: if there is none, wait until there is. Raises: Nobody; what it raised."""
-        place, link = await self._place(session_id), await self._link()
+        place, connection = await self._place(session_id), await self._connection()
         clock = current_clock()
         until = clock.monotonic() + WAKE_SECONDS
         while True:
             try:
-                reply: Reply = from_json(Reply, await link.request(("ctl", session_id), to_json(call), CALL_SECONDS))
+                reply: Reply = from_json(
+                    Reply, await connection.request(("ctl", session_id), to_json(call), CALL_SECONDS)
+                )
                 if reply.error not in ("opening", "ended") or clock.monotonic() > until:
                     return reply.raise_error()
             except NoResponders:
                 if not wake or clock.monotonic() > until:
                     raise
-                await link.order(queue_of(place), session_id, to_json(place))
+                await connection.order(queue_of(place), session_id, to_json(place))
             await asyncio.sleep(WAKE_TRY_SECONDS)  # real time: a worker takes it, and opens it
 
     async def _told(self, session_id: str, call: Call) -> Reply:
@@ -257,7 +259,7 @@ class RemoteHost(Directory):
     async def remove(self, session_id: str, turn_id: str) -> ChangeAck:
         """Take a turn that waits out of the queue; one that no worker has seen yet is stopped."""
         reply = await self._told(session_id, RemoveCall(turn_id))
-        if reply.ok or turn_id not in await self._unseen(session_id, await self._mirror(session_id)):
+        if reply.ok or turn_id not in await self._unseen(session_id, await self._follower(session_id)):
             return _changed(reply)
         ack = await self.stop(session_id, turn_id, reason="removed from the queue")
         return ChangeAck(ack.status == "accepted", ack.level, ack.message)
@@ -277,34 +279,34 @@ class RemoteHost(Directory):
             await self._ask(session_id, CloseCall(reason))
         except NoResponders:
             pass  # nobody has it
-        if mirror := self._mirrors.pop(session_id, None):
-            mirror.close()
+        if follower := self._followers.pop(session_id, None):
+            follower.close()
 
     # What happens
 
     async def events(self, session_id: str, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
         """Everything after this number, then what comes."""
-        mirror, link = await self._mirror(session_id), await self._link()
-        leave = await self._come(session_id, link)
+        follower, connection = await self._follower(session_id), await self._connection()
+        leave = await self._come(session_id, connection)
         try:
-            async with aclosing(mirror.follow(after)) as events:
+            async with aclosing(follower.follow(after)) as events:
                 async for recorded in events:
                     yield recorded
         finally:
             await leave()
 
-    async def _come(self, session_id: str, link: BrokerConnection) -> Callable[[], Awaitable[None]]:
+    async def _come(self, session_id: str, connection: BrokerConnection) -> Callable[[], Awaitable[None]]:
         """One more reader is there, for all servers to know."""
 
         async def here(data: bytes) -> bytes:
             return b""
 
         def gone() -> None:
-            self._home.post(lambda: self._home.spawn(self._nobody_is_there(session_id), "disconnect"))
+            self._loop_tasks.post(lambda: self._loop_tasks.spawn(self._nobody_is_there(session_id), "disconnect"))
 
         presence = self._present.setdefault(session_id, DisconnectTimer(current_clock(), self._grace, gone))
         presence.came()
-        unserve = await link.serve(("readers", session_id), here)
+        unserve = await connection.serve(("readers", session_id), here)
 
         async def leave() -> None:
             presence.left()
@@ -317,7 +319,7 @@ class RemoteHost(Directory):
         if self._closed or self._present[session_id].readers:
             return
         try:
-            await (await self._link()).request(("readers", session_id), b"", CALL_SECONDS)
+            await (await self._connection()).request(("readers", session_id), b"", CALL_SECONDS)
         except NoResponders:
             for turn in reversed((await self.session(session_id)).turns):  # none begins because another one ends
                 await self.stop(session_id, turn.id, reason=AbortReason("disconnected", "nobody was there"))
@@ -334,10 +336,10 @@ class RemoteHost(Directory):
             self._closed = True
         for presence in self._present.values():
             presence.end()
-        for mirror in self._mirrors.values():
-            mirror.close()
+        for follower in self._followers.values():
+            follower.close()
         if self._connected is not None:
-            await self._home.empty()
+            await self._loop_tasks.empty()
             await self._connected.close()
 
 

@@ -174,7 +174,7 @@ class _Child:
                 pass  # it had not begun
             except (SafepointError, TimeoutError) as problem:
                 where = f"{self._agent} on another machine may go on: {describe(problem)}"
-                self._ctx.ledger.warn(where)
+                self._ctx.receipt_builder.warn(where)
         if partial is not None:
             self._ctx.spent += partial.usage
         return error_from(reason, partial)

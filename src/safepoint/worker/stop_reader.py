@@ -31,7 +31,7 @@ class StopReader:
     """
 
     def __init__(
-        self, link: BrokerConnection, session: str, apply: Callable[[StopCall], object], pulse: StallDetector
+        self, connection: BrokerConnection, session: str, apply: Callable[[StopCall], object], pulse: StallDetector
     ) -> None:
         """Make one; `keep_reading()` is what reads.
 
@@ -41,7 +41,7 @@ class StopReader:
             apply: Told of each stop, in order. When it returns, the turn's signal says so.
             pulse: The beat of this event loop.
         """
-        self._link = link
+        self._connection = connection
         self._session = session
         self._apply = apply
         self._pulse = pulse
@@ -96,7 +96,7 @@ class StopReader:
     async def _answered(self) -> list[tuple[int, StopCall]]:
         while True:
             try:
-                return await self._closing.signal.run(recorded_stops(self._link, self._session, self.position))
+                return await self._closing.signal.run(recorded_stops(self._connection, self._session, self.position))
             except BrokerError as error:
                 log.debug("session %s: its stops cannot be read: %s", self._session, error)
             await self._closing.signal.sleep(AGAIN_SECONDS)

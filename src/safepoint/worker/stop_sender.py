@@ -24,14 +24,14 @@ RINGS = 5
 class StopSender:
     """Rings workers, and keeps the record of what it rang for."""
 
-    def __init__(self, link: BrokerConnection, home: LoopTasks) -> None:
-        self._link = link
-        self._home = home
+    def __init__(self, connection: BrokerConnection, loop_tasks: LoopTasks) -> None:
+        self._connection = connection
+        self._loop_tasks = loop_tasks
 
     async def stop(self, session: str, call: StopCall) -> tuple[Reply | None, bool]:
         """What the worker says, None if nobody was there in time; and whether the stop is kept for good."""
-        record = self._home.spawn(self._record(session, call), f"the record of the stop of {call.turn_id}")
-        ring = self._home.spawn(self._ring(session, call, record), f"the stop of {call.turn_id}")
+        record = self._loop_tasks.spawn(self._record(session, call), f"the record of the stop of {call.turn_id}")
+        ring = self._loop_tasks.spawn(self._ring(session, call, record), f"the stop of {call.turn_id}")
         await asyncio.wait([record, ring], timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if ring.done() and ring.result() is not None:
             await asyncio.wait([record], timeout=RECORD_SECONDS)
@@ -41,18 +41,18 @@ class StopSender:
 
     async def _record(self, session: str, call: StopCall) -> bool:
         try:
-            await self._link.append("stops", (session, call.turn_id), to_json(call))
+            await self._connection.append("stops", (session, call.turn_id), to_json(call))
         except BrokerError as error:
             log.error("the stop of turn %s could not be recorded: %s", call.turn_id, error)
             return False
-        await self._link.publish(("poke", session), b"")  # the process that runs it reads the record by itself
+        await self._connection.publish(("poke", session), b"")  # the process that runs it reads the record by itself
         return True
 
     async def _ring(self, session: str, call: StopCall, record: "asyncio.Task[bool]") -> Reply | None:
         for _ in range(RINGS):
             was_kept = record.done()
             try:
-                answer = await self._link.request(("ctl", session), to_json(call), RING_SECONDS)
+                answer = await self._connection.request(("ctl", session), to_json(call), RING_SECONDS)
                 reply: Reply = from_json(Reply, answer)
                 if not reply.error:
                     return reply
@@ -70,10 +70,10 @@ class StopSender:
         return None
 
 
-async def recorded_stops(link: BrokerConnection, session: str, after: int = 0) -> list[tuple[int, StopCall]]:
+async def recorded_stops(connection: BrokerConnection, session: str, after: int = 0) -> list[tuple[int, StopCall]]:
     """The stops of a session's turns that are kept, each with its position. One that cannot be read is a stop too."""
     found = []
-    for entry in await link.lasts("stops", (session,), after):
+    for entry in await connection.lasts("stops", (session,), after):
         try:
             call: StopCall = from_json(StopCall, entry.data)
         except Unreadable as error:

@@ -63,8 +63,8 @@ class LogAppended:
 class BrokerStore:
     """The logs in a broker, for one owner. `by`: who it is, and the attempt."""
 
-    def __init__(self, link: BrokerConnection, by: str) -> None:
-        self._link = link
+    def __init__(self, connection: BrokerConnection, by: str) -> None:
+        self._connection = connection
         self.by = by
         self._newest: dict[str, int] = {}  # the position of the last message of each session that is ours
         self._last: dict[str, int] = {}
@@ -79,7 +79,7 @@ class BrokerStore:
     async def acquire(self, session: str) -> int:
         """Take the session. Whoever had it before cannot write any more once we have."""
         try:
-            newest = await self._link.last("log", (session,))
+            newest = await self._connection.last("log", (session,))
         except BrokerError as error:
             raise StoreError(f"session {session!r} cannot be read: {error}") from error
         self._newest[session] = 0 if newest is None else newest.position
@@ -100,20 +100,20 @@ class BrokerStore:
         for data in packed(records, self.by):
             before = self._newest[session]
             try:
-                position = await self._link.append("log", (session,), data, after=before)
+                position = await self._connection.append("log", (session,), data, after=before)
             except Fenced as error:
                 self.fenced = True
                 raise SessionInUse(f"session {session!r} has another owner: {error}") from error
             except BrokerError as error:
                 raise StoreError(f"session {session!r} cannot be written: {error}") from error
             self._newest[session] = position
-            await self._link.publish(("news", session), LogAppended.write(before, position, data))
+            await self._connection.publish(("news", session), LogAppended.write(before, position, data))
         self._last[session] = records[-1].seq
         return frozenset()  # one owner writes: there is no second end
 
     async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[LogRecord]:
         """The records after this seq. A server of a cluster that lags behind is asked again."""
-        pages = self._pages.setdefault(session, LogReader(self._link, session))
+        pages = self._pages.setdefault(session, LogReader(self._connection, session))
         for _ in range(STALE_TRIES):
             try:
                 found = await pages.after(after)
@@ -133,10 +133,10 @@ class BrokerStore:
         self.shut("the store is closed")
 
 
-async def former_owner_has_ended(link: BrokerConnection, assignment: Assignment) -> bool:
+async def former_owner_has_ended(connection: BrokerConnection, assignment: Assignment) -> bool:
     """Whether somebody has seen the end of the process that has written the log of this session last."""
     if assignment.attempt == 1:
         return False  # if there was one before, its order is gone, and with it who could have told
-    newest = await link.last("log", (assignment.session,))
-    notes = [one.data for one in await link.read("inbox", (assignment.session,))]
+    newest = await connection.last("log", (assignment.session,))
+    notes = [one.data for one in await connection.read("inbox", (assignment.session,))]
     return newest is not None and to_json(OwnerEnded(last_owner(newest.data))) in notes

@@ -81,7 +81,7 @@ class Supervisor:
         self._failure: SafepointError | None = None  # why it goes by itself
         self._announced = 0.0
         self._only_sub_agents = False  # every place is taken, and some are lent
-        self._link: BrokerConnection
+        self._connection: BrokerConnection
 
     async def run(self, started: Callable[[], object]) -> None:
         """Until it is told to go.
@@ -92,7 +92,7 @@ class Supervisor:
             CannotStart: its processes end before they are ready; its orders were given back.
         """
         settings = self._settings
-        self._link = await settings.broker.connect(f"{settings.name} (control)")
+        self._connection = await settings.broker.connect(f"{settings.name} (control)")
         try:
             await self._come()
             async with asyncio.TaskGroup() as group:
@@ -106,7 +106,7 @@ class Supervisor:
                 self._pool.dismiss()
             await self._unannounce()
         finally:
-            await self._link.close()
+            await self._connection.close()
         if self._failure is not None:
             raise self._failure
 
@@ -114,7 +114,7 @@ class Supervisor:
         """Say that this worker is there, and with which lease. Raises: LeaseInForce, if it may not be there with it."""
         try:
             await self._announce()
-            await agree_on_lease(self._link, self._settings.name, self._queues)
+            await agree_on_lease(self._connection, self._settings.name, self._queues)
         except BrokerError:
             await self._unannounce()
             raise
@@ -142,7 +142,7 @@ class Supervisor:
         places = self._settings.concurrency
         if len(self._holds) < places:
             return self._queues, places - len(self._holds)
-        working = sum(not hold.waits for hold in self._holds.values())
+        working = sum(not order_lease.waits for order_lease in self._holds.values())
         return self._sub_queues, places - working
 
     def _give_up_working(self, error: SafepointError) -> None:
@@ -168,7 +168,7 @@ class Supervisor:
                 await self._free.wait()
                 continue
             try:
-                orders = await self._link.take(queues, room, TAKE_SECONDS)
+                orders = await self._connection.take(queues, room, TAKE_SECONDS)
             except LeaseInForce as error:  # it was away for so long that others have changed the lease
                 self._give_up_working(error)
                 continue
@@ -181,10 +181,10 @@ class Supervisor:
 
     def _hurry(self, group: asyncio.TaskGroup) -> None:
         """There is no place left: whoever has nothing to do makes way as soon as it can."""
-        for hold in self._holds.values():
-            if hold not in self._hurried:
-                self._hurried.add(hold)
-                group.create_task(hold.seat.ask(ReleaseWhenIdle()))
+        for order_lease in self._holds.values():
+            if order_lease not in self._hurried:
+                self._hurried.add(order_lease)
+                group.create_task(order_lease.executor.ask(ReleaseWhenIdle()))
 
     async def _take_no_more(self) -> None:
         await self._going.wait()
@@ -193,7 +193,7 @@ class Supervisor:
     async def _look_again(self) -> None:
         """Do not wait for orders any longer with what was known before."""
         with suppress(BrokerError):
-            await self._link.publish(("orders", "at", self._settings.name), b"")
+            await self._connection.publish(("orders", "at", self._settings.name), b"")
 
     async def _begin(self, order: Order, group: asyncio.TaskGroup) -> None:
         self._stats.taken += 1
@@ -202,13 +202,13 @@ class Supervisor:
             if self._going.is_set():
                 await order.give_back()
             elif order.session in self._holds:  # the one before it has not ended here; if it does not, do not hurry
-                await order.give_back(0.1 if order.attempt < 3 else self._link.lease)
+                await order.give_back(0.1 if order.attempt < 3 else self._connection.lease)
             elif not self._pool.works:  # it came in the moment in which that was noticed
-                await put_up_again(self._link, order, queue_of(from_json(Placement, order.data)))
+                await put_up_again(self._connection, order, queue_of(from_json(Placement, order.data)))
             elif await self._may_be_tried(order):
                 place: Placement = from_json(Placement, order.data)
-                self._holds[order.session] = hold = self._made(order, place, group)
-                group.create_task(self._hold(order.session, hold))
+                self._holds[order.session] = order_lease = self._made(order, place, group)
+                group.create_task(self._order_lease(order.session, order_lease))
         except BrokerError as error:
             log.warning("session %s: its order cannot be taken: %s", order.session, error)
             with suppress(BrokerError):
@@ -216,7 +216,7 @@ class Supervisor:
         except OSError as error:  # there is no room for one more process: the order can do nothing about that
             log.warning("session %s: its order cannot be worked on here: %s", order.session, error)
             with suppress(BrokerError):
-                await put_up_again(self._link, order, queue_of(from_json(Placement, order.data)))
+                await put_up_again(self._connection, order, queue_of(from_json(Placement, order.data)))
 
     async def _may_be_tried(self, order: Order) -> bool:
         """False: it was tried so often that it is gone."""
@@ -234,7 +234,7 @@ class Supervisor:
             why = f"{attempt - 1} attempts have not brought it to an end"
             log.error("session %s: %s: what runs there is ended and not run again", session, why)
             told = {"session": session, "attempts": attempt - 1, "why": why}
-            await self._link.append("dead", (session,), json.dumps(told).encode())
+            await self._connection.append("dead", (session,), json.dumps(told).encode())
 
     def _made(self, order: Order, place: Placement, group: asyncio.TaskGroup) -> OrderLease:
         settings, attempt = self._settings, attempt_of(order)
@@ -242,27 +242,27 @@ class Supervisor:
         # An order of a pinned session comes also to a worker that was started without the session's agent.
         offered = place.agent in settings.agents
         about = Assignment(order.session, place.agent, settings.name, attempt, resume, settings.idle_for, offered)
-        seat = self._seat(group)
+        executor = self._executor(group)
         stats, free = self._stats, self._free.set
-        return OrderLease(self._link, order, queue_of(place), about, seat, settings.grace, stats, free)
+        return OrderLease(self._connection, order, queue_of(place), about, executor, settings.grace, stats, free)
 
-    async def _hold(self, session: str, hold: OrderLease) -> None:
+    async def _order_lease(self, session: str, order_lease: OrderLease) -> None:
         """Until it has ended, however that comes: one order does not take the others with it."""
         try:
-            await hold.run()
+            await order_lease.run()
         except BrokerError as error:
             log.warning("session %s: the work on it broke off: %s", session, error)
         except Exception:
             log.exception("session %s: the work on it broke off", session)
         finally:
             del self._holds[session]
-            if isinstance(hold.seat, ProcessExecutor):
-                self._pool.give_back(hold.seat)
+            if isinstance(order_lease.executor, ProcessExecutor):
+                self._pool.give_back(order_lease.executor)
             self._free.set()
             if self._only_sub_agents:  # now there may be a place for other orders
                 await self._look_again()
 
-    def _seat(self, group: asyncio.TaskGroup) -> Executor:
+    def _executor(self, group: asyncio.TaskGroup) -> Executor:
         if self._workshop is not None:
             return InlineExecutor(self._workshop)
         return self._pool.take(group)
@@ -276,23 +276,23 @@ class Supervisor:
         limit, told = time.monotonic() + within + self._settings.grace, set[OrderLease]()
         while self._holds:
             self._free.clear()
-            for hold in self._holds.values():
+            for order_lease in self._holds.values():
                 if time.monotonic() > limit:
-                    hold.seat.kill()
-                elif hold in told:
+                    order_lease.executor.kill()
+                elif order_lease in told:
                     continue
                 elif give_back:
-                    hold.seat.leave(within)
-                    told.add(hold)
+                    order_lease.executor.leave(within)
+                    told.add(order_lease)
                 else:
-                    group.create_task(self._end(hold, reason))
-                    told.add(hold)
+                    group.create_task(self._end(order_lease, reason))
+                    told.add(order_lease)
             await set_within(LOOK_SECONDS, self._free)
 
-    async def _end(self, hold: OrderLease, reason: str) -> None:
+    async def _end(self, order_lease: OrderLease, reason: str) -> None:
         """Close its session for good, as soon as it is open."""
-        while hold in self._holds.values():
-            reply = await hold.seat.ask(CloseCall(reason))
+        while order_lease in self._holds.values():
+            reply = await order_lease.executor.ask(CloseCall(reason))
             if reply is not None and reply.ok:
                 return
             await asyncio.sleep(LOOK_SECONDS)  # real time: the session is being opened
@@ -314,17 +314,17 @@ class Supervisor:
             machine=platform.node(),
             since=settings.since,
             draining=self._going.is_set(),
-            lease=self._link.lease,
+            lease=self._connection.lease,
             **asdict(self._stats),
         )
 
     async def _announce(self) -> None:
-        await self._link.append("workers", (self._settings.name,), to_json(self.info))
+        await self._connection.append("workers", (self._settings.name,), to_json(self.info))
         self._announced = time.monotonic()
 
     async def _unannounce(self) -> None:
         with suppress(BrokerError):
-            await self._link.trim("workers", (self._settings.name,), 2**62)
+            await self._connection.trim("workers", (self._settings.name,), 2**62)
 
     async def _be_there(self) -> None:
         """Say again and again that this worker is there."""
@@ -333,7 +333,7 @@ class Supervisor:
             try:
                 await self._announce()
                 if unseen and not self._going.is_set():  # who came meanwhile could not see us, nor our lease
-                    await agree_on_lease(self._link, self._settings.name, self._queues)
+                    await agree_on_lease(self._connection, self._settings.name, self._queues)
             except LeaseInForce as error:
                 self._give_up_working(error)
             except BrokerError as error:
@@ -341,11 +341,11 @@ class Supervisor:
 
     async def _look_for_the_forgotten(self) -> None:
         """Sessions with something in their inbox and no order: whoever should have put one up has died."""
-        while not await set_within(self._link.lease * random.uniform(0.5, 1.5), self._gone):
+        while not await set_within(self._connection.lease * random.uniform(0.5, 1.5), self._gone):
             with suppress(BrokerError):
-                waiting = {key[0] for key in await self._link.keys("inbox")}
-                for session in waiting - await self._link.ordered() if waiting else ():
-                    entry = await self._link.last("sessions", (session,))
+                waiting = {key[0] for key in await self._connection.keys("inbox")}
+                for session in waiting - await self._connection.ordered() if waiting else ():
+                    entry = await self._connection.last("sessions", (session,))
                     if entry is not None:
                         place: Placement = from_json(Placement, entry.data)
-                        await self._link.order(queue_of(place), session, entry.data)
+                        await self._connection.order(queue_of(place), session, entry.data)

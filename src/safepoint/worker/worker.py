@@ -103,14 +103,14 @@ class Worker:
                 await self._workshop.close()
             raise
 
-    def _supervise(self, home: asyncio.AbstractEventLoop, started: "asyncio.Future[None]") -> None:
+    def _supervise(self, loop_tasks: asyncio.AbstractEventLoop, started: "asyncio.Future[None]") -> None:
         """The control plane: a thread with an event loop of its own."""
         assert self._ended is not None  # for the type checker: it was made by start()
 
         async def supervise() -> None:
             self._supervisor = Supervisor(self._settings, self._workshop, self.stats)
             self._control = asyncio.get_running_loop()
-            await self._supervisor.run(lambda: home.call_soon_threadsafe(_finish, started, None))
+            await self._supervisor.run(lambda: loop_tasks.call_soon_threadsafe(_finish, started, None))
 
         failure: BaseException | None = None
         try:
@@ -118,8 +118,8 @@ class Worker:
         except BaseException as error:
             failure = error
         try:
-            home.call_soon_threadsafe(_finish, started, failure)
-            home.call_soon_threadsafe(_finish, self._ended, failure)
+            loop_tasks.call_soon_threadsafe(_finish, started, failure)
+            loop_tasks.call_soon_threadsafe(_finish, self._ended, failure)
         except RuntimeError:
             pass  # the program ends
 

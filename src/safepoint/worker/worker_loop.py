@@ -27,12 +27,12 @@ class WorkerLoop:
         self._agents = agents
         self._name = name
         self._loop = asyncio.get_running_loop()
-        self._link: BrokerConnection | None = None
+        self._connection: BrokerConnection | None = None
         self._pulse = StallDetector()
 
     async def open(self) -> None:
         """Connect. Raises: BrokerError."""
-        self._link = await self._broker.connect(f"{self._name} (work)")
+        self._connection = await self._broker.connect(f"{self._name} (work)")
         self._pulse.start()
 
     @property
@@ -47,8 +47,8 @@ class WorkerLoop:
         waits: Callable[[bool], object] = lambda waits: None,
     ) -> OrderRunner:
         """A runner, which can be stopped from now on."""
-        assert self._link is not None  # for the type checker: it was opened
-        return OrderRunner(self._link, self._agents, assignment, heard, waits, self._pulse)
+        assert self._connection is not None  # for the type checker: it was opened
+        return OrderRunner(self._connection, self._agents, assignment, heard, waits, self._pulse)
 
     def run(self, runner: OrderRunner) -> "concurrent.futures.Future[Ending]":
         """Let it work. Any thread."""
@@ -72,5 +72,5 @@ class WorkerLoop:
     async def close(self) -> None:
         """Let go of the link."""
         self._pulse.stop()
-        if self._link is not None:
-            await self._link.close()
+        if self._connection is not None:
+            await self._connection.close()

@@ -26,15 +26,15 @@ async def test_system_exit_is_meant_for_the_program_and_leaves_every_call_with_a
             raise SystemExit(3)
 
     leaves = tool(Leaves(), name="leaves")
-    talk = Conversation([])
-    talk.add(answer_of(called(0, "a", "leaves", '{"input": "go"}')))
+    conversation = Conversation([])
+    conversation.add(answer_of(called(0, "a", "leaves", '{"input": "go"}')))
 
     async def nobody(ctx: Context, question: str, options: tuple[str, ...]) -> str:
         return ""
 
     with pytest.raises(SystemExit):
-        await run_calls(Context(), talk, {"leaves": leaves}, nobody)
-    assert talk.results["a"].status == "unknown"
+        await run_calls(Context(), conversation, {"leaves": leaves}, nobody)
+    assert conversation.results["a"].status == "unknown"
 
 
 async def test_work_that_can_be_kept_as_text_is_called_again_with_what_it_had_left_behind():

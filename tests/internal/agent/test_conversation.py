@@ -92,81 +92,83 @@ def test_a_request_that_was_refused_cost_nothing_and_one_that_was_stopped_may_ha
 
 
 def talk_in_round() -> Conversation:
-    talk = Conversation([HI])
-    talk.add(answer_of(called(0, "a", "x"), called(1, "b", "x"), called(2, "c", "x")))
-    return talk
+    conversation = Conversation([HI])
+    conversation.add(answer_of(called(0, "a", "x"), called(1, "b", "x"), called(2, "c", "x")))
+    return conversation
 
 
 def test_results_are_put_in_the_order_of_the_calls():
-    talk = talk_in_round()
-    for call in reversed(talk.open_calls):
-        talk.results[call.call_id] = ToolResult(call_id=call.call_id, name="x", content=call.call_id)
-    assert talk.open_calls == ()
-    talk.close_round()
-    assert [one.content for one in talk.messages[-3:] if isinstance(one, ToolResult)] == ["a", "b", "c"]
-    assert not talk.in_round
+    conversation = talk_in_round()
+    for call in reversed(conversation.open_calls):
+        conversation.results[call.call_id] = ToolResult(call_id=call.call_id, name="x", content=call.call_id)
+    assert conversation.open_calls == ()
+    conversation.close_round()
+    assert [one.content for one in conversation.messages[-3:] if isinstance(one, ToolResult)] == ["a", "b", "c"]
+    assert not conversation.in_round
 
 
 def test_sealed_in_the_middle_of_a_round_every_call_has_a_result_that_is_true():
-    talk = talk_in_round()
-    talk.results["b"] = ToolResult(call_id="b", name="x", content="done")
-    sealed = talk.sealed()
+    conversation = talk_in_round()
+    conversation.results["b"] = ToolResult(call_id="b", name="x", content="done")
+    sealed = conversation.sealed()
     validate(sealed.messages)
     assert [one.status for one in sealed.messages if isinstance(one, ToolResult)] == [
         "not_started",
         "completed",
         "not_started",
     ]
-    assert talk.in_round, "sealing changes nothing"
+    assert conversation.in_round, "sealing changes nothing"
 
 
 def test_going_on_opens_only_the_calls_that_may_run_again():
-    talk = talk_in_round()
-    for call, verdict in zip(talk.open_calls, (INTERRUPTED, UNKNOWN, NOT_RUN), strict=True):
-        talk.results[call.call_id] = verdict.result(call)
-    talk.close_round()
-    talk.id = "first"
-    again = Conversation(resume=talk.sealed(), again=lambda result: "no" if result.status == "unknown" else "yes")
+    conversation = talk_in_round()
+    for call, verdict in zip(conversation.open_calls, (INTERRUPTED, UNKNOWN, NOT_RUN), strict=True):
+        conversation.results[call.call_id] = verdict.result(call)
+    conversation.close_round()
+    conversation.id = "first"
+    again = Conversation(
+        resume=conversation.sealed(), again=lambda result: "no" if result.status == "unknown" else "yes"
+    )
     assert [call.call_id for call in again.open_calls] == ["a", "c"]
     assert again.results["b"].status == "unknown"
     assert again.id == "first"
 
 
 def test_going_on_asks_again_for_an_answer_that_was_cut_off_and_not_for_a_whole_one():
-    talk = Conversation([HI])
-    talk.answer = answer_of("half of", called(0, "a", "x", '{"q'))
-    assert Conversation(resume=talk.sealed()).messages == [HI]
-    talk = Conversation([HI])
-    talk.add(answer_of("all of it"))
-    assert talk.answered
-    assert Conversation(resume=talk.sealed()).answered
+    conversation = Conversation([HI])
+    conversation.answer = answer_of("half of", called(0, "a", "x", '{"q'))
+    assert Conversation(resume=conversation.sealed()).messages == [HI]
+    conversation = Conversation([HI])
+    conversation.add(answer_of("all of it"))
+    assert conversation.answered
+    assert Conversation(resume=conversation.sealed()).answered
 
 
 def test_going_on_after_a_closed_round_keeps_its_results():
-    talk = talk_in_round()
-    for call in talk.open_calls:
-        talk.results[call.call_id] = ToolResult(call_id=call.call_id, name="x", content="done")
-    talk.close_round()
-    again = Conversation(resume=talk.sealed())
+    conversation = talk_in_round()
+    for call in conversation.open_calls:
+        conversation.results[call.call_id] = ToolResult(call_id=call.call_id, name="x", content="done")
+    conversation.close_round()
+    again = Conversation(resume=conversation.sealed())
     assert again.open_calls == ()
     assert again.in_round
     again.close_round()
-    assert again.messages == talk.messages
+    assert again.messages == conversation.messages
 
 
 def test_a_call_that_is_asked_about_is_open_and_keeps_its_result_until_then():
-    talk = talk_in_round()
-    for call in talk.open_calls:
-        talk.results[call.call_id] = UNKNOWN.result(call)
-    talk.close_round()
-    again = Conversation(resume=talk.sealed(), again=lambda result: "ask" if result.call_id == "b" else "no")
+    conversation = talk_in_round()
+    for call in conversation.open_calls:
+        conversation.results[call.call_id] = UNKNOWN.result(call)
+    conversation.close_round()
+    again = Conversation(resume=conversation.sealed(), again=lambda result: "ask" if result.call_id == "b" else "no")
     assert [call.call_id for call in again.open_calls] == ["b"]
     assert [one.status for one in again.sealed().messages if isinstance(one, ToolResult)] == ["unknown"] * 3
 
 
 def test_a_result_says_the_last_words():
-    talk = Conversation([HI, AssistantMessage(text="first"), UserMessage(text="and?")])
-    assert talk.sealed().text == "first"
+    conversation = Conversation([HI, AssistantMessage(text="first"), UserMessage(text="and?")])
+    assert conversation.sealed().text == "first"
     assert Conversation().sealed() == AgentResult("")
 
 
@@ -197,12 +199,12 @@ said: st.SearchStrategy[list[Message]] = st.sampled_from(
 def test_cut_off_after_any_piece_the_conversation_is_valid(
     before: list[Message], parts: list[str | CallDelta], whole: bool
 ):
-    talk = Conversation(before)
+    conversation = Conversation(before)
     answer = answer_of(*parts)
     if whole and (answer.text.strip() or answer.calls()):
-        talk.add(answer)
+        conversation.add(answer)
     else:
-        talk.answer = answer
-    sealed = talk.sealed()
+        conversation.answer = answer
+    sealed = conversation.sealed()
     validate(sealed.messages)
     validate(Conversation(resume=sealed).sealed().messages)

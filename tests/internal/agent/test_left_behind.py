@@ -21,7 +21,7 @@ def elsewhere(stopped: list[str], name: str = "far", error: Exception | None = N
     return replace(call, kind="child", stop_left=stop_left)
 
 
-def talk(*calls: tuple[str, str, CallStatus]) -> tuple[Message, ...]:
+def conversation(*calls: tuple[str, str, CallStatus]) -> tuple[Message, ...]:
     asked = tuple(ToolCall(call_id=call_id, name=name, arguments="{}") for call_id, name, _ in calls)
     results = [ToolResult(call_id=call_id, name=name, content="", status=status) for call_id, name, status in calls]
     return (UserMessage(text="go"), AssistantMessage(text="", calls=asked), *results)
@@ -34,10 +34,10 @@ def agent(*tools: ToolLike, name: str = "chief") -> Agent:
 async def test_the_unfinished_calls_of_the_last_round_are_stopped_by_their_keys() -> None:
     stopped: list[str] = []
     over: list[tuple[str, str, CallStatus]] = [("c2", "far", "completed"), ("c4", "no such tool", "unknown")]
-    said = talk(("c1", "far", "unknown"), ("c3", "far", "not_started"), *over)
+    said = conversation(("c1", "far", "unknown"), ("c3", "far", "not_started"), *over)
     assert await agent(elsewhere(stopped)).stop_left_behind(AgentResult("", said, id="t:chief")) == ()
     assert sorted(stopped) == ["t:chief:c1", "t:chief:c3"]
-    done = AgentResult("bye", (*talk(("c1", "far", "unknown")), AssistantMessage(text="bye")), id="t")
+    done = AgentResult("bye", (*conversation(("c1", "far", "unknown")), AssistantMessage(text="bye")), id="t")
     assert await agent(elsewhere(stopped)).stop_left_behind(done) == ()
     assert len(stopped) == 2, "that round is over: nothing in it runs again"
 
@@ -45,8 +45,8 @@ async def test_the_unfinished_calls_of_the_last_round_are_stopped_by_their_keys(
 async def test_what_a_sub_agent_has_left_is_found_too() -> None:
     stopped: list[str] = []
     clerk = agent(elsewhere(stopped), name="clerk")
-    inner = AgentResult("", talk(("c1", "far", "unknown")))
-    left = AgentResult("", talk(("c7", "clerk", "interrupted")), kept={"c7": inner}, id="t:chief")
+    inner = AgentResult("", conversation(("c1", "far", "unknown")))
+    left = AgentResult("", conversation(("c7", "clerk", "interrupted")), kept={"c7": inner}, id="t:chief")
     assert await agent(clerk).stop_left_behind(left) == ()
     assert stopped == ["t:chief:c7:c1"]
 
@@ -54,7 +54,7 @@ async def test_what_a_sub_agent_has_left_is_found_too() -> None:
 async def test_what_cannot_be_stopped_is_a_warning_and_holds_up_nobody_else() -> None:
     stopped: list[str] = []
     tools = elsewhere(stopped, "gone", OSError("no route")), elsewhere(stopped)
-    said = talk(("c1", "gone", "unknown"), ("c2", "far", "unknown"))
+    said = conversation(("c1", "gone", "unknown"), ("c2", "far", "unknown"))
     (warning,) = await agent(*tools).stop_left_behind(AgentResult("", said, id="t"))
     assert "gone on another machine may go on" in warning
     assert "no route" in warning

@@ -86,29 +86,29 @@ async def _error(awaitable: "asyncio.Future[None] | object") -> BaseException | 
 
 async def test_a_journey_gives_back_why_saving_failed_and_an_abort_is_no_failure(clock: FakeClock):
     disk = Disk()
-    journey = FlowExecution("j")
+    execution = FlowExecution("j")
     controller = AbortController()
     ctx = Context("flow", signal=controller.signal)
-    assert await journey.save(ctx) is None  # there is no store
-    journey.saver = SaveProgress(disk.write)
+    assert await execution.save(ctx) is None  # there is no store
+    execution.saver = SaveProgress(disk.write)
     disk.errors.append(OSError("disk full"))
     disk.gate.release()
-    assert isinstance(await journey.save(ctx), OSError)
+    assert isinstance(await execution.save(ctx), OSError)
     controller.abort("enough")
-    assert await journey.save(ctx) is None
+    assert await execution.save(ctx) is None
 
 
 async def test_items_are_saved_every_so_often(clock: FakeClock):
     disk = Disk()
-    journey = FlowExecution("j", saver=SaveProgress(disk.write), in_item=True)
+    execution = FlowExecution("j", saver=SaveProgress(disk.write), in_item=True)
     ctx = Context("flow")
     for _ in range(10):
         disk.gate.release()
         disk.truth += 1
-        assert await journey.save(ctx) is None
+        assert await execution.save(ctx) is None
     assert disk.written == [1]
     clock.advance(ITEM_SECONDS)
-    await journey.save(ctx)
+    await execution.save(ctx)
     assert disk.written == [1, 10]
 
 
@@ -119,9 +119,9 @@ def test_an_operation_is_a_path_from_the_root_of_the_flow():
 
 
 def test_a_recorded_failure_says_what_where_and_when(clock: FakeClock):
-    journey = FlowExecution("j")
-    journey.record(Context("flow"), LookupError("lost"), "sub/c")
-    (error,) = journey.errors
+    execution = FlowExecution("j")
+    execution.record(Context("flow"), LookupError("lost"), "sub/c")
+    (error,) = execution.errors
     assert (error.code, error.message, error.operation, error.recoverable, error.timestamp) == (
         "LookupError",
         "lost",

@@ -12,11 +12,11 @@ from safepoint.testing import FakeClock
 
 
 def test_thousands_of_finished_leaves_are_counted_and_the_newest_listed(clock: FakeClock):
-    ledger = ReceiptBuilder(clock)
+    receipt_builder = ReceiptBuilder(clock)
     for number in range(LISTED + 50):
-        ledger.begin(f"leaf {number}", "await").end("finished")
-    live = ledger.begin("live", "await")
-    receipt = ledger.receipt(AbortController().signal)
+        receipt_builder.begin(f"leaf {number}", "await").end("finished")
+    live = receipt_builder.begin("live", "await")
+    receipt = receipt_builder.receipt(AbortController().signal)
     assert (len(receipt.entries), receipt.omitted) == (LISTED + 1, 50)
     assert receipt.entries[0].name == "leaf 50"
     assert receipt.entries[-1].name == live.name
@@ -24,10 +24,10 @@ def test_thousands_of_finished_leaves_are_counted_and_the_newest_listed(clock: F
 
 
 def test_a_stop_of_a_thousand_leaves_lists_each_of_them(clock: FakeClock):
-    ledger = ReceiptBuilder(clock)
+    receipt_builder = ReceiptBuilder(clock)
     for number in range(LISTED_OF_INTEREST):
-        ledger.begin(f"leaf {number}", "await").end("stopped")
-    receipt = ledger.receipt(AbortController().signal)
+        receipt_builder.begin(f"leaf {number}", "await").end("stopped")
+    receipt = receipt_builder.receipt(AbortController().signal)
     assert (len(receipt.entries), receipt.omitted) == (LISTED_OF_INTEREST, 0)
 
 
@@ -35,12 +35,12 @@ def test_a_stop_of_a_thousand_leaves_lists_each_of_them(clock: FakeClock):
     ("fate", "listed"), [("finished", LISTED), ("not_started", LISTED), ("stopped", LISTED_OF_INTEREST)]
 )
 def test_of_each_fate_the_newest_are_listed_and_the_others_counted(clock: FakeClock, fate: Fate, listed: int):
-    ledger = ReceiptBuilder(clock)
-    before = ledger.begin("another fate", "await")
+    receipt_builder = ReceiptBuilder(clock)
+    before = receipt_builder.begin("another fate", "await")
     before.end("stopped" if fate == "finished" else "finished")
     for number in range(5_000):
-        ledger.begin(f"leaf {number}", "await").end(fate)
-    receipt = ledger.receipt(AbortController().signal)
+        receipt_builder.begin(f"leaf {number}", "await").end(fate)
+    receipt = receipt_builder.receipt(AbortController().signal)
     names = [entry.name for entry in receipt.entries if entry.fate == fate]
     assert names == [f"leaf {number}" for number in range(5_000 - listed, 5_000)]
     assert len(receipt.entries) == listed + 1, "one fate does not push out another"
@@ -53,35 +53,37 @@ def test_of_each_fate_the_newest_are_listed_and_the_others_counted(clock: FakeCl
 def test_of_what_may_still_run_a_thousand_are_listed_and_a_warning_counts_the_others(
     clock: FakeClock, fate: Fate | None
 ):
-    ledger = ReceiptBuilder(clock)
+    receipt_builder = ReceiptBuilder(clock)
     for number in range(LISTED_OF_INTEREST + 7):
-        line = ledger.begin(f"leaf {number}", "await")
+        line = receipt_builder.begin(f"leaf {number}", "await")
         if fate is not None:
             line.end(fate)
-    receipt = ledger.receipt(AbortController().signal)
+    receipt = receipt_builder.receipt(AbortController().signal)
     assert len(receipt.still_running) == LISTED_OF_INTEREST
     assert receipt.omitted == 0, "these have not ended"
     assert receipt.warnings == ("7 more operations may still run: they are not listed",)
-    assert ledger.warnings == ()
+    assert receipt_builder.warnings == ()
 
 
 def test_of_the_warnings_the_newest_are_listed_and_the_others_counted(clock: FakeClock):
-    ledger = ReceiptBuilder(clock)
+    receipt_builder = ReceiptBuilder(clock)
     for number in range(LISTED):
-        ledger.warn(f"warning {number}")
-    assert ledger.receipt(AbortController().signal).warnings == tuple(f"warning {number}" for number in range(LISTED))
+        receipt_builder.warn(f"warning {number}")
+    assert receipt_builder.receipt(AbortController().signal).warnings == tuple(
+        f"warning {number}" for number in range(LISTED)
+    )
     for number in range(LISTED, 10_000):
-        ledger.warn(f"warning {number}")
-    warnings = ledger.receipt(AbortController().signal).warnings
+        receipt_builder.warn(f"warning {number}")
+    warnings = receipt_builder.receipt(AbortController().signal).warnings
     assert warnings[:2] == (f"{10_000 - LISTED} warnings came before these", f"warning {10_000 - LISTED}")
     assert warnings[-1] == "warning 9999"
     assert len(warnings) == LISTED + 1
 
 
 def test_a_long_warning_is_cut(clock: FakeClock):
-    ledger = ReceiptBuilder(clock)
-    ledger.warn("x" * 20_000_000)
-    [warning] = ledger.receipt(AbortController().signal).warnings
+    receipt_builder = ReceiptBuilder(clock)
+    receipt_builder.warn("x" * 20_000_000)
+    [warning] = receipt_builder.receipt(AbortController().signal).warnings
     assert len(warning) == NOTE_LIMIT
 
 

@@ -19,14 +19,14 @@ async def test_a_call_at_home_is_made_at_once() -> None:
 
 
 async def test_a_call_from_a_thread_is_handed_over() -> None:
-    home, called = LoopTasks(), list[int]()
+    loop_tasks, called = LoopTasks(), list[int]()
     heard = asyncio.Event()
 
     def call() -> None:
         called.append(threading.get_ident())
         heard.set()
 
-    await asyncio.to_thread(home.post, call)
+    await asyncio.to_thread(loop_tasks.post, call)
     await heard.wait()
     assert called == [threading.get_ident()]
 
@@ -35,23 +35,23 @@ def test_a_call_for_a_loop_that_is_closed_has_nobody_to_reach() -> None:
     async def make() -> LoopTasks:
         return LoopTasks()
 
-    home = asyncio.run(make())
-    home.post(pytest.fail, "there is nobody at home")
+    loop_tasks = asyncio.run(make())
+    loop_tasks.post(pytest.fail, "there is nobody at home")
 
 
 async def test_it_is_empty_when_all_tasks_but_the_one_that_asks_have_ended() -> None:
-    home, gate, order = LoopTasks(), asyncio.Event(), list[str]()
+    loop_tasks, gate, order = LoopTasks(), asyncio.Event(), list[str]()
 
     async def work() -> None:
         await gate.wait()
         order.append("work")
 
     async def closing() -> None:
-        await home.empty()
+        await loop_tasks.empty()
         order.append("empty")
 
-    home.spawn(work(), "work")
-    closes = home.spawn(closing(), "closing")
+    loop_tasks.spawn(work(), "work")
+    closes = loop_tasks.spawn(closing(), "closing")
     await drain_ready_tasks()
     assert order == []
     gate.set()
@@ -60,13 +60,13 @@ async def test_it_is_empty_when_all_tasks_but_the_one_that_asks_have_ended() -> 
 
 
 async def test_what_nobody_may_cut_short_ends_before_its_caller_goes() -> None:
-    home, gate = LoopTasks(), asyncio.Event()
+    loop_tasks, gate = LoopTasks(), asyncio.Event()
 
     async def work() -> str:
         await gate.wait()
         return "done"
 
-    task = home.spawn(work(), "work")
+    task = loop_tasks.spawn(work(), "work")
     waiting = asyncio.create_task(wait_uninterrupted(task))
     await drain_ready_tasks()
     waiting.cancel()
@@ -79,8 +79,8 @@ async def test_what_nobody_may_cut_short_ends_before_its_caller_goes() -> None:
 
 
 async def test_whoever_is_told_twice_goes_at_once() -> None:
-    home, gate = LoopTasks(), asyncio.Event()
-    task = home.spawn(gate.wait(), "work")
+    loop_tasks, gate = LoopTasks(), asyncio.Event()
+    task = loop_tasks.spawn(gate.wait(), "work")
     waiting = asyncio.create_task(wait_uninterrupted(task))
     await drain_ready_tasks()
     waiting.cancel()

@@ -57,7 +57,7 @@ def stopped(turn_id: str, *messages: Message) -> Event:
     return of(turn_id, TurnEnded, turn_id=turn_id, outcome=outcome)
 
 
-def past(*events: Event) -> SessionState:
+def state(*events: Event) -> SessionState:
     folded = SessionState()
     for event in events:
         folded.apply(event)
@@ -65,13 +65,13 @@ def past(*events: Event) -> SessionState:
 
 
 def test_the_conversation_is_what_the_ended_turns_have_added() -> None:
-    folded = past(queued("1", user("hi")), started("1"), completed("1", user("hi"), answer("ho")), queued("2"))
+    folded = state(queued("1", user("hi")), started("1"), completed("1", user("hi"), answer("ho")), queued("2"))
     assert said(folded.messages) == ["hi", "ho"]
     assert [turn.id for turn in folded.open_turns] == ["2"]
 
 
 def test_turns_are_told_in_the_order_in_which_they_began() -> None:
-    folded = past(
+    folded = state(
         queued("1", user("first")),
         queued("2", user("urgent")),
         started("2"),
@@ -84,13 +84,13 @@ def test_turns_are_told_in_the_order_in_which_they_began() -> None:
 
 
 def test_an_edited_turn_has_its_new_messages() -> None:
-    folded = past(queued("1", user("hi")), of("1", TurnEdited, turn_id="1", messages=(user("ho"),)))
+    folded = state(queued("1", user("hi")), of("1", TurnEdited, turn_id="1", messages=(user("ho"),)))
     assert folded.turns["1"].messages == (user("ho"),)
 
 
 def test_a_recorded_stop_keeps_its_reason() -> None:
     about: Any = {"turn_id": "1", "at_point": "NOW", "reason": "enough", "reason_kind": "deadline"}
-    folded = past(queued("1", user("hi")), of("1", StopRequested, **about))
+    folded = state(queued("1", user("hi")), of("1", StopRequested, **about))
     assert folded.turns["1"].stop == AbortReason("deadline", "enough")
 
 
@@ -104,12 +104,12 @@ def test_what_is_said_of_turns_that_nobody_knows_is_ignored() -> None:
         of("9", TurnEdited, turn_id="9", messages=()),
         of("9", TextStreamed, text="?"),
     ]
-    folded = past(*strange)
+    folded = state(*strange)
     assert (folded.turns, folded.messages, folded.last_ended) == ({}, (), None)
 
 
 def test_the_last_turn_is_the_last_that_had_begun_and_counts() -> None:
-    folded = past(
+    folded = state(
         queued("1", user("hi")),
         started("1"),
         stopped("1", user("hi")),
@@ -124,7 +124,7 @@ def test_the_last_turn_is_the_last_that_had_begun_and_counts() -> None:
 
 def test_a_turn_that_was_continued_is_told_by_the_one_that_continued_it() -> None:
     half = stopped("1", user("hi"), answer("ha", interrupted=True))
-    folded = past(queued("1", user("hi")), started("1"), half, queued("2", continues="1"), started("2"))
+    folded = state(queued("1", user("hi")), started("1"), half, queued("2", continues="1"), started("2"))
     assert said(folded.messages) == ["hi", "ha"], "until that has something to tell"
     result, base = folded.resumed("1")
     assert (said(result.messages), base) == (["hi", "ha"], 0)
@@ -134,7 +134,7 @@ def test_a_turn_that_was_continued_is_told_by_the_one_that_continued_it() -> Non
 
 def test_a_continuation_that_never_began_or_was_forgotten_takes_nothing_away() -> None:
     half = stopped("1", user("hi"), answer("ha", interrupted=True))
-    folded = past(queued("1", user("hi")), started("1"), half, queued("2", continues="1"), stopped("2"))
+    folded = state(queued("1", user("hi")), started("1"), half, queued("2", continues="1"), stopped("2"))
     assert said(folded.messages) == ["hi", "ha"]
     for event in (queued("3", continues="1"), started("3"), completed("3", user("hi"), answer("hallo"))):
         folded.apply(event)
@@ -152,7 +152,7 @@ CALLS = [
 
 
 def test_a_turn_that_died_is_rebuilt_from_what_was_streamed() -> None:
-    folded = past(
+    folded = state(
         queued("1", user("hi")),
         started("1"),
         of("1", AnswerStarted, model="m", step=1),
@@ -176,7 +176,7 @@ def test_a_turn_that_died_is_rebuilt_from_what_was_streamed() -> None:
 
 
 def test_a_turn_that_died_before_its_first_word_keeps_its_message() -> None:
-    folded = past(queued("1", user("hi")), started("1"), of("1", AnswerStarted, model="m", step=1))
+    folded = state(queued("1", user("hi")), started("1"), of("1", AnswerStarted, model="m", step=1))
     assert folded.rebuilt(folded.turns["1"]).messages == (user("hi"),)
 
 
@@ -186,7 +186,7 @@ def test_a_continuation_that_died_is_rebuilt_with_what_it_went_on_from() -> None
         ToolResult(call_id="c1", name="look", content="seen", status="completed"),
         ToolResult(call_id="c2", name="look", content="cut off", status="interrupted"),
     ]
-    folded = past(
+    folded = state(
         queued("0", user("before")),
         started("0"),
         completed("0", user("before"), answer("yes")),
@@ -210,7 +210,7 @@ def test_a_continuation_that_died_is_rebuilt_with_what_it_went_on_from() -> None
 @pytest.mark.parametrize("last", [answer("ha", interrupted=True), user("hi")], ids=["half an answer", "no answer"])
 def test_a_continuation_that_died_at_once_keeps_what_it_went_on_from(last: Message) -> None:
     before = [user("hi")] if isinstance(last, AssistantMessage) else []
-    folded = past(
+    folded = state(
         queued("1", user("hi")), started("1"), stopped("1", *before, last), queued("2", continues="1"), started("2")
     )
     rebuilt = folded.rebuilt(folded.turns["2"])
@@ -219,7 +219,7 @@ def test_a_continuation_that_died_at_once_keeps_what_it_went_on_from(last: Messa
 
 
 def test_an_ended_turn_keeps_nothing_of_its_stream() -> None:
-    folded = past(
+    folded = state(
         queued("1", user("hi")),
         started("1"),
         of("1", AnswerStarted, model="m", step=1),
@@ -256,7 +256,7 @@ def test_the_conversation_that_is_kept_is_the_one_that_would_be_told_anew() -> N
     ):
         events.append(event)
         folded.apply(event)
-        assert folded.messages == past(*events).messages
+        assert folded.messages == state(*events).messages
     assert said(folded.messages) == ["a", "A", "b", "ha", "e", "E"]
 
 
@@ -268,17 +268,17 @@ def lost(turn_id: str) -> Event:
 
 def test_the_heir_of_a_turn_that_lost_its_owner_is_the_last_one_that_went_on_with_it() -> None:
     begun = [queued("t1", user("1")), started("t1")]
-    assert past(*begun).heir("t1") == "t1"
-    assert past(*begun, lost("t1")).heir("t1") == "t1"
+    assert state(*begun).successor("t1") == "t1"
+    assert state(*begun, lost("t1")).successor("t1") == "t1"
     handed_over = [*begun, lost("t1"), queued("t2", continues="t1"), started("t2")]
-    assert past(*handed_over).heir("t1") == "t2"
-    twice = past(*handed_over, lost("t2"), queued("t3", continues="t2"))
-    assert [twice.heir(turn) for turn in ("t1", "t2", "t3", "t9")] == ["t3", "t3", "t3", "t9"]
+    assert state(*handed_over).successor("t1") == "t2"
+    twice = state(*handed_over, lost("t2"), queued("t3", continues="t2"))
+    assert [twice.successor(turn) for turn in ("t1", "t2", "t3", "t9")] == ["t3", "t3", "t3", "t9"]
 
 
 def test_a_turn_that_somebody_stopped_has_no_heir_also_if_it_was_continued() -> None:
     events = [queued("t1", user("1")), started("t1"), stopped("t1", user("1")), queued("t2", continues="t1")]
-    assert past(*events).heir("t1") == "t1"
+    assert state(*events).successor("t1") == "t1"
 
 
 def test_a_turn_is_queued_then_running_then_stopping_then_what_became_of_it() -> None:

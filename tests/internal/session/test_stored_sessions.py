@@ -41,7 +41,7 @@ async def test_what_was_read_before_is_not_read_again() -> None:
     store.records = 0
     found = await sessions.get("s")
     assert found is not None
-    assert (found.agent, found.seq, [turn.status for turn in found.past.open_turns]) == ("poet", 2, ["queued"])
+    assert (found.agent, found.seq, [turn.status for turn in found.state.open_turns]) == ("poet", 2, ["queued"])
     assert store.records == 2
     await write(store, STARTED)
     store.records = 0
@@ -50,7 +50,7 @@ async def test_what_was_read_before_is_not_read_again() -> None:
             group.create_task(sessions.get("s"))
     found = await sessions.get("s")
     assert found is not None
-    assert (found.seq, [turn.status for turn in found.past.open_turns]) == (3, ["running"])
+    assert (found.seq, [turn.status for turn in found.state.open_turns]) == (3, ["running"])
     assert store.records <= 3 + 2 * 3, "whoever comes while it is read may read it once more, and not more"
 
 

@@ -28,15 +28,15 @@ def test_a_turn_whose_deadline_passed_before_it_began_has_timed_out() -> None:
 
 
 def test_a_turn_that_a_crash_left_open_is_sealed_with_what_is_known_of_it(clock: FakeClock) -> None:
-    past = SessionState()
+    state = SessionState()
     begun = TurnRecord("t", (HI,), started=True)
-    outcome = sealed(past, begun, 7.0)
+    outcome = sealed(state, begun, 7.0)
     assert isinstance(outcome, Aborted)
     assert (outcome.reason.kind, outcome.finished_at) == ("lease_lost", 7.0)
     assert [entry.fate for entry in outcome.receipt.entries] == ["unknown"], "nobody saw what became of it"
     assert outcome.partial is not None
     assert outcome.partial.messages == (HI,)
-    stopped = sealed(past, TurnRecord("t", (HI,), stop=AbortReason("user", "enough")), 7.0)
+    stopped = sealed(state, TurnRecord("t", (HI,), stop=AbortReason("user", "enough")), 7.0)
     assert isinstance(stopped, Aborted)
     assert stopped.reason.message == "enough", "the recorded stop is the reason, not the crash"
     assert [entry.fate for entry in stopped.receipt.entries] == ["not_started"]

@@ -26,28 +26,28 @@ def texts(entries: list[StreamEntry]) -> list[bytes]:
 
 
 async def test_what_is_kept_is_read_in_order_and_page_by_page(new: New):
-    async with linked(new()) as link:
-        positions = [await link.append("log", ("s",), b"%d" % number) for number in range(5)]
-        await link.append("log", ("other",), b"not mine")
+    async with linked(new()) as connection:
+        positions = [await connection.append("log", ("s",), b"%d" % number) for number in range(5)]
+        await connection.append("log", ("other",), b"not mine")
         assert positions == sorted(set(positions))
-        found = await link.read("log", ("s",))
+        found = await connection.read("log", ("s",))
         assert [(one.position, one.key, one.data) for one in found] == [
             (position, ("s",), b"%d" % number) for number, position in enumerate(positions)
         ]
-        first = await link.read("log", ("s",), limit=2)
+        first = await connection.read("log", ("s",), limit=2)
         assert texts(first) == [b"0", b"1"]
-        assert texts(await link.read("log", ("s",), first[-1].position, limit=2)) == [b"2", b"3"]
-        assert texts(await link.read("log", ("s",), positions[-1])) == []
-        assert await link.read("log", ("nobody",)) == []
+        assert texts(await connection.read("log", ("s",), first[-1].position, limit=2)) == [b"2", b"3"]
+        assert texts(await connection.read("log", ("s",), positions[-1])) == []
+        assert await connection.read("log", ("nobody",)) == []
 
 
 @pytest.mark.parametrize("shelf", ["log", "inbox", "stops"])
-async def test_every_shelf_says_what_is_its_newest(new: New, shelf: str):
-    async with linked(new()) as link:
-        assert await link.last(shelf, ("s",)) is None  # type: ignore[arg-type]
-        await link.append(shelf, ("s",), b"old")  # type: ignore[arg-type]
-        position = await link.append(shelf, ("s",), b"new")  # type: ignore[arg-type]
-        assert await link.last(shelf, ("s",)) == StreamEntry(position, ("s",), b"new")  # type: ignore[arg-type]
+async def test_every_shelf_says_what_is_its_newest(new: New, stream: str):
+    async with linked(new()) as connection:
+        assert await connection.last(stream, ("s",)) is None  # type: ignore[arg-type]
+        await connection.append(stream, ("s",), b"old")  # type: ignore[arg-type]
+        position = await connection.append(stream, ("s",), b"new")  # type: ignore[arg-type]
+        assert await connection.last(stream, ("s",)) == StreamEntry(position, ("s",), b"new")  # type: ignore[arg-type]
 
 
 async def test_only_who_knows_the_newest_may_write_after_it(new: New):
@@ -66,64 +66,64 @@ async def test_only_who_knows_the_newest_may_write_after_it(new: New):
 
 
 async def test_of_two_who_write_at_once_one_is_fenced(new: New):
-    async with linked(new()) as link:
-        write = [link.append("log", ("s",), b"%d" % number, after=0) for number in range(8)]
+    async with linked(new()) as connection:
+        write = [connection.append("log", ("s",), b"%d" % number, after=0) for number in range(8)]
         ended = await asyncio.gather(*write, return_exceptions=True)
         assert sum(isinstance(one, Fenced) for one in ended) == 7
-        assert len(await link.read("log", ("s",))) == 1
+        assert len(await connection.read("log", ("s",))) == 1
 
 
 async def test_a_shelf_that_keeps_the_newest_has_one_message_of_each_key(new: New):
-    async with linked(new()) as link:
-        await link.append("stops", ("s", "t1"), b"old")
-        await link.append("stops", ("s", "t2"), b"two")
-        await link.append("stops", ("s", "t1"), b"new")
-        await link.append("stops", ("other", "t1"), b"not mine")
-        found = await link.lasts("stops", ("s",))
+    async with linked(new()) as connection:
+        await connection.append("stops", ("s", "t1"), b"old")
+        await connection.append("stops", ("s", "t2"), b"two")
+        await connection.append("stops", ("s", "t1"), b"new")
+        await connection.append("stops", ("other", "t1"), b"not mine")
+        found = await connection.lasts("stops", ("s",))
         assert [(one.key, one.data) for one in found] == [(("s", "t2"), b"two"), (("s", "t1"), b"new")]
-        assert await link.lasts("stops", ("nobody",)) == []
-        await link.append("sessions", ("a",), b"A")
-        await link.append("sessions", ("b",), b"B")
-        assert texts(await link.lasts("sessions")) == [b"A", b"B"]
+        assert await connection.lasts("stops", ("nobody",)) == []
+        await connection.append("sessions", ("a",), b"A")
+        await connection.append("sessions", ("b",), b"B")
+        assert texts(await connection.lasts("sessions")) == [b"A", b"B"]
 
 
 async def test_what_is_trimmed_is_gone_and_what_came_later_is_not(new: New):
-    async with linked(new()) as link:
-        positions = [await link.append("inbox", ("s",), b"%d" % number) for number in range(3)]
-        await link.append("inbox", ("other",), b"not mine")
-        await link.trim("inbox", ("s",), positions[1])
-        assert texts(await link.read("inbox", ("s",))) == [b"2"]
-        assert set(await link.keys("inbox")) == {("s",), ("other",)}
-        await link.trim("inbox", ("s",), 2**62)
-        assert await link.read("inbox", ("s",)) == []
-        assert await link.keys("inbox") == [("other",)]
-        await link.trim("inbox", ("s",), 2**62)  # again, for nothing
-        assert await link.append("inbox", ("s",), b"new", after=0) > positions[-1]
+    async with linked(new()) as connection:
+        positions = [await connection.append("inbox", ("s",), b"%d" % number) for number in range(3)]
+        await connection.append("inbox", ("other",), b"not mine")
+        await connection.trim("inbox", ("s",), positions[1])
+        assert texts(await connection.read("inbox", ("s",))) == [b"2"]
+        assert set(await connection.keys("inbox")) == {("s",), ("other",)}
+        await connection.trim("inbox", ("s",), 2**62)
+        assert await connection.read("inbox", ("s",)) == []
+        assert await connection.keys("inbox") == [("other",)]
+        await connection.trim("inbox", ("s",), 2**62)  # again, for nothing
+        assert await connection.append("inbox", ("s",), b"new", after=0) > positions[-1]
 
 
 async def test_odd_names_are_names_like_any_other(new: New):
-    async with linked(new()) as link:
+    async with linked(new()) as connection:
         keys: list[Key] = [(name, other) for name in ODD for other in (ODD[0], "plain")]
         for key in keys:
-            await link.append("stops", key, "/".join(key).encode())
-        assert sorted(await link.keys("stops")) == sorted(keys)
+            await connection.append("stops", key, "/".join(key).encode())
+        assert sorted(await connection.keys("stops")) == sorted(keys)
         for key in keys:
-            found = await link.last("stops", key)
+            found = await connection.last("stops", key)
             assert found is not None
             assert (found.key, found.data) == (key, "/".join(key).encode())
-            assert len(await link.lasts("stops", key[:1])) == 2
+            assert len(await connection.lasts("stops", key[:1])) == 2
 
 
 async def test_orders_of_odd_names_are_taken_and_answered(new: New):
-    async with linked(new()) as link:
+    async with linked(new()) as connection:
         for name in ODD:
             queue: Queue = ("at", name)
-            assert await link.order(queue, name, b"work")
-            (held,) = await link.take([queue], 5, 5)
+            assert await connection.order(queue, name, b"work")
+            (held,) = await connection.take([queue], 5, 5)
             assert (held.session, held.data, held.attempt) == (name, b"work", 1)
             await held.done()
-            answered = await link.serve(("ctl", name), _echo)
-            assert await link.request(("ctl", name), name.encode(), 5) == name.encode()
+            answered = await connection.serve(("ctl", name), _echo)
+            assert await connection.request(("ctl", name), name.encode(), 5) == name.encode()
             await answered()
 
 
@@ -133,25 +133,25 @@ async def _echo(data: bytes) -> bytes:
 
 async def test_a_session_has_one_order_until_that_is_done(new: New):
     broker = new()
-    async with linked(broker) as link, linked(broker) as other:
-        assert await link.order(ANY, "s", b"first")
+    async with linked(broker) as connection, linked(broker) as other:
+        assert await connection.order(ANY, "s", b"first")
         assert not await other.order(ANY, "s", b"second")
-        assert await link.order(ANY, "t", b"of another session")
-        assert await link.ordered() == {"s", "t"}
-        held = {one.session: one for one in await link.take([ANY], 5, 5)}
+        assert await connection.order(ANY, "t", b"of another session")
+        assert await connection.ordered() == {"s", "t"}
+        held = {one.session: one for one in await connection.take([ANY], 5, 5)}
         assert held["s"].data == b"first"
-        assert not await link.order(ANY, "s", b"while it is held")
+        assert not await connection.order(ANY, "s", b"while it is held")
         await held["s"].done()
-        assert await link.ordered() == {"t"}
-        assert await link.order(ANY, "s", b"third")
+        assert await connection.ordered() == {"t"}
+        assert await connection.order(ANY, "s", b"third")
 
 
 async def test_nobody_gets_an_order_that_somebody_holds(new: New):
     broker = new()
-    async with linked(broker) as link, linked(broker) as other:
+    async with linked(broker) as connection, linked(broker) as other:
         for number in range(3):
-            await link.order(ANY, f"s{number}", b"")
-        first = await link.take([ANY], 2, 5)
+            await connection.order(ANY, f"s{number}", b"")
+        first = await connection.take([ANY], 2, 5)
         second = await other.take([ANY], 2, 5)
         assert [len(first), len(second)] == [2, 1]
         assert {one.session for one in [*first, *second]} == {"s0", "s1", "s2"}
@@ -159,48 +159,48 @@ async def test_nobody_gets_an_order_that_somebody_holds(new: New):
 
 
 async def test_a_worker_gets_the_orders_of_its_queues_and_no_others(new: New):
-    async with linked(new()) as link:
-        await link.order(("at", "w2"), "pinned", b"")
-        await link.order(("any", "painter"), "pictures", b"")
-        assert await link.take([("at", "w1"), ANY], 5, 0) == []
-        (found,) = await link.take([("at", "w2"), ANY], 5, 5)
+    async with linked(new()) as connection:
+        await connection.order(("at", "w2"), "pinned", b"")
+        await connection.order(("any", "painter"), "pictures", b"")
+        assert await connection.take([("at", "w1"), ANY], 5, 0) == []
+        (found,) = await connection.take([("at", "w2"), ANY], 5, 5)
         assert found.session == "pinned"
 
 
 async def test_an_order_comes_again_when_its_lease_is_over_unless_it_is_renewed(new: New):
     broker = new()
-    async with linked(broker) as link, linked(broker) as other:
-        await link.order(ANY, "s", b"")
+    async with linked(broker) as connection, linked(broker) as other:
+        await connection.order(ANY, "s", b"")
         began = time.monotonic()
-        (held,) = await link.take([ANY], 1, 5)
+        (held,) = await connection.take([ANY], 1, 5)
         while time.monotonic() - began < 1.3 * LEASE:
             await held.renew()
             assert await other.take([ANY], 1, 0.2) == []
         (again,) = await other.take([ANY], 1, 2 * LEASE + 2)
         assert (again.session, again.attempt) == ("s", 2)
         await again.done()
-        assert await link.ordered() == set()
+        assert await connection.ordered() == set()
 
 
 async def test_an_order_given_back_is_free_at_once_or_after_its_pause(new: New):
     broker = new(lease=30.0)
-    async with linked(broker) as link, linked(broker) as other:
-        await link.order(ANY, "s", b"")
-        (held,) = await link.take([ANY], 1, 5)
+    async with linked(broker) as connection, linked(broker) as other:
+        await connection.order(ANY, "s", b"")
+        (held,) = await connection.take([ANY], 1, 5)
         await held.give_back()
         (held,) = await other.take([ANY], 1, 5)
         assert held.attempt == 2
         began = time.monotonic()
         await held.give_back(0.5)
-        (held,) = await link.take([ANY], 1, 5)
+        (held,) = await connection.take([ANY], 1, 5)
         assert held.attempt == 3
         assert time.monotonic() - began >= 0.45
 
 
 async def test_who_waits_for_an_order_is_woken_by_it(new: New):
     broker = new()
-    async with linked(broker) as link, linked(broker) as other, asyncio.TaskGroup() as group:
-        taking: asyncio.Task[list[Order]] = group.create_task(link.take([ANY], 1, 10))
+    async with linked(broker) as connection, linked(broker) as other, asyncio.TaskGroup() as group:
+        taking: asyncio.Task[list[Order]] = group.create_task(connection.take([ANY], 1, 10))
         assert await other.order(ANY, "s", b"")
         (held,) = await taking
         assert held.session == "s"
@@ -208,9 +208,9 @@ async def test_who_waits_for_an_order_is_woken_by_it(new: New):
 
 async def test_a_word_to_the_queue_ends_the_waiting_for_orders(new: New):
     broker = new()
-    async with linked(broker) as link, linked(broker) as other, asyncio.TaskGroup() as group:
+    async with linked(broker) as connection, linked(broker) as other, asyncio.TaskGroup() as group:
         began = time.monotonic()
-        taking: asyncio.Task[list[Order]] = group.create_task(link.take([("at", "w"), ANY], 1, 30))
+        taking: asyncio.Task[list[Order]] = group.create_task(connection.take([("at", "w"), ANY], 1, 30))
 
         async def told() -> bool:
             await other.publish(("orders", "at", "w"), b"")
@@ -223,29 +223,29 @@ async def test_a_word_to_the_queue_ends_the_waiting_for_orders(new: New):
 
 async def test_a_question_is_answered_by_who_serves_there(new: New):
     broker = new()
-    async with linked(broker) as link, linked(broker) as other:
+    async with linked(broker) as connection, linked(broker) as other:
 
         async def answer(data: bytes) -> bytes:
             return b"heard " + data
 
         end = await other.serve(("ctl", "s"), answer)
-        assert await link.request(("ctl", "s"), b"this", 5) == b"heard this"
+        assert await connection.request(("ctl", "s"), b"this", 5) == b"heard this"
         await end()
         with pytest.raises(NoResponders):
-            await link.request(("ctl", "s"), b"that", 5)
+            await connection.request(("ctl", "s"), b"that", 5)
 
 
 async def test_where_nobody_serves_that_is_said_at_once(new: New):
-    async with linked(new()) as link:
+    async with linked(new()) as connection:
         began = time.monotonic()
         with pytest.raises(NoResponders):
-            await link.request(("ctl", "nobody"), b"", 30)
+            await connection.request(("ctl", "nobody"), b"", 30)
         assert time.monotonic() - began < 5
 
 
 async def test_who_does_not_answer_in_time_is_too_late_and_goes_on_with_it(new: New):
     broker = new()
-    async with linked(broker) as link, linked(broker) as other:
+    async with linked(broker) as connection, linked(broker) as other:
         asked, gate, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def answer(data: bytes) -> bytes:
@@ -256,7 +256,7 @@ async def test_who_does_not_answer_in_time_is_too_late_and_goes_on_with_it(new: 
 
         end = await other.serve(("ctl", "s"), answer)
         with pytest.raises(RequestTimeout):
-            await link.request(("ctl", "s"), b"", 0.2)
+            await connection.request(("ctl", "s"), b"", 0.2)
         assert asked.is_set()
         gate.set()
         async with asyncio.timeout(5):
@@ -265,22 +265,22 @@ async def test_who_does_not_answer_in_time_is_too_late_and_goes_on_with_it(new: 
 
 
 async def test_a_closed_link_says_so_at_once(new: New):
-    link = await new().connect("test")
-    await link.close()
+    connection = await new().connect("test")
+    await connection.close()
     began = time.monotonic()
     asks = [
-        link.append("log", ("s",), b""),
-        link.read("log", ("s",)),
-        link.last("log", ("s",)),
-        link.lasts("stops"),
-        link.trim("log", ("s",), 1),
-        link.keys("log"),
-        link.order(ANY, "s", b""),
-        link.take([ANY], 1, 0),
-        link.ordered(),
-        link.request(("ctl", "s"), b"", 5),
-        link.serve(("ctl", "s"), _echo),
-        link.listen(("news", "s"), print),
+        connection.append("log", ("s",), b""),
+        connection.read("log", ("s",)),
+        connection.last("log", ("s",)),
+        connection.lasts("stops"),
+        connection.trim("log", ("s",), 1),
+        connection.keys("log"),
+        connection.order(ANY, "s", b""),
+        connection.take([ANY], 1, 0),
+        connection.ordered(),
+        connection.request(("ctl", "s"), b"", 5),
+        connection.serve(("ctl", "s"), _echo),
+        connection.listen(("news", "s"), print),
     ]
     for ask in asks:
         with pytest.raises(BrokerError):
@@ -290,22 +290,22 @@ async def test_a_closed_link_says_so_at_once(new: New):
 
 async def test_a_long_queue_does_not_starve_another_one(new: New):
     other: Queue = ("any", "other")
-    async with linked(new()) as link:
+    async with linked(new()) as connection:
         for number in range(12):
-            await link.order(ANY, f"long-{number}", b"")
+            await connection.order(ANY, f"long-{number}", b"")
         for number in range(3):
-            await link.order(other, f"short-{number}", b"")
-        taken = [order.session for _ in range(6) for order in await link.take([ANY, other], 1, 5)]
+            await connection.order(other, f"short-{number}", b"")
+        taken = [order.session for _ in range(6) for order in await connection.take([ANY, other], 1, 5)]
         assert [name.split("-")[0] for name in taken] == ["long", "short"] * 3
-        many = [order.session.split("-")[0] for order in await link.take([ANY, other], 4, 5)]
+        many = [order.session.split("-")[0] for order in await connection.take([ANY, other], 4, 5)]
         assert many == ["long"] * 4, "a place that the short queue does not need is not left empty"
 
 
 async def test_each_queue_gets_its_share_of_many_places(new: New):
     other: Queue = ("any", "other")
-    async with linked(new()) as link:
+    async with linked(new()) as connection:
         for number in range(6):
-            await link.order(ANY, f"a-{number}", b"")
-            await link.order(other, f"b-{number}", b"")
-        taken = [order.session[0] for order in await link.take([ANY, other], 4, 5)]
+            await connection.order(ANY, f"a-{number}", b"")
+            await connection.order(other, f"b-{number}", b"")
+        taken = [order.session[0] for order in await connection.take([ANY, other], 4, 5)]
         assert sorted(taken) == ["a", "a", "b", "b"]

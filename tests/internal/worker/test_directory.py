@@ -20,10 +20,10 @@ from tests.worker.lab import New, each_broker, eventually, hosting, linked, memo
 async def test_two_who_create_a_session_at_once_get_the_same_one(new: New):
     broker = new()
     agents = {"painter": talker(name="painter"), "poet": talker(name="poet")}
-    async with working(agents, broker), hosting(broker) as one, hosting(broker) as other, linked(broker) as link:
+    async with working(agents, broker), hosting(broker) as one, hosting(broker) as other, linked(broker) as connection:
         creating = (host.create("s", name) for host in (one, other) for name in agents)
         found = await asyncio.gather(*creating, return_exceptions=True)
-        kept = await link.last("sessions", ("s",))
+        kept = await connection.last("sessions", ("s",))
         assert kept is not None
         place: Placement = from_json(Placement, kept.data)
         views = [one for one in found if not isinstance(one, UsageError)]
@@ -31,8 +31,8 @@ async def test_two_who_create_a_session_at_once_get_the_same_one(new: New):
         assert len(found) == 4, "who asked for the other agent is told that it cannot be had"
 
 
-async def nothing_ordered(link: BrokerConnection) -> bool:
-    return not await link.ordered()
+async def nothing_ordered(connection: BrokerConnection) -> bool:
+    return not await connection.ordered()
 
 
 @each_broker
@@ -43,8 +43,8 @@ async def test_sessions_are_listed_the_newest_last_with_what_runs_in_them(new: N
             await host.create(session)
         await host.send("b", "hello")
         await until_kind(host, "b", "session_closed")
-        async with linked(broker) as link:
-            await eventually(lambda: nothing_ordered(link))  # its order is settled after that
+        async with linked(broker) as connection:
+            await eventually(lambda: nothing_ordered(connection))  # its order is settled after that
         await host.send("a", "hello", turn_id="t")
         await until_kind(host, "a", "turn_started")
         views = await other.sessions()
@@ -57,8 +57,8 @@ async def test_sessions_are_listed_the_newest_last_with_what_runs_in_them(new: N
 
 async def test_a_turn_that_no_worker_has_seen_is_queued_or_on_its_way_to_be_stopped():
     broker = memory()
-    async with hosting(broker) as host, linked(broker) as link:
-        await link.append("sessions", ("s",), to_json(Placement("nobody")))
+    async with hosting(broker) as host, linked(broker) as connection:
+        await connection.append("sessions", ("s",), to_json(Placement("nobody")))
         await host.send("s", "hello", turn_id="t1")
         await host.send("s", "hello", turn_id="t2")
         await host.stop("s", "t2")
@@ -74,21 +74,21 @@ async def test_a_turn_that_no_worker_has_seen_is_queued_or_on_its_way_to_be_stop
 @each_broker
 async def test_what_another_version_has_written_hides_nothing_of_the_rest(new: New):
     broker = new()
-    async with working(talker(), broker, name="w"), hosting(broker) as host, linked(broker) as link:
-        await link.append("workers", ("from the future",), b'{"name": 3}')
+    async with working(talker(), broker, name="w"), hosting(broker) as host, linked(broker) as connection:
+        await connection.append("workers", ("from the future",), b'{"name": 3}')
         assert [worker.name for worker in await host.workers()] == ["w"]
-        await link.append("sessions", ("s",), to_json(Placement("nobody")))
-        await link.append("inbox", ("s",), b'{"of": "the future"}')
-        await link.append("inbox", ("s",), to_json(SendCall("t", "hello")))
+        await connection.append("sessions", ("s",), to_json(Placement("nobody")))
+        await connection.append("inbox", ("s",), b'{"of": "the future"}')
+        await connection.append("inbox", ("s",), to_json(SendCall("t", "hello")))
         assert [turn.id for turn in (await host.session("s")).turns] == ["t"]
 
 
 async def test_a_stop_of_another_session_is_none_of_this_one():
     broker = memory()
-    async with hosting(broker) as host, linked(broker) as link:
+    async with hosting(broker) as host, linked(broker) as connection:
         for session in ("s", "other"):
-            await link.append("sessions", (session,), to_json(Placement("nobody")))
-        await link.append("stops", ("other", "t"), to_json(StopCall("t")))
+            await connection.append("sessions", (session,), to_json(Placement("nobody")))
+        await connection.append("stops", ("other", "t"), to_json(StopCall("t")))
         await host.send("s", "hello", turn_id="t")
         assert (await host.turn("s", "t")).status == "queued"
 

@@ -23,13 +23,13 @@ from tests.worker.lab import SECONDS, ends, eventually, linked, logged, nats
 ORDER = Assignment("s", "actor", "w", idle_for=0.01)
 
 
-async def send(link: BrokerConnection, turn_id: str, text: str) -> None:
-    await link.append("inbox", ("s",), to_json(SendCall(turn_id, text)))
+async def send(connection: BrokerConnection, turn_id: str, text: str) -> None:
+    await connection.append("inbox", ("s",), to_json(SendCall(turn_id, text)))
 
 
-async def finished(seat: Executor) -> Ending:
+async def finished(executor: Executor) -> Ending:
     async with asyncio.timeout(SECONDS):
-        return await seat.run()
+        return await executor.run()
 
 
 # In a child
@@ -38,12 +38,12 @@ async def finished(seat: Executor) -> Ending:
 @asynccontextmanager
 async def child(broker: Broker) -> AsyncIterator[ProcessExecutor]:
     async with asyncio.TaskGroup() as group:
-        seat = ProcessExecutor(broker, [TARGET], "w")
-        group.create_task(seat.talk())
+        executor = ProcessExecutor(broker, [TARGET], "w")
+        group.create_task(executor.conversation())
         try:
-            yield seat
+            yield executor
         finally:
-            seat.dismiss()
+            executor.dismiss()
 
 
 def gone(*pids: int) -> bool:
@@ -58,11 +58,11 @@ def gone(*pids: int) -> bool:
     return not any(map(runs, pids))
 
 
-async def progress(link: BrokerConnection, count: int = 1) -> str:
+async def progress(connection: BrokerConnection, count: int = 1) -> str:
     """What the tool has said last."""
 
     async def told() -> str | None:
-        found = [event for event in await logged(link, "s") if event.kind == "progress_made"]
+        found = [event for event in await logged(connection, "s") if event.kind == "progress_made"]
         return found[count - 1].message if len(found) >= count else None
 
     return str(await eventually(told))
@@ -70,87 +70,87 @@ async def progress(link: BrokerConnection, count: int = 1) -> str:
 
 async def test_a_child_works_on_one_order_after_the_other():
     broker = nats()
-    async with linked(broker) as link, child(broker) as seat:
+    async with linked(broker) as connection, child(broker) as executor:
         for turn_id in ("t1", "t2"):
-            await send(link, turn_id, "pid")
+            await send(connection, turn_id, "pid")
             told: list[str | None] = []
-            seat.begin(ORDER, told.append)
-            assert await finished(seat) == "idle"
+            executor.begin(ORDER, told.append)
+            assert await finished(executor) == "idle"
             assert told == [turn_id, None]
-        done = ends(await logged(link, "s"))
-        assert {one.value.text for one in done.values()} == {str(seat.pid)}
-        assert seat.pid != os.getpid()
+        done = ends(await logged(connection, "s"))
+        assert {one.value.text for one in done.values()} == {str(executor.pid)}
+        assert executor.pid != os.getpid()
 
 
 async def test_a_child_that_is_still_starting_is_waited_for_unless_it_is_about_a_stop():
     broker = nats()
-    async with linked(broker) as link, child(broker) as seat:
-        await send(link, "t1", "pid")
-        seat.begin(ORDER, lambda turn_id: None)
+    async with linked(broker) as connection, child(broker) as executor:
+        await send(connection, "t1", "pid")
+        executor.begin(ORDER, lambda turn_id: None)
         began = time.monotonic()
-        assert await seat.ask(StopCall("t1", "NOW")) is None  # it is in its line all the same
+        assert await executor.ask(StopCall("t1", "NOW")) is None  # it is in its line all the same
         assert time.monotonic() - began < 1.0
-        reply = await seat.ask(CloseCall("enough"))
+        reply = await executor.ask(CloseCall("enough"))
         assert reply is not None
-        assert await finished(seat) == "idle"
-        assert ends(await logged(link, "s"))["t1"].status == "aborted"
+        assert await finished(executor) == "idle"
+        assert ends(await logged(connection, "s"))["t1"].status == "aborted"
 
 
 async def test_a_child_whose_loop_is_blocked_answers_a_stop_and_says_so():
     broker = nats()
-    async with linked(broker) as link, child(broker) as seat:
-        await send(link, "t1", "block")
-        seat.begin(ORDER, lambda turn_id: None)
+    async with linked(broker) as connection, child(broker) as executor:
+        await send(connection, "t1", "block")
+        executor.begin(ORDER, lambda turn_id: None)
         async with asyncio.TaskGroup() as group:
-            ending = group.create_task(finished(seat))
-            await progress(link)
+            ending = group.create_task(finished(executor))
+            await progress(connection)
 
             async def busy() -> bool:
-                reply = await seat.ask(StopCall("t9", "NOW"))  # of a turn that is not there: it must get to block
+                reply = await executor.ask(StopCall("t9", "NOW"))  # of a turn that is not there: it must get to block
                 return reply is not None and reply.busy > 0 and "has not moved" in reply.message
 
             await eventually(busy)
-            assert seat.kill()
+            assert executor.kill()
             assert await ending == "died"
 
 
 async def test_nothing_that_a_child_has_started_outlives_it():
     broker = nats()
-    async with linked(broker) as link, child(broker) as seat:
-        await send(link, "t1", "spawn")
-        seat.begin(ORDER, lambda turn_id: None)
+    async with linked(broker) as connection, child(broker) as executor:
+        await send(connection, "t1", "spawn")
+        executor.begin(ORDER, lambda turn_id: None)
         async with asyncio.TaskGroup() as group:
-            ending = group.create_task(finished(seat))
-            grandchild = int(await progress(link))
-            assert not gone(seat.pid, grandchild)
-            seat.cut("the lease is lost")
+            ending = group.create_task(finished(executor))
+            grandchild = int(await progress(connection))
+            assert not gone(executor.pid, grandchild)
+            executor.cut("the lease is lost")
             assert await ending == "died"
 
         async def all_gone() -> bool:
-            return gone(seat.pid, grandchild)
+            return gone(executor.pid, grandchild)
 
         await eventually(all_gone)
 
 
 async def test_of_a_child_that_has_died_nothing_is_heard_any_more():
-    async with child(nats()) as seat:
-        seat.begin(ORDER, lambda turn_id: None)
-        seat.kill()
+    async with child(nats()) as executor:
+        executor.begin(ORDER, lambda turn_id: None)
+        executor.kill()
 
         async def noticed() -> bool:
-            return not seat.alive
+            return not executor.alive
 
         await eventually(noticed)
-        assert await finished(seat) == "died"
-        assert await seat.ask(StopCall("t1")) is None
+        assert await finished(executor) == "died"
+        assert await executor.ask(StopCall("t1")) is None
 
 
 async def test_whoever_asks_while_a_child_dies_is_told_that():
-    async with child(nats()) as seat, asyncio.TaskGroup() as group:
-        seat.begin(ORDER, lambda turn_id: None)
-        asked = group.create_task(seat.ask(CloseCall("enough")))
+    async with child(nats()) as executor, asyncio.TaskGroup() as group:
+        executor.begin(ORDER, lambda turn_id: None)
+        asked = group.create_task(executor.ask(CloseCall("enough")))
         await asyncio.sleep(0)
-        seat.kill()
+        executor.kill()
         reply = await asked
         assert reply is not None
         assert (reply.error, reply.status) == ("broken", "unknown")
@@ -158,31 +158,31 @@ async def test_whoever_asks_while_a_child_dies_is_told_that():
 
 async def test_a_child_makes_way_when_told():
     broker = nats()
-    async with linked(broker) as link, child(broker) as seat:
-        await send(link, "t1", "talk")
+    async with linked(broker) as connection, child(broker) as executor:
+        await send(connection, "t1", "talk")
         told: list[str | None] = []
-        seat.begin(ORDER, told.append)
+        executor.begin(ORDER, told.append)
         async with asyncio.TaskGroup() as group:
-            ending = group.create_task(finished(seat))
+            ending = group.create_task(finished(executor))
 
             async def begun() -> bool:
                 return told == ["t1"]
 
             await eventually(begun)
-            seat.leave(0.0)
+            executor.leave(0.0)
             assert await ending == "left"
-        assert ends(await logged(link, "s"))["t1"].reason.kind == "lease_lost"
+        assert ends(await logged(connection, "s"))["t1"].reason.kind == "lease_lost"
 
 
 async def test_a_child_whose_agent_cannot_be_loaded_has_not_started_and_says_why(
     capfd: pytest.CaptureFixture[str],
 ):
     async with asyncio.TaskGroup() as group:
-        seat = ProcessExecutor(nats(), ["tests.worker.cast:nobody"], "w")
-        group.create_task(seat.talk())
-        seat.begin(ORDER, lambda turn_id: None)
-        assert await finished(seat) == "unstarted"
-        assert "nobody" in seat.failure
+        executor = ProcessExecutor(nats(), ["tests.worker.cast:nobody"], "w")
+        group.create_task(executor.conversation())
+        executor.begin(ORDER, lambda turn_id: None)
+        assert await finished(executor) == "unstarted"
+        assert "nobody" in executor.failure
     assert "nobody" in capfd.readouterr().err
 
 
@@ -200,25 +200,25 @@ async def here(broker: Broker, *answers: object, **options: object) -> AsyncIter
 
 async def test_a_seat_in_this_process_works_and_cannot_be_killed():
     broker = MemoryBroker()
-    async with linked(broker) as link, here(broker, "one") as seat:
-        await send(link, "t1", "hello")
+    async with linked(broker) as connection, here(broker, "one") as executor:
+        await send(connection, "t1", "hello")
         told: list[str | None] = []
-        seat.begin(ORDER, told.append)
-        reply = await seat.ask(CloseCall("enough"))
+        executor.begin(ORDER, told.append)
+        reply = await executor.ask(CloseCall("enough"))
         assert reply is not None
         assert reply.error == "opening"
-        assert await finished(seat) == "idle"
-        assert ends(await logged(link, "s"))["t1"].value.text == "one"
-        assert not seat.kill()
+        assert await finished(executor) == "idle"
+        assert ends(await logged(connection, "s"))["t1"].value.text == "one"
+        assert not executor.kill()
         assert told == ["t1", None]
 
 
 async def test_work_that_nobody_can_do_fails_alone(caplog: pytest.LogCaptureFixture):
     broker = MemoryBroker()
-    async with linked(broker) as link, here(broker) as seat:
-        await link.append("log", ("s",), b'{"records": "of another kind"}')
-        seat.begin(ORDER, lambda turn_id: None)
-        assert await finished(seat) == "failed"
+    async with linked(broker) as connection, here(broker) as executor:
+        await connection.append("log", ("s",), b'{"records": "of another kind"}')
+        executor.begin(ORDER, lambda turn_id: None)
+        assert await finished(executor) == "failed"
     assert "the work failed" in caplog.text
 
 
@@ -231,9 +231,9 @@ async def test_what_is_asked_of_a_blocked_loop_is_not_waited_for():
         """Ask from another thread, and wait here until it has its answers."""
 
         async def ask() -> None:
-            while not (reply := await seat.ask(StopCall("t9"))).busy:  # type: ignore[union-attr]
+            while not (reply := await executor.ask(StopCall("t9"))).busy:  # type: ignore[union-attr]
                 await asyncio.sleep(0.01)  # real time: until somebody notices that the loop is blocked
-            replies.extend([reply, await seat.ask(CloseCall("enough"))])
+            replies.extend([reply, await executor.ask(CloseCall("enough"))])
 
         import threading
 
@@ -242,10 +242,10 @@ async def test_what_is_asked_of_a_blocked_loop_is_not_waited_for():
         thread.join(SECONDS)
         return "at last"
 
-    async with linked(broker) as link, here(broker, [Call("block")], "end", tools=[block]) as seat:
-        await send(link, "t1", "hello")
-        seat.begin(ORDER, lambda turn_id: None)
-        assert await finished(seat) == "idle"
+    async with linked(broker) as connection, here(broker, [Call("block")], "end", tools=[block]) as executor:
+        await send(connection, "t1", "hello")
+        executor.begin(ORDER, lambda turn_id: None)
+        assert await finished(executor) == "idle"
     stop, close = replies
     assert "has not moved" in stop.message  # type: ignore[attr-defined]
     assert close is None
@@ -254,8 +254,8 @@ async def test_what_is_asked_of_a_blocked_loop_is_not_waited_for():
 async def test_a_seat_in_this_process_makes_way_and_lets_go():
     broker = MemoryBroker()
     for way in ("leave", "cut"):
-        async with linked(broker) as link, here(broker, "one") as seat:
-            seat.begin(ORDER, lambda turn_id: None)
-            seat.leave(0.0) if way == "leave" else seat.cut("the lease is lost")
-            assert await finished(seat) == "left"
-            assert await link.keys("inbox") == []
+        async with linked(broker) as connection, here(broker, "one") as executor:
+            executor.begin(ORDER, lambda turn_id: None)
+            executor.leave(0.0) if way == "leave" else executor.cut("the lease is lost")
+            assert await finished(executor) == "left"
+            assert await connection.keys("inbox") == []

@@ -19,12 +19,14 @@ async def test_a_stop_that_comes_both_ways_is_answered_as_one(tmp_path: Path) ->
             client = await there.client(1)
             turn_id = await client.send(LONG)
             await there.worker_of(client)
-            link = await there.broker.connect("test")
+            connection = await there.broker.connect("test")
             try:
                 calls = [StopCall(turn_id, "NOW", id=name) for name in ("one", "one", "two")]
-                answers = [await link.request(("ctl", client.story.session), to_json(call), 2.0) for call in calls]
+                answers = [
+                    await connection.request(("ctl", client.story.session), to_json(call), 2.0) for call in calls
+                ]
             finally:
-                await link.close()
+                await connection.close()
             one, again, other = (from_json(Reply, answer) for answer in answers)
             assert (one.status, again.status) == ("accepted", "accepted")
             assert other.status in ("already_stopping", "already_finished")

@@ -24,8 +24,8 @@ async def test_when_all_workers_have_stopped_another_lease_can_be_put_in_force(n
     async with working(talker(), broker):
         pass
     other = with_lease(broker, 3.0)
-    async with working(talker(), other, name="w2"), linked(broker) as link:
-        assert await link.lease_in_force(ANY) == 3.0
+    async with working(talker(), other, name="w2"), linked(broker) as connection:
+        assert await connection.lease_in_force(ANY) == 3.0
         assert "is 3 s" in await refused(talker(), broker)
         async with working(talker(), other, name="w3"):  # with the same one it may come
             pass
@@ -37,9 +37,9 @@ async def test_workers_of_another_agent_may_have_another_lease(new: New):
     async with (
         working(talker(), broker),
         working(talker(name="other"), with_lease(broker, 3.0)),
-        linked(broker) as link,
+        linked(broker) as connection,
     ):
-        assert (await link.lease_in_force(ANY), await link.lease_in_force(("any", "other"))) == (6.0, 3.0)
+        assert (await connection.lease_in_force(ANY), await connection.lease_in_force(("any", "other"))) == (6.0, 3.0)
         both = {"talker": talker(), "other": talker(name="other")}
         assert "agent 'other' is 3 s" in await refused(both, broker)
 
@@ -52,8 +52,8 @@ async def test_of_workers_that_start_at_once_with_two_leases_those_that_stay_hav
     leases = {6.0 if place % 2 == 0 else 3.0 for place, error in enumerate(started) if error is None}
     assert len(leases) <= 1
     assert {type(error) for error in started if error is not None} <= {LeaseInForce}
-    async with linked(broker) as link:
-        assert leases <= {await link.lease_in_force(ANY)}
+    async with linked(broker) as connection:
+        assert leases <= {await connection.lease_in_force(ANY)}
     for worker, error in zip(workers, started, strict=True):
         if error is None:
             await worker.close()
@@ -67,12 +67,12 @@ async def test_a_worker_that_was_not_seen_for_long_and_finds_another_lease_leave
     broker = new(lease=6.0)
     worker = Worker(talker(), broker)
     await worker.start()
-    async with linked(with_lease(broker, 3.0)) as link:
-        await link.change_lease(ANY)
+    async with linked(with_lease(broker, 3.0)) as connection:
+        await connection.change_lease(ANY)
         async with linked(broker) as old:
             with pytest.raises(LeaseInForce, match="is 3 s"):
                 await old.take([ANY], 1, 0.1)
-        await link.append(
+        await connection.append(
             "workers",
             ("w2",),
             b'{"name": "w2", "agents": ["talker"], "live": 0, "concurrency": 1, '
@@ -93,10 +93,10 @@ async def test_a_worker_whose_connection_comes_back_finds_the_lease_that_is_in_f
     from tests.worker.lab import nats
 
     broker = nats(lease=6.0)
-    async with linked(broker) as link, linked(replace(broker, lease=3.0)) as other:
-        assert isinstance(link, NatsConnection)
-        assert await link.take([ANY], 1, 0.0) == []
+    async with linked(broker) as connection, linked(replace(broker, lease=3.0)) as other:
+        assert isinstance(connection, NatsConnection)
+        assert await connection.take([ANY], 1, 0.0) == []
         await other.change_lease(ANY)
-        await link.returned()
+        await connection.returned()
         with pytest.raises(LeaseInForce):
-            await link.take([ANY], 1, 0.0)
+            await connection.take([ANY], 1, 0.0)

@@ -18,9 +18,9 @@ texts = st.text(max_size=3 * SMALL)
 batches = st.lists(st.lists(texts, min_size=1, max_size=6), min_size=1, max_size=6)
 
 
-async def rest(link: BrokerConnection, seq: int, log: LogReader | None = None) -> list[LogRecord]:
+async def rest(connection: BrokerConnection, seq: int, log: LogReader | None = None) -> list[LogRecord]:
     """Everything after this number."""
-    log, found = log or LogReader(link, "s"), list[LogRecord]()
+    log, found = log or LogReader(connection, "s"), list[LogRecord]()
     while page := await log.after(seq):
         found += page
         seq = page[-1].seq
@@ -31,8 +31,8 @@ async def rest(link: BrokerConnection, seq: int, log: LogReader | None = None) -
 @settings(max_examples=150, deadline=None)
 def test_from_any_number_exactly_the_rest_is_read(batches, page_size, random):
     async def check() -> None:
-        async with linked(MemoryBroker()) as link:
-            owner, written = BrokerStore(link, "w/1"), list[LogRecord]()
+        async with linked(MemoryBroker()) as connection:
+            owner, written = BrokerStore(connection, "w/1"), list[LogRecord]()
             await owner.acquire("s")
             for batch in batches:
                 records = [
@@ -40,16 +40,16 @@ def test_from_any_number_exactly_the_rest_is_read(batches, page_size, random):
                     for number, text in enumerate(batch, 1)
                 ]
                 if random.random() < 0.5:
-                    await link.append("log", ("other",), b"in between")
+                    await connection.append("log", ("other",), b"in between")
                 await owner.append("s", records, durable=True)
                 written += records
-                newest = await link.last("log", ("s",))
+                newest = await connection.last("log", ("s",))
                 assert newest is not None
                 assert last_seq(newest.data) == len(written)
-            same = LogReader(link, "s")
+            same = LogReader(connection, "s")
             for seq in [*range(len(written) + 1), *random.sample(range(len(written)), len(written) // 2)]:
-                assert await rest(link, seq) == written[seq:]
-                assert await rest(link, seq, same) == written[seq:]
+                assert await rest(connection, seq) == written[seq:]
+                assert await rest(connection, seq, same) == written[seq:]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "MESSAGE_CHARS", SMALL)
@@ -62,18 +62,18 @@ def test_from_any_number_exactly_the_rest_is_read(batches, page_size, random):
 @settings(max_examples=150, deadline=None)
 def test_what_one_owner_left_half_written_is_not_mixed_with_what_the_next_one_writes(first, second, cut):
     async def check() -> None:
-        async with linked(MemoryBroker()) as link:
+        async with linked(MemoryBroker()) as connection:
             messages = packed([LogRecord(number, text) for number, text in enumerate(first, 1)], "dead/1")[: cut + 1]
             for data in messages:
-                await link.append("log", ("s",), data)
-            owner = BrokerStore(link, "heir/2")
+                await connection.append("log", ("s",), data)
+            owner = BrokerStore(connection, "heir/2")
             last = await owner.acquire("s")
-            whole = await rest(link, 0)
+            whole = await rest(connection, 0)
             assert whole == [LogRecord(number, text) for number, text in enumerate(first[:last], 1)]
             added = [LogRecord(last + number, text) for number, text in enumerate(second, 1)]
             await owner.append("s", added, durable=True)
             for seq in range(last + len(added) + 1):
-                assert await rest(link, seq) == [*whole, *added][seq:]
+                assert await rest(connection, seq) == [*whole, *added][seq:]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "MESSAGE_CHARS", SMALL)
@@ -83,16 +83,16 @@ def test_what_one_owner_left_half_written_is_not_mixed_with_what_the_next_one_wr
 
 @each_broker
 async def test_a_record_in_many_parts_is_one_record_again(new: New):
-    async with linked(new()) as link:
-        owner = BrokerStore(link, "w/1")
+    async with linked(new()) as connection:
+        owner = BrokerStore(connection, "w/1")
         await owner.acquire("s")
         records = [LogRecord(1, "a"), LogRecord(2, "🛑\x01" * 200_000, "t"), LogRecord(3, "b")]
         await owner.append("s", records, durable=True)
-        kept = await link.read("log", ("s",))
+        kept = await connection.read("log", ("s",))
         assert len(kept) > 2
         assert max(len(entry.data) for entry in kept) < 2**20
-        assert await rest(link, 0) == records
-        assert await rest(link, 2) == records[2:]
+        assert await rest(connection, 0) == records
+        assert await rest(connection, 2) == records[2:]
 
 
 def test_many_short_records_do_not_make_a_message_too_long():
@@ -104,8 +104,8 @@ def test_many_short_records_do_not_make_a_message_too_long():
 
 @each_broker
 async def test_who_reads_on_is_given_what_is_new(new: New):
-    async with linked(new()) as link:
-        log, owner = LogReader(link, "s"), BrokerStore(link, "w/1")
+    async with linked(new()) as connection:
+        log, owner = LogReader(connection, "s"), BrokerStore(connection, "w/1")
         assert await log.after(0) == []
         await owner.acquire("s")
         await owner.append("s", [LogRecord(1, "a")], durable=True)

@@ -23,9 +23,9 @@ async def test_an_event_loop_that_is_closed_serves_nobody():
 
     broker = MemoryBroker()
     await Elsewhere(broker, answer).gone()
-    async with linked(broker) as link:
+    async with linked(broker) as connection:
         with pytest.raises(NoResponders, match="went away"):
-            await link.request(("ctl", "s"), b"", 5)
+            await connection.request(("ctl", "s"), b"", 5)
 
 
 async def test_who_ends_while_it_answers_has_gone_and_whoever_asked_goes_on():
@@ -38,8 +38,8 @@ async def test_who_ends_while_it_answers_has_gone_and_whoever_asked_goes_on():
 
     broker = MemoryBroker()
     there = Elsewhere(broker, answer)
-    async with linked(broker) as link, asyncio.TaskGroup() as group:
-        question = group.create_task(_outcome(link.request(("ctl", "s"), b"", SECONDS)))
+    async with linked(broker) as connection, asyncio.TaskGroup() as group:
+        question = group.create_task(_outcome(connection.request(("ctl", "s"), b"", SECONDS)))
         assert await asyncio.to_thread(asked.wait, SECONDS)
         await there.gone()
         assert isinstance(await question, NoResponders)
@@ -54,13 +54,13 @@ async def _outcome(question: Awaitable[bytes]) -> bytes | Exception:
 
 async def test_whoever_has_lost_its_order_cannot_settle_it_any_more():
     broker = MemoryBroker(lease=0.05)
-    async with linked(broker) as link:
-        await link.order(ANY, "s", b"")
-        (late,) = await link.take([ANY], 1, 5)
-        (held,) = await link.take([ANY], 1, 5)
+    async with linked(broker) as connection:
+        await connection.order(ANY, "s", b"")
+        (late,) = await connection.take([ANY], 1, 5)
+        (held,) = await connection.take([ANY], 1, 5)
         assert (late.attempt, held.attempt) == (1, 2)
         await held.renew()
         await late.done()
         await late.give_back()
-        assert await link.ordered() == {"s"}
-        assert await link.take([ANY], 1, 0) == []
+        assert await connection.ordered() == {"s"}
+        assert await connection.take([ANY], 1, 0) == []

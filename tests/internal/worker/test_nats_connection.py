@@ -18,31 +18,31 @@ ANY: Queue = ("any", "helper")
 
 async def test_after_a_restart_of_the_server_everything_goes_on():
     with nats_server() as server:
-        async with linked(NatsBroker(server.url, lease=30.0)) as link, asyncio.TaskGroup() as group:
+        async with linked(NatsBroker(server.url, lease=30.0)) as connection, asyncio.TaskGroup() as group:
             returned, heard = asyncio.Event(), asyncio.Event()
-            link.on_return(returned.set)
-            await link.listen(("news", "s"), lambda data: heard.set())
-            await link.serve(("ctl", "s"), _echo)
-            first = await link.append("log", ("s",), b"before", after=0)
-            await link.order(ANY, "s", b"")
-            (held,) = await link.take([ANY], 1, 5)
+            connection.on_return(returned.set)
+            await connection.listen(("news", "s"), lambda data: heard.set())
+            await connection.serve(("ctl", "s"), _echo)
+            first = await connection.append("log", ("s",), b"before", after=0)
+            await connection.order(ANY, "s", b"")
+            (held,) = await connection.take([ANY], 1, 5)
             server.kill()
-            writing = group.create_task(link.append("log", ("s",), b"meanwhile", after=first))
-            reading = group.create_task(link.read("inbox", ("s",)))
+            writing = group.create_task(connection.append("log", ("s",), b"meanwhile", after=first))
+            reading = group.create_task(connection.read("inbox", ("s",)))
             server.start()
             async with asyncio.timeout(SECONDS):
                 await returned.wait()
                 assert await writing > first
                 assert await reading == []
-                await link.publish(("news", "s"), b"")
+                await connection.publish(("news", "s"), b"")
                 await heard.wait()
-            assert [entry.data for entry in await link.read("log", ("s",))] == [b"before", b"meanwhile"]
-            assert await link.request(("ctl", "s"), b"still there", 5) == b"still there"
+            assert [entry.data for entry in await connection.read("log", ("s",))] == [b"before", b"meanwhile"]
+            assert await connection.request(("ctl", "s"), b"still there", 5) == b"still there"
             await held.renew()
             await held.done()
-            assert await link.ordered() == set()
-            assert await link.order(ANY, "t", b"")
-            (held,) = await link.take([ANY], 1, 5)
+            assert await connection.ordered() == set()
+            assert await connection.order(ANY, "t", b"")
+            (held,) = await connection.take([ANY], 1, 5)
             assert held.session == "t"
 
 
@@ -51,23 +51,23 @@ async def _echo(data: bytes) -> bytes:
 
 
 async def test_what_is_too_big_is_refused_at_once_and_the_connection_lives():
-    async with linked(nats()) as link:
+    async with linked(nats()) as connection:
         began = time.monotonic()
         with pytest.raises(BrokerError, match="2000000 bytes"):
-            await link.append("inbox", ("s",), b"x" * 2_000_000)
+            await connection.append("inbox", ("s",), b"x" * 2_000_000)
         with pytest.raises(BrokerError):
-            await link.order(ANY, "s", b"x" * 2_000_000)
+            await connection.order(ANY, "s", b"x" * 2_000_000)
         assert time.monotonic() - began < 5
-        assert await link.append("inbox", ("s",), b"x" * 1_000_000)
+        assert await connection.append("inbox", ("s",), b"x" * 1_000_000)
 
 
 async def test_a_write_whose_answer_got_lost_counts_as_ours_and_one_of_another_does_not():
     from safepoint.worker.nats_connection import NatsConnection
 
-    async with linked(nats()) as link:
-        assert isinstance(link, NatsConnection)
-        position = await link.append("log", ("s",), b"mine", after=0)
-        assert await link._ours("log", ("s",), b"mine", True) == position
+    async with linked(nats()) as connection:
+        assert isinstance(connection, NatsConnection)
+        position = await connection.append("log", ("s",), b"mine", after=0)
+        assert await connection._ours("log", ("s",), b"mine", True) == position
         for data, unsure in ((b"mine", False), (b"of another", True)):
             with pytest.raises(Fenced):
-                await link._ours("log", ("s",), data, unsure)
+                await connection._ours("log", ("s",), data, unsure)

@@ -31,8 +31,8 @@ GRACE = 0.1
 class Chair:
     """A seat on which a test sits: it notes what it is told, and ends when the test says so."""
 
-    def __init__(self, *, killable: bool = True, answers: bool = True, heir: str | None = None) -> None:
-        self.killable, self.answers, self.heir = killable, answers, heir
+    def __init__(self, *, killable: bool = True, answers: bool = True, successor: str | None = None) -> None:
+        self.killable, self.answers, self.successor = killable, answers, successor
         self.asked: list[Call] = []
         self.cuts: list[str] = []
         self.kills = 0
@@ -61,7 +61,7 @@ class Chair:
     async def ask(self, call: Call) -> Reply | None:
         self.asked.append(call)
         turn_id = getattr(call, "turn_id", "")
-        return Reply(status="accepted", turn_id=self.heir or turn_id) if self.answers else None
+        return Reply(status="accepted", turn_id=self.successor or turn_id) if self.answers else None
 
     def leave(self, within: float) -> None:
         self.end("left")
@@ -80,11 +80,13 @@ class Chair:
 class Held:
     """A hold of session "s" at work."""
 
-    def __init__(self, link: BrokerConnection, chair: Chair, stats: Stats, ending: "asyncio.Task[Ending]") -> None:
-        self.link, self.chair, self.stats, self._ending = link, chair, stats, ending
+    def __init__(
+        self, connection: BrokerConnection, chair: Chair, stats: Stats, ending: "asyncio.Task[Ending]"
+    ) -> None:
+        self.connection, self.chair, self.stats, self._ending = connection, chair, stats, ending
 
     async def ring(self, call: Call) -> Reply:
-        read: Reply = from_json(Reply, await self.link.request(("ctl", "s"), to_json(call), 5))
+        read: Reply = from_json(Reply, await self.connection.request(("ctl", "s"), to_json(call), 5))
         return read
 
     async def ended(self) -> Ending:
@@ -93,13 +95,13 @@ class Held:
 
 
 @asynccontextmanager
-async def holding(broker: MemoryBroker, link: BrokerConnection, chair: Chair) -> AsyncIterator[Held]:
-    await link.order(ANY, "s", b"data")
-    (order,) = await link.take([ANY], 1, 5)
+async def holding(broker: MemoryBroker, connection: BrokerConnection, chair: Chair) -> AsyncIterator[Held]:
+    await connection.order(ANY, "s", b"data")
+    (order,) = await connection.take([ANY], 1, 5)
     stats = Stats()
-    hold = OrderLease(link, order, ANY, Assignment("s", "helper", "w"), chair, GRACE, stats)
+    order_lease = OrderLease(connection, order, ANY, Assignment("s", "helper", "w"), chair, GRACE, stats)
     async with asyncio.TaskGroup() as group:
-        held = Held(link, chair, stats, group.create_task(hold.run()))
+        held = Held(connection, chair, stats, group.create_task(order_lease.run()))
 
         async def there() -> bool:
             return bool(broker._hub.serving.get(("ctl", "s")))
@@ -111,19 +113,19 @@ async def holding(broker: MemoryBroker, link: BrokerConnection, chair: Chair) ->
 
 async def test_an_order_is_held_for_as_long_as_the_work_takes_and_then_it_is_done():
     broker = MemoryBroker(lease=0.8)
-    async with linked(broker) as link, linked(broker) as other:
-        async with holding(broker, link, Chair()) as held:
+    async with linked(broker) as connection, linked(broker) as other:
+        async with holding(broker, connection, Chair()) as held:
             assert await other.take([ANY], 1, 2 * 0.8) == []
             held.chair.end("idle")
             assert await held.ended() == "idle"
-        assert await link.ordered() == set()
+        assert await connection.ordered() == set()
 
 
 async def test_whoever_works_is_told_until_when_the_order_is_held():
     broker = MemoryBroker(lease=0.6)
-    async with linked(broker) as link:
+    async with linked(broker) as connection:
         chair, began = Chair(), time.monotonic()
-        async with holding(broker, link, chair):
+        async with holding(broker, connection, chair):
 
             async def renewed() -> bool:
                 return len(chair.held_until) > 2
@@ -137,25 +139,25 @@ async def test_the_end_of_a_process_is_told_to_whoever_has_the_session_next():
     broker = MemoryBroker(lease=30.0)
     endings: list[tuple[Ending, bool]] = [("died", True), ("failed", False)]
     for ending, told in endings:
-        async with linked(broker) as link:
-            async with holding(broker, link, Chair()) as held:
+        async with linked(broker) as connection:
+            async with holding(broker, connection, Chair()) as held:
                 held.chair.end(ending)
                 await held.ended()
-            notes = [entry.data for entry in await link.read("inbox", ("s",))]
+            notes = [entry.data for entry in await connection.read("inbox", ("s",))]
             assert notes == ([to_json(OwnerEnded("w/1"))] if told else [])
-            await link.trim("inbox", ("s",), 2**62)
-            (order,) = await link.take([ANY], 1, 5)
+            await connection.trim("inbox", ("s",), 2**62)
+            (order,) = await connection.take([ANY], 1, 5)
             await order.done()
 
 
 async def test_what_came_in_the_moment_of_the_end_has_an_order_again():
     broker = MemoryBroker()
-    async with linked(broker) as link:
-        async with holding(broker, link, Chair()) as held:
-            await link.append("inbox", ("s",), to_json(SendCall("t", "hello")))
+    async with linked(broker) as connection:
+        async with holding(broker, connection, Chair()) as held:
+            await connection.append("inbox", ("s",), to_json(SendCall("t", "hello")))
             held.chair.end("idle")
             await held.ended()
-        (again,) = await link.take([ANY], 1, 5)
+        (again,) = await connection.take([ANY], 1, 5)
         assert (again.session, again.data, again.attempt) == ("s", b"data", 1)
 
 
@@ -163,32 +165,32 @@ async def test_what_is_left_is_free_at_once_and_what_failed_a_little_later():
     broker = MemoryBroker(lease=30.0)
     endings: list[tuple[Ending, bool]] = [("left", True), ("failed", False), ("died", False)]
     for ending, at_once in endings:
-        async with linked(broker) as link:
-            async with holding(broker, link, Chair()) as held:
+        async with linked(broker) as connection:
+            async with holding(broker, connection, Chair()) as held:
                 held.chair.end(ending)
                 assert await held.ended() == ending
-            found = await link.take([ANY], 1, 0)
+            found = await connection.take([ANY], 1, 0)
             assert bool(found) == at_once
-            (order,) = found or await link.take([ANY], 1, 5)
+            (order,) = found or await connection.take([ANY], 1, 5)
             assert order.attempt == (1 if ending == "left" else 2), "a hand-over is no failed attempt"
             await order.done()
 
 
 async def test_a_session_that_was_lost_to_another_owner_is_not_settled():
     broker = MemoryBroker(lease=30.0)
-    async with linked(broker) as link:
-        async with holding(broker, link, Chair()) as held:
+    async with linked(broker) as connection:
+        async with holding(broker, connection, Chair()) as held:
             held.chair.end("fenced")
             assert await held.ended() == "fenced"
             assert held.stats.fenced == 1
-        assert await link.ordered() == {"s"}
-        assert await link.take([ANY], 1, 0) == []
+        assert await connection.ordered() == {"s"}
+        assert await connection.take([ANY], 1, 0) == []
 
 
 async def test_whoever_was_silent_for_longer_than_its_lease_has_lost_it():
     broker = MemoryBroker(lease=0.2)
-    async with linked(broker) as link, linked(broker) as other:
-        async with holding(broker, link, Chair()) as held:
+    async with linked(broker) as connection, linked(broker) as other:
+        async with holding(broker, connection, Chair()) as held:
             time.sleep(0.3)  # real time: the whole process was frozen, and with it the one who renews
             assert await held.ended() == "left"
             assert held.chair.cuts == ["the lease is lost"]
@@ -199,7 +201,7 @@ async def test_whoever_was_silent_for_longer_than_its_lease_has_lost_it():
 
 async def test_a_stop_is_passed_on_and_its_answer_is_given_back():
     broker = MemoryBroker()
-    async with linked(broker) as link, holding(broker, link, Chair()) as held:
+    async with linked(broker) as connection, holding(broker, connection, Chair()) as held:
         reply = await held.ring(StopCall("t1", "AFTER_TOOLS"))
         assert (reply.status, reply.turn_id) == ("accepted", "t1")
         assert held.chair.asked == [StopCall("t1", "AFTER_TOOLS")]
@@ -207,16 +209,16 @@ async def test_a_stop_is_passed_on_and_its_answer_is_given_back():
 
 async def test_a_stop_that_was_recorded_before_is_passed_on_first_thing_and_once():
     broker = MemoryBroker(lease=1.0)
-    async with linked(broker) as link:
-        await link.append("stops", ("s", "t1"), to_json(StopCall("t1", "SAFE_POINT")))
-        await link.append("stops", ("other", "t1"), to_json(StopCall("t1", "NOW")))
-        async with holding(broker, link, Chair()) as held:
+    async with linked(broker) as connection:
+        await connection.append("stops", ("s", "t1"), to_json(StopCall("t1", "SAFE_POINT")))
+        await connection.append("stops", ("other", "t1"), to_json(StopCall("t1", "NOW")))
+        async with holding(broker, connection, Chair()) as held:
 
             async def passed_on() -> bool:
                 return bool(held.chair.asked)
 
             await eventually(passed_on)
-            await link.append("stops", ("s", "t2"), to_json(StopCall("t2", "SAFE_POINT")))
+            await connection.append("stops", ("s", "t2"), to_json(StopCall("t2", "SAFE_POINT")))
 
             async def both() -> bool:
                 return len(held.chair.asked) > 1
@@ -227,9 +229,9 @@ async def test_a_stop_that_was_recorded_before_is_passed_on_first_thing_and_once
 
 async def test_a_recorded_stop_that_was_not_answered_is_passed_on_again():
     broker = MemoryBroker(lease=1.0)
-    async with linked(broker) as link:
-        await link.append("stops", ("s", "t1"), to_json(StopCall("t1", "SAFE_POINT")))
-        async with holding(broker, link, Chair(answers=False)) as held:
+    async with linked(broker) as connection:
+        await connection.append("stops", ("s", "t1"), to_json(StopCall("t1", "SAFE_POINT")))
+        async with holding(broker, connection, Chair(answers=False)) as held:
 
             async def again() -> bool:
                 return len(held.chair.asked) > 1
@@ -239,10 +241,10 @@ async def test_a_recorded_stop_that_was_not_answered_is_passed_on_again():
 
 async def test_a_record_that_cannot_be_read_stops_its_turn_and_holds_no_other_up():
     broker = MemoryBroker()
-    async with linked(broker) as link:
-        await link.append("stops", ("s", "t1"), b"nonsense")
-        await link.append("stops", ("s", "t2"), to_json(StopCall("t2", "SAFE_POINT")))
-        async with holding(broker, link, Chair()) as held:
+    async with linked(broker) as connection:
+        await connection.append("stops", ("s", "t1"), b"nonsense")
+        await connection.append("stops", ("s", "t2"), to_json(StopCall("t2", "SAFE_POINT")))
+        async with holding(broker, connection, Chair()) as held:
 
             async def both() -> bool:
                 return [getattr(call, "turn_id", None) for call in held.chair.asked] == ["t1", "t2"]
@@ -252,20 +254,20 @@ async def test_a_record_that_cannot_be_read_stops_its_turn_and_holds_no_other_up
 
 async def test_a_turn_that_does_not_end_has_its_process_ended_after_the_grace():
     broker = MemoryBroker(lease=30.0)
-    async with linked(broker) as link:
-        async with holding(broker, link, Chair()) as held:
+    async with linked(broker) as connection:
+        async with holding(broker, connection, Chair()) as held:
             held.chair.heard("t1")
             began = time.monotonic()
             await held.ring(StopCall("t1", "NOW"))
             assert await held.ended() == "died"
             assert time.monotonic() - began >= GRACE
             assert (held.stats.killed, held.chair.kills) == (1, 1)
-        assert await link.take([ANY], 1, 0)  # what was ended by force is sealed at once
+        assert await connection.take([ANY], 1, 0)  # what was ended by force is sealed at once
 
 
 async def test_a_stop_that_leaves_time_is_not_enforced_before_that_is_over():
     broker = MemoryBroker()
-    async with linked(broker) as link, holding(broker, link, Chair()) as held:
+    async with linked(broker) as connection, holding(broker, connection, Chair()) as held:
         held.chair.heard("t1")
         began = time.monotonic()
         await held.ring(StopCall("t1", "SAFE_POINT", within=0.3))
@@ -275,7 +277,7 @@ async def test_a_stop_that_leaves_time_is_not_enforced_before_that_is_over():
 
 async def test_only_the_turn_that_runs_and_was_stopped_can_cost_the_process():
     broker = MemoryBroker()
-    async with linked(broker) as link, holding(broker, link, Chair()) as held:
+    async with linked(broker) as connection, holding(broker, connection, Chair()) as held:
         held.chair.heard("t1")
         await held.ring(StopCall("t2", "NOW"))  # it waits
         await held.ring(StopCall("t1", "SAFE_POINT"))  # without a limit
@@ -285,7 +287,7 @@ async def test_only_the_turn_that_runs_and_was_stopped_can_cost_the_process():
 
 async def test_a_turn_that_ends_in_time_costs_nothing_nor_does_the_next_one():
     broker = MemoryBroker()
-    async with linked(broker) as link, holding(broker, link, Chair()) as held:
+    async with linked(broker) as connection, holding(broker, connection, Chair()) as held:
         held.chair.heard("t1")
         await held.ring(StopCall("t1", "NOW"))
         held.chair.heard(None)
@@ -296,7 +298,7 @@ async def test_a_turn_that_ends_in_time_costs_nothing_nor_does_the_next_one():
 
 async def test_a_stop_of_a_turn_that_was_handed_over_is_enforced_on_its_heir():
     broker = MemoryBroker()
-    async with linked(broker) as link, holding(broker, link, Chair(heir="t2")) as held:
+    async with linked(broker) as connection, holding(broker, connection, Chair(successor="t2")) as held:
         held.chair.heard("t2")
         await held.ring(StopCall("t1", "NOW"))
         assert await held.ended() == "died"
@@ -304,7 +306,7 @@ async def test_a_stop_of_a_turn_that_was_handed_over_is_enforced_on_its_heir():
 
 async def test_a_process_that_does_not_answer_is_answered_for():
     broker = MemoryBroker()
-    async with linked(broker) as link, holding(broker, link, Chair(answers=False)) as held:
+    async with linked(broker) as connection, holding(broker, connection, Chair(answers=False)) as held:
         stop = await held.ring(StopCall("t1", "AFTER_TOOLS"))
         assert (stop.status, stop.busy > 0, stop.error) == ("unknown", True, "")
         assert "does not answer" in stop.message
@@ -313,16 +315,16 @@ async def test_a_process_that_does_not_answer_is_answered_for():
 
 async def test_nonsense_is_answered_as_such():
     broker = MemoryBroker()
-    async with linked(broker) as link, holding(broker, link, Chair()):
-        reply: Reply = from_json(Reply, await link.request(("ctl", "s"), b"nonsense", 5))
+    async with linked(broker) as connection, holding(broker, connection, Chair()):
+        reply: Reply = from_json(Reply, await connection.request(("ctl", "s"), b"nonsense", 5))
         assert (reply.ok, reply.status, reply.error) == (False, "unknown", "broken")
 
 
 async def test_nobody_answers_for_an_order_that_has_ended():
     broker = MemoryBroker()
-    async with linked(broker) as link:
-        async with holding(broker, link, Chair()) as held:
+    async with linked(broker) as connection:
+        async with holding(broker, connection, Chair()) as held:
             held.chair.end("idle")
             await held.ended()
-        assert isinstance(link, MemoryConnection)
+        assert isinstance(connection, MemoryConnection)
         assert broker._hub.serving == {}

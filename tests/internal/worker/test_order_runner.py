@@ -39,12 +39,12 @@ USER = AbortReason("user", "enough").to_dict()
 class Work:
     """A runner at work on session "s", and what it says of its turns."""
 
-    def __init__(self, link: BrokerConnection, agent: Agent, **about: Any) -> None:
-        self.link = link
+    def __init__(self, connection: BrokerConnection, agent: Agent, **about: Any) -> None:
+        self.connection = connection
         self.told: list[str | None] = []
         self.began: dict[str, asyncio.Event] = {}
         assignment = Assignment("s", agent.name, "w", **{"idle_for": 0.01, **about})
-        self.runner = OrderRunner(link, {agent.name: agent}, assignment, self._heard)
+        self.runner = OrderRunner(connection, {agent.name: agent}, assignment, self._heard)
         self.ended: asyncio.Task[Ending]
 
     def _heard(self, turn_id: str | None) -> None:
@@ -77,39 +77,39 @@ class Work:
 
 
 @asynccontextmanager
-async def at_work(link: BrokerConnection, agent: Agent, **about: Any) -> AsyncIterator[Work]:
+async def at_work(connection: BrokerConnection, agent: Agent, **about: Any) -> AsyncIterator[Work]:
     async with asyncio.TaskGroup() as group:
-        work = Work(link, agent, **about)
+        work = Work(connection, agent, **about)
         work.ended = group.create_task(work.runner.run())
         yield work
 
 
-async def ran(link: BrokerConnection, agent: Agent, **about: Any) -> Ending:
-    async with at_work(link, agent, **about) as work:
+async def ran(connection: BrokerConnection, agent: Agent, **about: Any) -> Ending:
+    async with at_work(connection, agent, **about) as work:
         return await work.left()
 
 
-async def send(link: BrokerConnection, *turn_ids: str, **about: Any) -> None:
+async def send(connection: BrokerConnection, *turn_ids: str, **about: Any) -> None:
     for turn_id in turn_ids:
-        await link.append("inbox", ("s",), to_json(SendCall(turn_id, f"do {turn_id}", **about)))
-    await link.publish(("poke", "s"), b"")
+        await connection.append("inbox", ("s",), to_json(SendCall(turn_id, f"do {turn_id}", **about)))
+    await connection.publish(("poke", "s"), b"")
 
 
-async def record(link: BrokerConnection, turn_id: str) -> None:
-    await link.append("stops", ("s", turn_id), to_json(StopCall(turn_id, "NOW", None, USER)))
+async def record(connection: BrokerConnection, turn_id: str) -> None:
+    await connection.append("stops", ("s", turn_id), to_json(StopCall(turn_id, "NOW", None, USER)))
 
 
-async def ended(link: BrokerConnection) -> dict[str, Any]:
-    return ends(await logged(link, "s"))
+async def ended(connection: BrokerConnection) -> dict[str, Any]:
+    return ends(await logged(connection, "s"))
 
 
-async def statuses(link: BrokerConnection) -> dict[str, str]:
-    return {turn_id: outcome.status for turn_id, outcome in (await ended(link)).items()}
+async def statuses(connection: BrokerConnection) -> dict[str, str]:
+    return {turn_id: outcome.status for turn_id, outcome in (await ended(connection)).items()}
 
 
-async def continued(link: BrokerConnection) -> dict[str, str]:
+async def continued(connection: BrokerConnection) -> dict[str, str]:
     """Which turn went on with which."""
-    queued = [event for event in await logged(link, "s") if event.kind == "turn_queued"]
+    queued = [event for event in await logged(connection, "s") if event.kind == "turn_queued"]
     return {event.continues: event.turn_id for event in queued if event.continues is not None}
 
 
@@ -119,23 +119,26 @@ def staller(*more: Any) -> Agent:
 
 
 async def test_the_inbox_is_worked_off_in_order_and_then_nothing_is_left():
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1", "t2")
-        async with at_work(link, talker("one", "two")) as work:
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1", "t2")
+        async with at_work(connection, talker("one", "two")) as work:
             assert await work.left() == "idle"
-        assert {turn_id: one.value.text for turn_id, one in (await ended(link)).items()} == {"t1": "one", "t2": "two"}
-        assert await link.keys("inbox") == []
+        assert {turn_id: one.value.text for turn_id, one in (await ended(connection)).items()} == {
+            "t1": "one",
+            "t2": "two",
+        }
+        assert await connection.keys("inbox") == []
         assert work.told == ["t1", None, "t2", None]
 
 
 async def test_a_message_that_comes_later_is_found_also_if_nobody_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("safepoint.worker.order_runner.LOOK_SECONDS", 0.02)
     agent, released = held("one")
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
-        async with at_work(link, agent) as work:
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
+        async with at_work(connection, agent) as work:
             await work.begins("t1")
-            await link.append("inbox", ("s",), to_json(SendCall("t2", "later")))
+            await connection.append("inbox", ("s",), to_json(SendCall("t2", "later")))
 
             async def seen() -> bool:
                 return "t2" in work.session.turns
@@ -144,21 +147,21 @@ async def test_a_message_that_comes_later_is_found_also_if_nobody_says_so(monkey
             work.runner.stop(StopCall("t2"))
             released.set()
             assert await work.left() == "idle"
-        assert await statuses(link) == {"t1": "completed", "t2": "aborted"}
+        assert await statuses(connection) == {"t1": "completed", "t2": "aborted"}
 
 
 async def test_a_stop_before_the_session_is_open_keeps_the_turn_from_beginning():
     agent = talker("never", "two")
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1", "t2")
-        work = Work(link, agent)
-        await record(link, "t3")
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1", "t2")
+        work = Work(connection, agent)
+        await record(connection, "t3")
         noted = work.runner._early
         reply = work.runner.stop(StopCall("t1", "NOW", None, USER))
         assert (reply.status, reply.turn_id) == ("unknown", "t1")
         assert await work.runner.run() == "idle"
-        assert await statuses(link) == {"t1": "aborted", "t2": "completed"}
-        outcome = (await ended(link))["t1"]
+        assert await statuses(connection) == {"t1": "aborted", "t2": "completed"}
+        outcome = (await ended(connection))["t1"]
         assert (outcome.reason.kind, outcome.reason.message) == ("user", "enough")
         assert (asked(agent), work.told) == (1, ["t2", None])
         assert work.runner._early is noted, "a stop that another thread notes meanwhile would be lost"
@@ -166,66 +169,66 @@ async def test_a_stop_before_the_session_is_open_keeps_the_turn_from_beginning()
 
 async def test_a_turn_in_the_inbox_whose_stop_was_recorded_never_begins_and_its_end_is_recorded():
     agent = talker("never")
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
-        await record(link, "t1")
-        assert await ran(link, agent) == "idle"
-        assert (await statuses(link), asked(agent)) == ({"t1": "aborted"}, 0)
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
+        await record(connection, "t1")
+        assert await ran(connection, agent) == "idle"
+        assert (await statuses(connection), asked(agent)) == ({"t1": "aborted"}, 0)
 
 
 async def test_a_stop_that_cannot_be_read_is_one_and_its_turn_is_not_put_aside():
     agent = talker("never", "two")
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1", "t2")
-        await link.append("stops", ("s", "t1"), b"of another version")
-        assert await ran(link, agent) == "idle"
-        assert (await statuses(link), asked(agent)) == ({"t1": "aborted", "t2": "completed"}, 1)
-        assert await link.keys("dead") == []
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1", "t2")
+        await connection.append("stops", ("s", "t1"), b"of another version")
+        assert await ran(connection, agent) == "idle"
+        assert (await statuses(connection), asked(agent)) == ({"t1": "aborted", "t2": "completed"}, 1)
+        assert await connection.keys("dead") == []
 
 
 async def test_a_stop_that_was_recorded_while_its_session_was_open_keeps_the_turn_from_beginning():
     agent, released = held("one")
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
-        async with at_work(link, agent) as work:
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
+        async with at_work(connection, agent) as work:
             await work.begins("t1")
-            await record(link, "t2")
-            await send(link, "t2")
+            await record(connection, "t2")
+            await send(connection, "t2")
             released.set()
             assert await work.left() == "idle"
-        assert await statuses(link) == {"t1": "completed", "t2": "aborted"}
+        assert await statuses(connection) == {"t1": "completed", "t2": "aborted"}
         assert work.told == ["t1", None]
 
 
 async def test_a_stop_of_a_turn_that_is_not_here_yet_hits_no_other_one():
     agent, released = held("one")
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
-        async with at_work(link, agent) as work:
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
+        async with at_work(connection, agent) as work:
             await work.begins("t1")
             assert work.runner.stop(StopCall("t2")).status == "unknown"
-            await send(link, "t2")
+            await send(connection, "t2")
 
             async def gone() -> bool:
-                return (await statuses(link)).get("t2") == "aborted"
+                return (await statuses(connection)).get("t2") == "aborted"
 
             await eventually(gone)
             released.set()
             assert await work.left() == "idle"
-        assert await statuses(link) == {"t1": "completed", "t2": "aborted"}
+        assert await statuses(connection) == {"t1": "completed", "t2": "aborted"}
 
 
 async def test_the_end_of_a_turn_that_never_began_is_not_taken_for_the_end_of_the_one_that_runs():
     """Whoever ends what does not stop would take nothing to be running, and would end nothing."""
     agent, released = held("one")
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1", "t2")
-        async with at_work(link, agent) as work:
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1", "t2")
+        async with at_work(connection, agent) as work:
             await work.begins("t1")
             work.runner.stop(StopCall("t2"))
 
             async def gone() -> bool:
-                return (await statuses(link)).get("t2") == "aborted"
+                return (await statuses(connection)).get("t2") == "aborted"
 
             await eventually(gone)
             released.set()
@@ -235,28 +238,28 @@ async def test_the_end_of_a_turn_that_never_began_is_not_taken_for_the_end_of_th
 
 async def test_a_message_that_came_twice_is_one_turn():
     agent = talker("one", "two")
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1", "t1")
-        assert await ran(link, agent) == "idle"
-        await send(link, "t1", "t2")  # the first owner died before it was taken out of the inbox
-        assert await ran(link, agent) == "idle"
-        assert (await statuses(link), asked(agent)) == ({"t1": "completed", "t2": "completed"}, 2)
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1", "t1")
+        assert await ran(connection, agent) == "idle"
+        await send(connection, "t1", "t2")  # the first owner died before it was taken out of the inbox
+        assert await ran(connection, agent) == "idle"
+        assert (await statuses(connection), asked(agent)) == ({"t1": "completed", "t2": "completed"}, 2)
 
 
 async def test_who_leaves_gives_its_turn_back_and_the_next_one_goes_on_with_it():
     agent = talker([Stall()], "done by the next one")
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1", "waits")
-        async with at_work(link, agent) as work:
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1", "waits")
+        async with at_work(connection, agent) as work:
             await work.begins("t1")
             work.runner.leave(0.0)
             assert await work.left() == "left"
-        assert (await ended(link))["t1"].reason == GIVEN_BACK
-        assert "waits" not in await ended(link)
-        heir = talker("went on", "what had waited")
-        assert await ran(link, heir, attempt=2) == "idle"
-        next_turn = (await continued(link))["t1"]
-        done = await ended(link)
+        assert (await ended(connection))["t1"].reason == GIVEN_BACK
+        assert "waits" not in await ended(connection)
+        successor = talker("went on", "what had waited")
+        assert await ran(connection, successor, attempt=2) == "idle"
+        next_turn = (await continued(connection))["t1"]
+        done = await ended(connection)
         assert (done[next_turn].value.text, done["waits"].value.text) == ("went on", "what had waited")
 
 
@@ -269,9 +272,9 @@ async def test_who_may_take_its_time_leaves_at_a_safe_point():
         await released.wait()
         return "all of it"
 
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
-        async with at_work(link, talker([Call("careful")], "never", tools=[careful])) as work:
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
+        async with at_work(connection, talker([Call("careful")], "never", tools=[careful])) as work:
             await began.wait()
             work.runner.leave(10.0)
 
@@ -281,139 +284,139 @@ async def test_who_may_take_its_time_leaves_at_a_safe_point():
             await eventually(told)
             released.set()
             assert await work.left() == "left"
-        partial = (await ended(link))["t1"].partial
+        partial = (await ended(connection))["t1"].partial
         assert partial.messages[-1].content == "all of it"
 
 
 async def test_whoever_is_told_to_leave_before_its_session_is_open_leaves():
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
-        work = Work(link, talker("never"))
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
+        work = Work(connection, talker("never"))
         work.runner.leave(0.0)
         assert await work.runner.run() == "left"
-        assert (await ended(link)).get("t1") is None
-        assert await ran(link, talker("one")) == "idle"
-        assert await statuses(link) == {"t1": "completed"}
+        assert (await ended(connection)).get("t1") is None
+        assert await ran(connection, talker("one")) == "idle"
+        assert await statuses(connection) == {"t1": "completed"}
 
 
 async def test_an_owner_whose_place_was_taken_writes_nothing_more():
     broker = MemoryBroker()
-    async with linked(broker) as link, linked(broker) as other:
-        await send(link, "t1")
-        async with at_work(link, staller()) as old:
+    async with linked(broker) as connection, linked(broker) as other:
+        await send(connection, "t1")
+        async with at_work(connection, staller()) as old:
             await old.begins("t1")
             assert await ran(other, talker("the heir"), attempt=2) == "idle"
-            before = await logged(link, "s")
+            before = await logged(connection, "s")
             old.runner.stop(StopCall("t1"))
             assert await old.left() == "fenced"
-        assert await logged(link, "s") == before
-        done = await ended(link)
-        assert done[(await continued(link))["t1"]].value.text == "the heir"
+        assert await logged(connection, "s") == before
+        done = await ended(connection)
+        assert done[(await continued(connection))["t1"]].value.text == "the heir"
 
 
-async def crash(link: BrokerConnection, *turn_ids: str) -> None:
+async def crash(connection: BrokerConnection, *turn_ids: str) -> None:
     """An owner that takes these turns, begins the first, and is not heard of again."""
-    await send(link, *turn_ids)
-    async with at_work(link, staller()) as work:
+    await send(connection, *turn_ids)
+    async with at_work(connection, staller()) as work:
         await work.begins(turn_ids[0])
         await work.session.saved()
         work.runner.cut("the power went")
         assert await work.left() == "left"
-    assert turn_ids[0] not in await ended(link)
+    assert turn_ids[0] not in await ended(connection)
 
 
 async def test_a_turn_whose_owner_has_died_is_taken_up_by_the_next_one():
-    async with linked(MemoryBroker()) as link:
-        await crash(link, "t1", "waits")
-        assert await ran(link, talker("again", "waited"), attempt=2) == "idle"
-        done = await ended(link)
+    async with linked(MemoryBroker()) as connection:
+        await crash(connection, "t1", "waits")
+        assert await ran(connection, talker("again", "waited"), attempt=2) == "idle"
+        done = await ended(connection)
         assert (done["t1"].status, done["t1"].reason.kind) == ("aborted", "lease_lost")
-        assert done[(await continued(link))["t1"]].value.text == "again"
+        assert done[(await continued(connection))["t1"]].value.text == "again"
         assert done["waits"].value.text == "waited"
 
 
 async def test_a_turn_whose_owner_was_lost_may_still_run_unless_somebody_saw_the_end_of_its_process():
     for told in (False, True):
-        async with linked(MemoryBroker()) as link:
-            await crash(link, "t1")
+        async with linked(MemoryBroker()) as connection:
+            await crash(connection, "t1")
             notes = [OwnerEnded("w/1")] if told else [OwnerEnded("another/1")]
             for note in notes:
-                await link.append("inbox", ("s",), to_json(note))
-            assert await ran(link, talker("again"), attempt=2) == "idle"
-            reason = (await ended(link))["t1"].reason
+                await connection.append("inbox", ("s",), to_json(note))
+            assert await ran(connection, talker("again"), attempt=2) == "idle"
+            reason = (await ended(connection))["t1"].reason
             assert reason.kind == "lease_lost"
             assert ("has ended" in reason.message, "may still run" in reason.message) == (told, not told)
-            assert (await link.keys("inbox"), await link.keys("dead")) == ([], [])
+            assert (await connection.keys("inbox"), await connection.keys("dead")) == ([], [])
 
 
 async def test_a_turn_that_was_stopped_while_it_had_no_owner_is_sealed_and_not_run_again():
     agent = talker("never", "waited")
-    async with linked(MemoryBroker()) as link:
-        await crash(link, "t1", "waits")
-        await record(link, "t1")
-        assert await ran(link, talker("waited"), attempt=2) == "idle"
-        done = await ended(link)
+    async with linked(MemoryBroker()) as connection:
+        await crash(connection, "t1", "waits")
+        await record(connection, "t1")
+        assert await ran(connection, talker("waited"), attempt=2) == "idle"
+        done = await ended(connection)
         assert (done["t1"].status, done["t1"].reason.kind) == ("aborted", "user")
-        assert await continued(link) == {}
+        assert await continued(connection) == {}
         assert done["waits"].value.text == "waited"
         assert asked(agent) == 0
 
 
 async def test_a_turn_that_was_given_back_and_then_stopped_is_not_taken_up():
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
-        async with at_work(link, staller()) as work:
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
+        async with at_work(connection, staller()) as work:
             await work.begins("t1")
             work.runner.leave(0.0)
             await work.left()
-        await record(link, "t1")
+        await record(connection, "t1")
         agent = talker("never")
-        assert await ran(link, agent, attempt=2) == "idle"
-        assert (asked(agent), await continued(link)) == (0, {})
+        assert await ran(connection, agent, attempt=2) == "idle"
+        assert (asked(agent), await continued(connection)) == (0, {})
 
 
 async def test_an_order_that_was_tried_too_often_is_ended_and_not_run_again():
-    async with linked(MemoryBroker()) as link:
-        await crash(link, "t1")
+    async with linked(MemoryBroker()) as connection:
+        await crash(connection, "t1")
         agent = talker("never")
-        assert await ran(link, agent, attempt=11, resume=False) == "idle"
-        assert (await statuses(link), asked(agent)) == ({"t1": "aborted"}, 0)
+        assert await ran(connection, agent, attempt=11, resume=False) == "idle"
+        assert (await statuses(connection), asked(agent)) == ({"t1": "aborted"}, 0)
 
 
 async def test_a_stop_of_a_turn_that_was_handed_over_stops_the_one_that_goes_on_with_it():
-    async with linked(MemoryBroker()) as link:
-        await crash(link, "t1")
-        async with at_work(link, staller()) as second:  # it is handed over twice
+    async with linked(MemoryBroker()) as connection:
+        await crash(connection, "t1")
+        async with at_work(connection, staller()) as second:  # it is handed over twice
             await second.a_turn_begins("t1")
             second.runner.leave(0.0)
             assert await second.left() == "left"
-        heir = (await continued(link))["t1"]
-        async with at_work(link, staller()) as third:
-            last = await third.a_turn_begins(heir)
+        successor = (await continued(connection))["t1"]
+        async with at_work(connection, staller()) as third:
+            last = await third.a_turn_begins(successor)
             reply = third.runner.stop(StopCall("t1", "NOW", None, USER))
             assert (reply.status, reply.turn_id) == ("accepted", last)
             assert await third.left() == "idle"
-        assert (await ended(link))[last].reason.kind == "user"
+        assert (await ended(connection))[last].reason.kind == "user"
 
 
 async def test_a_stop_of_a_turn_that_was_handed_over_is_found_also_when_its_heir_lost_its_owner():
-    async with linked(MemoryBroker()) as link:
-        await crash(link, "t1")
-        async with at_work(link, staller()) as second:
-            heir = await second.a_turn_begins("t1")
+    async with linked(MemoryBroker()) as connection:
+        await crash(connection, "t1")
+        async with at_work(connection, staller()) as second:
+            successor = await second.a_turn_begins("t1")
             await second.session.saved()
             second.runner.cut("the power went")
             await second.left()
-        await record(link, "t1")
+        await record(connection, "t1")
         agent = talker("never")
-        assert await ran(link, agent, attempt=3) == "idle"
-        assert ((await ended(link))[heir].reason.kind, asked(agent)) == ("user", 0)
+        assert await ran(connection, agent, attempt=3) == "idle"
+        assert ((await ended(connection))[successor].reason.kind, asked(agent)) == ("user", 0)
 
 
 async def test_how_far_down_a_stop_goes_is_passed_on():
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
-        async with at_work(link, staller()) as work:
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
+        async with at_work(connection, staller()) as work:
             await work.begins("t1")
             turn = work.session.turns["t1"]
             assert work.runner.stop(StopCall("t1", "SAFE_POINT", None, USER)).status == "accepted"
@@ -425,11 +428,11 @@ async def test_how_far_down_a_stop_goes_is_passed_on():
 
 
 async def test_the_old_stop_of_a_turn_does_not_hit_the_one_that_was_made_to_go_on_with_it():
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
-        async with at_work(link, talker([Stall()], [Stall()]), idle_for=5.0) as work:
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
+        async with at_work(connection, talker([Stall()], [Stall()]), idle_for=5.0) as work:
             await work.begins("t1")
-            await record(link, "t1")
+            await record(connection, "t1")
             work.runner.stop(StopCall("t1", "NOW", None, USER))
 
             async def over() -> bool:
@@ -442,33 +445,33 @@ async def test_the_old_stop_of_a_turn_does_not_hit_the_one_that_was_made_to_go_o
             assert work.session.turns[going_on].status == "running"
             work.runner.cut("the power went")
             await work.left()
-        assert await ran(link, talker("the end"), attempt=2) == "idle"  # the old stop is in the record still
-        last = (await continued(link))[going_on]
-        assert (await ended(link))[last].value.text == "the end"
+        assert await ran(connection, talker("the end"), attempt=2) == "idle"  # the old stop is in the record still
+        last = (await continued(connection))[going_on]
+        assert (await ended(connection))[last].value.text == "the end"
 
 
 async def test_what_cannot_be_read_is_put_aside_and_the_rest_is_worked_off():
-    async with linked(MemoryBroker()) as link:
-        await link.append("inbox", ("s",), b"nonsense")
-        await link.append("inbox", ("s",), to_json(SendCall("", "a turn without a name")))
-        await send(link, "t1")
-        assert await ran(link, talker("one")) == "idle"
-        assert await statuses(link) == {"t1": "completed"}
-        assert next(entry.data for entry in await link.read("dead", ("s",))) == b"nonsense"
-        assert len(await link.read("dead", ("s",))) == 2
-        assert await link.keys("inbox") == []
+    async with linked(MemoryBroker()) as connection:
+        await connection.append("inbox", ("s",), b"nonsense")
+        await connection.append("inbox", ("s",), to_json(SendCall("", "a turn without a name")))
+        await send(connection, "t1")
+        assert await ran(connection, talker("one")) == "idle"
+        assert await statuses(connection) == {"t1": "completed"}
+        assert next(entry.data for entry in await connection.read("dead", ("s",))) == b"nonsense"
+        assert len(await connection.read("dead", ("s",))) == 2
+        assert await connection.keys("inbox") == []
 
 
 async def test_a_message_of_a_newer_version_ends_as_failed_and_says_why():
     newer = {"turn_id": "t1", "text": "hello", "when_busy": "whenever"}
-    async with linked(MemoryBroker()) as link:
-        await link.append("inbox", ("s",), json.dumps(newer).encode())
-        await link.append("inbox", ("s",), json.dumps(newer).encode())  # it came twice
-        await link.append("inbox", ("s",), to_json(SendCall("t2", " ")))  # nothing is said
-        await send(link, "t3")
+    async with linked(MemoryBroker()) as connection:
+        await connection.append("inbox", ("s",), json.dumps(newer).encode())
+        await connection.append("inbox", ("s",), json.dumps(newer).encode())  # it came twice
+        await connection.append("inbox", ("s",), to_json(SendCall("t2", " ")))  # nothing is said
+        await send(connection, "t3")
         agent = talker("one")
-        assert await ran(link, agent) == "idle"
-        done = await ended(link)
+        assert await ran(connection, agent) == "idle"
+        done = await ended(connection)
         assert {turn_id: one.status for turn_id, one in done.items()} == {
             "t1": "failed",
             "t2": "failed",
@@ -482,83 +485,83 @@ async def test_a_message_of_a_newer_version_ends_as_failed_and_says_why():
 
 async def test_a_turn_that_did_not_want_to_wait_is_refused_where_one_runs():
     agent, released = held("one")
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
-        async with at_work(link, agent) as work:
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
+        async with at_work(connection, agent) as work:
             await work.begins("t1")
-            await send(link, "t2", when_busy="reject")
+            await send(connection, "t2", when_busy="reject")
 
             async def refused() -> bool:
-                return "t2" in await ended(link)
+                return "t2" in await ended(connection)
 
             await eventually(refused)
             released.set()
             assert await work.left() == "idle"
-        assert "rejected" in (await ended(link))["t2"].reason.message
+        assert "rejected" in (await ended(connection))["t2"].reason.message
 
 
 async def test_the_deadline_of_a_message_counts_for_its_turn():
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1", seconds=0.1)
-        assert await ran(link, staller()) == "idle"
-        assert await statuses(link) == {"t1": "timed_out"}
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1", seconds=0.1)
+        assert await ran(connection, staller()) == "idle"
+        assert await statuses(connection) == {"t1": "timed_out"}
 
 
 async def test_an_agent_that_nobody_has_is_a_failure_and_takes_nothing():
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
         agent = talker()
-        work = OrderRunner(link, {"painter": agent}, Assignment("s", "poet", "w"), print)
+        work = OrderRunner(connection, {"painter": agent}, Assignment("s", "poet", "w"), print)
         assert await work.run() == "failed"
-        assert await link.keys("inbox") == [("s",)]
+        assert await connection.keys("inbox") == [("s",)]
 
 
 async def test_a_session_that_may_run_nowhere_else_ends_its_turns_where_the_agent_is_missing():
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1", "t2")
-        await record(link, "t2")
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1", "t2")
+        await record(connection, "t2")
         work = OrderRunner(
-            link, {"painter": talker()}, Assignment("s", "poet", "w", idle_for=0.01, offered=False), print
+            connection, {"painter": talker()}, Assignment("s", "poet", "w", idle_for=0.01, offered=False), print
         )
         assert await work.run() == "idle"
-        done = await ended(link)
+        done = await ended(connection)
         assert (done["t1"].status, done["t2"].status) == ("failed", "aborted")
         told = str(done["t1"].error)
         assert "worker 'w' has no agent 'poet'" in told
         assert "it has painter" in told
         assert said(done["t1"].partial.messages) == ["do t1"]
-        assert await link.keys("inbox") == []
+        assert await connection.keys("inbox") == []
 
 
 async def test_what_was_interrupted_ends_where_the_agent_is_missing_and_goes_on_where_it_is_there_again():
     agent = talker(["half an answer", Stall()], "and the rest")
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
-        async with at_work(link, agent) as work:
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
+        async with at_work(connection, agent) as work:
             await work.begins("t1")
-            await eventually_said(link, "half")
+            await eventually_said(connection, "half")
             work.runner.leave(0.0)
             assert await work.left() == "left"
-        without = OrderRunner(link, {}, Assignment("s", agent.name, "w", idle_for=0.01, offered=False), print)
+        without = OrderRunner(connection, {}, Assignment("s", agent.name, "w", idle_for=0.01, offered=False), print)
         assert await without.run() == "idle"
-        heir = (await continued(link))["t1"]
-        failed = (await ended(link))[heir]
+        successor = (await continued(connection))["t1"]
+        failed = (await ended(connection))[successor]
         assert failed.status == "failed"
         assert "half an answer" in "".join(said(failed.partial.messages))
-        async with at_work(link, agent, idle_for=SECONDS) as work:
-            reply = await eventually_continued(work, heir)
+        async with at_work(connection, agent, idle_for=SECONDS) as work:
+            reply = await eventually_continued(work, successor)
 
             async def gone_on() -> bool:
-                return reply.turn_id in await ended(link)
+                return reply.turn_id in await ended(connection)
 
             await eventually(gone_on)
             await work.runner.handle(CloseCall("enough"))
-        assert (await ended(link))[reply.turn_id].value.text == "and the rest"
+        assert (await ended(connection))[reply.turn_id].value.text == "and the rest"
 
 
-async def eventually_said(link: BrokerConnection, text: str) -> None:
+async def eventually_said(connection: BrokerConnection, text: str) -> None:
     async def heard() -> bool:
-        return any(text in getattr(event, "text", "") for event in await logged(link, "s"))
+        return any(text in getattr(event, "text", "") for event in await logged(connection, "s"))
 
     await eventually(heard)
 
@@ -576,25 +579,25 @@ class Breaking(MemoryConnection):
 
     broken = False
 
-    async def read(self, shelf: StreamName, key: Key, after: int = 0, limit: int = 1000) -> list[StreamEntry]:
-        if self.broken and shelf == "inbox":
+    async def read(self, stream: StreamName, key: Key, after: int = 0, limit: int = 1000) -> list[StreamEntry]:
+        if self.broken and stream == "inbox":
             raise BrokerError("the inbox is gone")
-        return await super().read(shelf, key, after, limit)
+        return await super().read(stream, key, after, limit)
 
 
 async def test_work_that_fails_half_way_ends_no_turn_for_good():
     broker = MemoryBroker()
-    link = Breaking(broker._hub, 10.0)
-    await send(link, "t1")
-    async with at_work(link, staller()) as work:
+    connection = Breaking(broker._hub, 10.0)
+    await send(connection, "t1")
+    async with at_work(connection, staller()) as work:
         await work.begins("t1")
-        link.broken = True
-        await link.publish(("poke", "s"), b"")
+        connection.broken = True
+        await connection.publish(("poke", "s"), b"")
         assert await work.left() == "failed"
-    link.broken = False
-    assert "t1" not in await ended(link)
-    assert await ran(link, talker("went on"), attempt=2) == "idle"
-    assert (await ended(link))[(await continued(link))["t1"]].value.text == "went on"
+    connection.broken = False
+    assert "t1" not in await ended(connection)
+    assert await ran(connection, talker("went on"), attempt=2) == "idle"
+    assert (await ended(connection))[(await continued(connection))["t1"]].value.text == "went on"
 
 
 async def test_a_stop_from_another_thread_is_answered_while_the_event_loop_is_blocked():
@@ -607,9 +610,9 @@ async def test_a_stop_from_another_thread_is_answered_while_the_event_loop_is_bl
         answered.wait(SECONDS)
         return "at last"
 
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
-        async with at_work(link, talker([Call("block")], "never", tools=[block])) as work:
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
+        async with at_work(connection, talker([Call("block")], "never", tools=[block])) as work:
 
             def stop() -> None:
                 blocked.wait(SECONDS)
@@ -621,12 +624,12 @@ async def test_a_stop_from_another_thread_is_answered_while_the_event_loop_is_bl
             assert await work.left() == "idle"
             thread.join(SECONDS)
         assert [reply.status for reply in replies] == ["accepted"]
-        assert await statuses(link) == {"t1": "aborted"}
+        assert await statuses(connection) == {"t1": "aborted"}
 
 
 async def test_what_is_asked_of_a_session_that_is_being_opened_is_to_be_asked_again():
-    async with linked(MemoryBroker()) as link:
-        reply = await Work(link, talker()).runner.handle(CloseCall("enough"))
+    async with linked(MemoryBroker()) as connection:
+        reply = await Work(connection, talker()).runner.handle(CloseCall("enough"))
         assert (reply.ok, reply.error) == (False, "opening")
 
 
@@ -635,19 +638,19 @@ async def test_everything_that_can_be_asked_of_a_session_is_answered():
     async def ask(ctx: ToolContext) -> str:
         return await ctx.ask_user("Which colour?")
 
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
         agent = talker([Call("ask")], [Stall()], "again", tools=[ask])
-        async with at_work(link, agent, idle_for=SECONDS) as work:
+        async with at_work(connection, agent, idle_for=SECONDS) as work:
             handle = work.runner.handle
 
             async def question() -> str | None:
-                found = [event for event in await logged(link, "s") if event.kind == "question_asked"]
+                found = [event for event in await logged(connection, "s") if event.kind == "question_asked"]
                 return found[0].question_id if found else None
 
             assert (await handle(AnswerCall(str(await eventually(question)), "blue"))).ok
             assert not (await handle(AnswerCall("never asked", "blue"))).ok
-            await send(link, "t2", "t3")
+            await send(connection, "t2", "t3")
 
             async def waiting() -> bool:
                 return {"t2", "t3"} <= set(work.session.turns)
@@ -672,7 +675,7 @@ async def test_everything_that_can_be_asked_of_a_session_is_answered():
             await work.begins(going_on.turn_id)
 
             async def done() -> bool:
-                return (await statuses(link)).get(going_on.turn_id) == "completed"
+                return (await statuses(connection)).get(going_on.turn_id) == "completed"
 
             await eventually(done)
             assert (await handle(ForgetCall(going_on.turn_id))).ok
@@ -682,11 +685,11 @@ async def test_everything_that_can_be_asked_of_a_session_is_answered():
 
 
 async def test_what_runs_when_its_session_is_closed_is_aborted_with_that_reason():
-    async with linked(MemoryBroker()) as link:
-        await send(link, "t1")
-        async with at_work(link, staller()) as work:
+    async with linked(MemoryBroker()) as connection:
+        await send(connection, "t1")
+        async with at_work(connection, staller()) as work:
             await work.begins("t1")
             assert (await work.runner.handle(CloseCall("going home"))).ok
             assert await work.left() == "idle"
-        outcome = (await ended(link))["t1"]
+        outcome = (await ended(connection))["t1"]
         assert (outcome.reason.kind, outcome.reason.message) == ("shutdown", "going home")

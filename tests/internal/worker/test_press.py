@@ -20,7 +20,7 @@ from tests.worker.test_press import Deaf
 async def test_a_turn_on_a_worker_is_left_by_the_second_press(new: New):
     deaf, broker = Deaf(), new()
     agent = talker([Call("deaf")], "fine", name="agent", tools=[deaf.tool])
-    async with working(agent, broker, grace=60), hosting(broker) as host, linked(broker) as link:
+    async with working(agent, broker, grace=60), hosting(broker) as host, linked(broker) as connection:
         await host.create("s", "agent")
         await host.send("s", "go", turn_id="t")
         await deaf.begun()
@@ -31,7 +31,7 @@ async def test_a_turn_on_a_worker_is_left_by_the_second_press(new: New):
         assert "what has not ended by then is left behind" in ack.message
         receipt = await ack.settled(SECONDS)
         assert [entry.name for entry in receipt.still_running] == ["agent/deaf"]
-        ((_, call),) = await recorded_stops(link, "s")
+        ((_, call),) = await recorded_stops(connection, "s")
         assert (call.abandon, call.why.message) == (0.0, "enough")
         view = await host.send("s", "next")
         ended = await until_kind(host, "s", "turn_ended", turn_id=view.id)
@@ -42,13 +42,13 @@ async def test_a_turn_on_a_worker_is_left_by_the_second_press(new: New):
 @each_broker
 async def test_a_wrong_time_is_refused_before_anything_is_sent(new: New):
     broker = new()
-    async with working(talker(name="agent"), broker), hosting(broker) as host, linked(broker) as link:
+    async with working(talker(name="agent"), broker), hosting(broker) as host, linked(broker) as connection:
         await host.create("s", "agent")
         with pytest.raises(UsageError, match="abandon"):
             await host.stop("s", "t", abandon=-1)
         with pytest.raises(TypeError, match="abandon"):
             await host.stop("s", "t", abandon=True)
-        assert await recorded_stops(link, "s") == []
+        assert await recorded_stops(connection, "s") == []
 
 
 def test_a_record_without_the_field_is_read_and_one_with_nonsense_is_refused():

@@ -31,7 +31,7 @@ async def test_a_worker_whose_agent_cannot_be_loaded_any_more_leaves_and_its_ord
 ):
     broker = nats(lease=30.0)
     caplog.set_level(logging.INFO)
-    async with hosting(broker) as host, linked(broker) as link:
+    async with hosting(broker) as host, linked(broker) as connection:
         worker = Worker(TARGET, broker, attempts=1, idle_for=0.05)
         await worker.start()
         await host.create("s")
@@ -43,11 +43,11 @@ async def test_a_worker_whose_agent_cannot_be_loaded_any_more_leaves_and_its_ord
         assert (worker.stats.failed_starts, worker.stats.dead) == (1, 0)
         assert "no orders for 0.05 s" in caplog.text
         assert "gives its orders back" in caplog.text
-        assert await link.ordered() == {"s"}
+        assert await connection.ordered() == {"s"}
         broken.unlink()
         async with working(TARGET, broker, attempts=1) as good:  # at the second attempt it would give up
             await until_kind(host, "s", "turn_ended", turn_id="t1")
-            assert ends(await logged(link, "s"))["t1"].status == "completed"
+            assert ends(await logged(connection, "s"))["t1"].status == "completed"
             assert (good.stats.dead, good.stats.redelivered) == (0, 0)
 
 
@@ -71,7 +71,7 @@ async def test_a_worker_whose_agent_is_whole_again_goes_on(broken: Path, monkeyp
 
 async def test_a_broken_worker_leaves_all_messages_to_one_that_can_work(broken: Path):
     broker = nats(lease=30.0)
-    async with hosting(broker) as host, linked(broker) as link:
+    async with hosting(broker) as host, linked(broker) as connection:
         bad = Worker(TARGET, broker, attempts=2, concurrency=4)
         await bad.start()
         broken.touch()
@@ -84,11 +84,11 @@ async def test_a_broken_worker_leaves_all_messages_to_one_that_can_work(broken: 
         async with working(TARGET, broker, attempts=2) as good:
 
             async def all_done() -> bool:
-                return not await link.ordered()
+                return not await connection.ordered()
 
             await eventually(all_done)
             for number in range(12):
-                assert ends(await logged(link, f"s{number}"))["t"].status == "completed"
+                assert ends(await logged(connection, f"s{number}"))["t"].status == "completed"
             assert good.stats.dead == bad.stats.dead == 0
 
 
@@ -114,10 +114,10 @@ async def test_a_process_that_is_ended_while_it_starts_says_nothing_about_the_wo
     broker = nats(lease=30.0)
     async with asyncio.TaskGroup() as group:
         processes = process_pool.ProcessPool("w", lambda: ProcessExecutor(broker, [TARGET], "w"))
-        seat = processes.take(group)
-        seat.kill()
-        assert not await seat.comes_up(SECONDS)
-        processes.give_back(seat)
+        executor = processes.take(group)
+        executor.kill()
+        assert not await executor.comes_up(SECONDS)
+        processes.give_back(executor)
         assert processes.works
 
 
@@ -168,11 +168,11 @@ async def test_a_process_that_does_not_reach_the_broker_is_tried_again_for_as_lo
 
     async with asyncio.TaskGroup() as group:
         processes = process_pool.ProcessPool("w", start)
-        seat = processes.take(group)
-        assert not await seat.comes_up(SECONDS)
-        await seat.gone.wait()
-        assert seat.broker_missing
-        processes.give_back(seat)
+        executor = processes.take(group)
+        assert not await executor.comes_up(SECONDS)
+        await executor.gone.wait()
+        assert executor.broker_missing
+        processes.give_back(executor)
         assert not processes.works
         await processes.recover(group, asyncio.Event())
         assert (processes.works, tries) == (True, 4)
@@ -185,12 +185,12 @@ async def test_where_there_is_no_room_for_a_process_the_order_goes_back_and_is_n
     monkeypatch.setattr(process_pool, "PAUSES", (0.01, 0.01, 0.01))
     starts, real = 0, ProcessExecutor._start
 
-    def start(seat: ProcessExecutor, line: int) -> "subprocess.Popen[bytes]":
+    def start(executor: ProcessExecutor, line: int) -> "subprocess.Popen[bytes]":
         nonlocal starts
         starts += 1
         if starts < 3:
             raise BlockingIOError("no more processes")
-        return real(seat, line)
+        return real(executor, line)
 
     monkeypatch.setattr(ProcessExecutor, "_start", start)
     broker = nats(lease=30.0)

@@ -34,14 +34,14 @@ async def test_an_end_that_is_not_written_is_not_told_as_one(monkeypatch: pytest
 @each_broker
 async def test_the_same_message_sent_again_under_its_id_is_answered_and_another_one_is_refused(new: New) -> None:
     broker = new()
-    async with hosting(broker) as host, linked(broker) as link:
-        await link.append("sessions", ("s",), to_json(Placement("talker")))
+    async with hosting(broker) as host, linked(broker) as connection:
+        await connection.append("sessions", ("s",), to_json(Placement("talker")))
         first = await host.send("s", "hi", turn_id="t")
         assert await host.send("s", "hi", turn_id="t") == first
         with pytest.raises(UsageError, match="an id is for life"):
             await host.send("s", "something else", turn_id="t")
         assert (await host.turn("s", "t")).said == "hi"
-        assert len(await link.read("inbox", ("s",))) == 1
+        assert len(await connection.read("inbox", ("s",))) == 1
         async with working(talker("hello"), broker):
             await until_kind(host, "s", "turn_ended")
             again = await host.send("s", "hi", turn_id="t")
@@ -53,8 +53,8 @@ async def test_the_same_message_sent_again_under_its_id_is_answered_and_another_
 @each_broker
 async def test_of_two_messages_that_come_at_once_under_one_id_one_is_taken(new: New) -> None:
     broker = new()
-    async with hosting(broker) as one, hosting(broker) as other, linked(broker) as link:
-        await link.append("sessions", ("s",), to_json(Placement("talker")))
+    async with hosting(broker) as one, hosting(broker) as other, linked(broker) as connection:
+        await connection.append("sessions", ("s",), to_json(Placement("talker")))
         sending = [host.send("s", text, turn_id="t") for host, text in ((one, "yes"), (other, "no"))]
         yes, no = await asyncio.gather(*sending, return_exceptions=True)
         refused = [answer for answer in (yes, no) if isinstance(answer, UsageError)]
@@ -64,7 +64,7 @@ async def test_of_two_messages_that_come_at_once_under_one_id_one_is_taken(new: 
         async with working(talker("hello"), broker):
             ended = (await until_kind(one, "s", "turn_ended")).event
             assert ended.outcome.value.messages[0].text == said  # type: ignore[union-attr]
-        assert [event.kind for event in await logged(link, "s")].count("turn_queued") == 1
+        assert [event.kind for event in await logged(connection, "s")].count("turn_queued") == 1
 
 
 async def test_a_worker_that_does_not_say_that_a_change_is_recorded_is_not_believed_to_have_done_so() -> None:

@@ -21,17 +21,17 @@ class Counted:
     """A link whose record of stops can be held back, or fail, and which counts how often it is read."""
 
     def __init__(self, broker: MemoryBroker) -> None:
-        self.link = MemoryConnection(broker._hub, 10.0)
+        self.connection = MemoryConnection(broker._hub, 10.0)
         self.requests = 0
         self.failures = 0
         self.open = asyncio.Event()
         self.open.set()
-        self.link.lasts = self._lasts  # type: ignore[method-assign]  # everything else is as it is
+        self.connection.lasts = self._lasts  # type: ignore[method-assign]  # everything else is as it is
 
-    async def _lasts(self, shelf: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
-        if shelf == "stops":
+    async def _lasts(self, stream: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
+        if stream == "stops":
             self.requests += 1
-        found = await MemoryConnection.lasts(self.link, shelf, under, after)
+        found = await MemoryConnection.lasts(self.connection, stream, under, after)
         await self.open.wait()
         if self.failures:
             self.failures -= 1
@@ -56,13 +56,13 @@ class Reading:
         self.counted = Counted(MemoryBroker())
         self.pulse = LatePulse()
         self.applied: list[str] = []
-        self.reader = StopReader(self.counted.link, "s", self._apply, self.pulse)
+        self.reader = StopReader(self.counted.connection, "s", self._apply, self.pulse)
 
     def _apply(self, call: StopCall) -> None:
         self.applied.append(call.turn_id)
 
     async def record(self, turn_id: str) -> None:
-        await self.counted.link.append("stops", ("s", turn_id), to_json(StopCall(turn_id, "NOW")))
+        await self.counted.connection.append("stops", ("s", turn_id), to_json(StopCall(turn_id, "NOW")))
 
 
 @asynccontextmanager
@@ -133,14 +133,14 @@ def payer(ran: list[str]) -> Agent:
 
 async def test_a_round_of_calls_costs_one_look_and_the_end_of_the_turn_another() -> None:
     counted, ran = Counted(MemoryBroker()), list[str]()
-    await send(counted.link, "t1")
+    await send(counted.connection, "t1")
     before = 0
 
     def heard(turn_id: str | None) -> None:
         nonlocal before
         before = before or counted.requests
 
-    async with at_work(counted.link, payer(ran)) as work:
+    async with at_work(counted.connection, payer(ran)) as work:
         work.runner._heard = heard
         assert await work.left() == "idle"
     assert len(ran) == 20
@@ -150,11 +150,11 @@ async def test_a_round_of_calls_costs_one_look_and_the_end_of_the_turn_another()
 
 async def test_a_broken_connection_lets_no_tool_begin_and_the_wait_ends_when_the_lease_is_lost() -> None:
     counted, ran = Counted(MemoryBroker()), list[str]()
-    await send(counted.link, "t1")
-    async with at_work(counted.link, payer(ran)) as work:
+    await send(counted.connection, "t1")
+    async with at_work(counted.connection, payer(ran)) as work:
         await work.begins("t1")
         counted.open.clear()
-        await happens(lambda: any(e.event.kind == "call_recorded" for e in work.session._lane.log._recent))
+        await happens(lambda: any(e.event.kind == "call_recorded" for e in work.session._engine.log._recent))
         work.runner.cut("the lease is lost")
         assert await work.left() == "left"
     assert ran == []
@@ -162,8 +162,8 @@ async def test_a_broken_connection_lets_no_tool_begin_and_the_wait_ends_when_the
 
 async def test_the_wait_for_a_broken_connection_ends_at_a_stop() -> None:
     counted, ran = Counted(MemoryBroker()), list[str]()
-    await send(counted.link, "t1")
-    async with at_work(counted.link, payer(ran)) as work:
+    await send(counted.connection, "t1")
+    async with at_work(counted.connection, payer(ran)) as work:
         await work.begins("t1")
         counted.open.clear()
         work.runner.stop(StopCall("t1", "NOW"))
@@ -176,10 +176,10 @@ async def test_the_wait_for_a_broken_connection_ends_at_a_stop() -> None:
 
 async def test_a_stop_that_was_recorded_and_not_heard_keeps_the_next_tool_from_beginning() -> None:
     counted, ran = Counted(MemoryBroker()), list[str]()
-    await send(counted.link, "t1")
-    async with at_work(counted.link, payer(ran)) as work:
+    await send(counted.connection, "t1")
+    async with at_work(counted.connection, payer(ran)) as work:
         await work.begins("t1")
-        await record(counted.link, "t1")  # and nobody says so
+        await record(counted.connection, "t1")  # and nobody says so
         assert await work.left() == "idle"
     assert ran == []
-    assert ends(await logged(counted.link, "s"))["t1"].status == "aborted"
+    assert ends(await logged(counted.connection, "s"))["t1"].status == "aborted"

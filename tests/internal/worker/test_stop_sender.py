@@ -17,15 +17,15 @@ CALL = StopCall("t1", "NOW")
 @asynccontextmanager
 async def belled(new: New) -> AsyncIterator[tuple[StopSender, BrokerConnection, BrokerConnection]]:
     broker = new()
-    async with linked(broker) as link, linked(broker) as worker:
-        home = LoopTasks()
-        yield StopSender(link, home), link, worker
-        await home.empty()
+    async with linked(broker) as connection, linked(broker) as worker:
+        loop_tasks = LoopTasks()
+        yield StopSender(connection, loop_tasks), connection, worker
+        await loop_tasks.empty()
 
 
 @each_broker
 async def test_the_worker_is_told_and_the_record_is_kept(new: New):
-    async with belled(new) as (bell, link, worker):
+    async with belled(new) as (bell, connection, worker):
         heard: list[StopCall] = []
 
         async def answer(data: bytes) -> bytes:
@@ -36,22 +36,22 @@ async def test_the_worker_is_told_and_the_record_is_kept(new: New):
         reply, recorded = await bell.stop("s", CALL)
         assert reply == Reply(status="accepted", turn_id="t1")
         assert (heard, recorded) == ([CALL], True)
-        ((_, kept),) = await recorded_stops(link, "s")
+        ((_, kept),) = await recorded_stops(connection, "s")
         assert kept == CALL
 
 
 @each_broker
 async def test_where_nobody_is_the_record_is_kept_and_that_is_said_soon(new: New):
-    async with belled(new) as (bell, link, _):
+    async with belled(new) as (bell, connection, _):
         began = time.monotonic()
         assert await bell.stop("s", CALL) == (None, True)
         assert time.monotonic() - began < 2
-        assert len(await recorded_stops(link, "s")) == 1
+        assert len(await recorded_stops(connection, "s")) == 1
 
 
 @each_broker
 async def test_a_worker_that_takes_the_order_meanwhile_is_rung_again(new: New):
-    async with belled(new) as (bell, _link, worker):
+    async with belled(new) as (bell, _connection, worker):
         rings = 0
 
         async def answer(data: bytes) -> bytes:
@@ -69,7 +69,7 @@ async def test_a_worker_that_takes_the_order_meanwhile_is_rung_again(new: New):
 
 @each_broker
 async def test_who_only_ever_says_that_it_is_broken_has_not_been_told(new: New):
-    async with belled(new) as (bell, _link, worker):
+    async with belled(new) as (bell, _connection, worker):
 
         async def answer(data: bytes) -> bytes:
             return to_json(Reply(False, "its process has died", error="broken"))
@@ -80,7 +80,7 @@ async def test_who_only_ever_says_that_it_is_broken_has_not_been_told(new: New):
 
 @each_broker
 async def test_a_worker_that_does_not_answer_holds_nobody_up_and_is_rung_on(new: New):
-    async with belled(new) as (bell, _link, worker):
+    async with belled(new) as (bell, _connection, worker):
         gate, rung, again = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def answer(data: bytes) -> bytes:
@@ -99,7 +99,7 @@ async def test_a_worker_that_does_not_answer_holds_nobody_up_and_is_rung_on(new:
 
 @each_broker
 async def test_nonsense_as_an_answer_is_none(new: New):
-    async with belled(new) as (bell, _link, worker):
+    async with belled(new) as (bell, _connection, worker):
 
         async def answer(data: bytes) -> bytes:
             return b"what?"
@@ -110,20 +110,20 @@ async def test_nonsense_as_an_answer_is_none(new: New):
 
 @each_broker
 async def test_without_a_broker_there_is_neither_answer_nor_record(new: New):
-    link = await new().connect("test")
-    await link.close()
-    home = LoopTasks()
-    assert await StopSender(link, home).stop("s", CALL) == (None, False)
-    await home.empty()
+    connection = await new().connect("test")
+    await connection.close()
+    loop_tasks = LoopTasks()
+    assert await StopSender(connection, loop_tasks).stop("s", CALL) == (None, False)
+    await loop_tasks.empty()
 
 
 @each_broker
 async def test_a_record_that_cannot_be_read_is_a_stop_all_the_same(new: New):
-    async with linked(new()) as link:
-        await link.append("stops", ("s", "t1"), b'{"turn_id": "t1", "at": "SOME_DAY"}')
-        await link.append("stops", ("s", "t2"), to_json(StopCall("t2", "AFTER_TOOLS")))
-        await link.append("stops", ("other", "t3"), to_json(StopCall("t3")))
-        found = [call for _, call in await recorded_stops(link, "s")]
+    async with linked(new()) as connection:
+        await connection.append("stops", ("s", "t1"), b'{"turn_id": "t1", "at": "SOME_DAY"}')
+        await connection.append("stops", ("s", "t2"), to_json(StopCall("t2", "AFTER_TOOLS")))
+        await connection.append("stops", ("other", "t3"), to_json(StopCall("t3")))
+        found = [call for _, call in await recorded_stops(connection, "s")]
         assert next((call.turn_id, call.at, call.why.kind) for call in found) == ("t1", "NOW", "user")
         assert found[1] == StopCall("t2", "AFTER_TOOLS")
         assert len(found) == 2

@@ -13,26 +13,26 @@ from tests.worker.lab import New, each_broker, eventually, linked
 @each_broker
 async def test_of_two_owners_the_older_is_fenced(new: New):
     broker = new()
-    async with linked(broker) as link, linked(broker) as other:
-        old, heir = BrokerStore(link, "w1/1"), BrokerStore(other, "w2/2")
+    async with linked(broker) as connection, linked(broker) as other:
+        old, successor = BrokerStore(connection, "w1/1"), BrokerStore(other, "w2/2")
         assert await old.acquire("s") == 0
         await old.append("s", [LogRecord(1, "one")], durable=True)
-        assert await heir.acquire("s") == 1
+        assert await successor.acquire("s") == 1
         await old.append("s", [LogRecord(2, "not fenced yet: the heir has written nothing")], durable=True)
         with pytest.raises(SessionInUse):
-            await heir.append("s", [LogRecord(2, "it has to look again")], durable=True)
-        assert await heir.acquire("s") == 2
-        await heir.append("s", [LogRecord(3, "three")], durable=True)
+            await successor.append("s", [LogRecord(2, "it has to look again")], durable=True)
+        assert await successor.acquire("s") == 2
+        await successor.append("s", [LogRecord(3, "three")], durable=True)
         for _ in range(2):
             with pytest.raises(SessionInUse, match="another owner"):
                 await old.append("s", [LogRecord(3, "too late")], durable=True)
-        assert (old.fenced, [one.text for one in await heir.read("s", 2)]) == (True, ["three"])
+        assert (old.fenced, [one.text for one in await successor.read("s", 2)]) == (True, ["three"])
 
 
 @each_broker
 async def test_whoever_shares_no_session_does_not_disturb(new: New):
-    async with linked(new()) as link:
-        owner = BrokerStore(link, "w/1")
+    async with linked(new()) as connection:
+        owner = BrokerStore(connection, "w/1")
         for session in ("a", "b", "a.b", "a b"):
             assert await owner.acquire(session) == 0
             await owner.append(session, [LogRecord(1, session)], durable=True)
@@ -43,24 +43,27 @@ async def test_whoever_shares_no_session_does_not_disturb(new: New):
 
 @each_broker
 async def test_a_half_written_record_is_as_if_it_had_never_been(new: New):
-    async with linked(new()) as link:
-        owner = BrokerStore(link, "w/1")
+    async with linked(new()) as connection:
+        owner = BrokerStore(connection, "w/1")
         await owner.acquire("s")
         await owner.append("s", [LogRecord(1, "whole")], durable=True)
         first, *_ = packed([LogRecord(2, "x" * 500_000)], "w/1")
         assert last_seq(first) == 1
-        await link.append("log", ("s",), first)
-        heir = BrokerStore(link, "w/2")
-        assert await heir.acquire("s") == 1
-        assert await heir.read("s", 1) == []
-        await heir.append("s", [LogRecord(2, "y" * 500_000, "t")], durable=True)
-        assert await BrokerStore(link, "w/3").read("s") == [LogRecord(1, "whole"), LogRecord(2, "y" * 500_000, "t")]
+        await connection.append("log", ("s",), first)
+        successor = BrokerStore(connection, "w/2")
+        assert await successor.acquire("s") == 1
+        assert await successor.read("s", 1) == []
+        await successor.append("s", [LogRecord(2, "y" * 500_000, "t")], durable=True)
+        assert await BrokerStore(connection, "w/3").read("s") == [
+            LogRecord(1, "whole"),
+            LogRecord(2, "y" * 500_000, "t"),
+        ]
 
 
 @each_broker
 async def test_a_store_that_was_shut_writes_nothing_and_says_why(new: New):
-    async with linked(new()) as link:
-        owner = BrokerStore(link, "w/1")
+    async with linked(new()) as connection:
+        owner = BrokerStore(connection, "w/1")
         await owner.acquire("s")
         owner.shut("it was given back")
         with pytest.raises(StoreError, match="it was given back"):
@@ -69,16 +72,16 @@ async def test_a_store_that_was_shut_writes_nothing_and_says_why(new: New):
         await owner.close()
         with pytest.raises(StoreError, match="closed"):
             await owner.append("s", [LogRecord(1, "late")], durable=True)
-        assert await link.last("log", ("s",)) is None
+        assert await connection.last("log", ("s",)) is None
         assert not owner.fenced
 
 
 @each_broker
 async def test_a_broker_that_is_gone_is_an_error_of_the_store(new: New):
-    link = await new().connect("test")
-    owner = BrokerStore(link, "w/1")
+    connection = await new().connect("test")
+    owner = BrokerStore(connection, "w/1")
     await owner.acquire("s")
-    await link.close()
+    await connection.close()
     with pytest.raises(StoreError, match="'s' cannot be written"):
         await owner.append("s", [LogRecord(1, "late")], durable=True)
     with pytest.raises(StoreError, match="'s' cannot be read"):
@@ -89,10 +92,10 @@ async def test_a_broker_that_is_gone_is_an_error_of_the_store(new: New):
 
 @each_broker
 async def test_what_is_written_is_told_to_whoever_follows_with_its_place(new: New):
-    async with linked(new()) as link:
+    async with linked(new()) as connection:
         heard: list[bytes] = []
-        await link.listen(("news", "s"), heard.append)
-        owner = BrokerStore(link, "w/1")
+        await connection.listen(("news", "s"), heard.append)
+        owner = BrokerStore(connection, "w/1")
         await owner.acquire("s")
         await owner.append("s", [LogRecord(1, "one")], durable=True)
         await owner.append("s", [LogRecord(2, "two")], durable=True)
@@ -101,7 +104,7 @@ async def test_what_is_written_is_told_to_whoever_follows_with_its_place(new: Ne
             return len(heard) == 2
 
         await eventually(both)
-        kept = await link.read("log", ("s",))
+        kept = await connection.read("log", ("s",))
         assert [LogAppended.read(said) for said in heard] == [
             (0, StreamEntry(kept[0].position, (), kept[0].data)),
             (kept[0].position, StreamEntry(kept[1].position, (), kept[1].data)),
@@ -114,8 +117,8 @@ async def test_news_with_spaces_in_them_are_read_as_they_were_meant():
 
 @each_broker
 async def test_a_session_that_is_released_can_be_taken_again(new: New):
-    async with linked(new()) as link:
-        owner = BrokerStore(link, "w/1")
+    async with linked(new()) as connection:
+        owner = BrokerStore(connection, "w/1")
         await owner.acquire("s")
         await owner.append("s", [LogRecord(1, "one")], durable=True)
         await owner.release("s")

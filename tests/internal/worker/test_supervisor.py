@@ -34,12 +34,12 @@ ANY: Queue = ("any", "talker")
 PLACE = to_json(Placement("talker"))
 
 
-async def finished(link: BrokerConnection, *sessions: str) -> None:
+async def finished(connection: BrokerConnection, *sessions: str) -> None:
     """Until each of these sessions has ended a turn, and nobody has an order any more."""
 
     async def all_done() -> bool:
-        done = [ends(await logged(link, session)) for session in sessions]
-        return all(done) and not await link.ordered()
+        done = [ends(await logged(connection, session)) for session in sessions]
+        return all(done) and not await connection.ordered()
 
     await eventually(all_done)
 
@@ -47,10 +47,10 @@ async def finished(link: BrokerConnection, *sessions: str) -> None:
 async def test_no_more_orders_are_taken_than_there_are_places():
     broker = memory()
     agent = talker(*[[Stall()]] * 5)
-    async with linked(broker) as link:
+    async with linked(broker) as connection:
         for number in range(5):
-            await link.append("inbox", (f"s{number}",), to_json(SendCall(f"t{number}", "hello")))
-            await link.order(ANY, f"s{number}", PLACE)
+            await connection.append("inbox", (f"s{number}",), to_json(SendCall(f"t{number}", "hello")))
+            await connection.order(ANY, f"s{number}", PLACE)
         async with working(agent, broker, concurrency=2) as worker, hosting(broker) as host:
 
             async def full() -> bool:
@@ -69,61 +69,63 @@ async def _more_than(count: int, limit: int) -> bool:
 @each_broker
 async def test_a_message_without_an_order_is_found(new: New):
     broker = new(lease=0.4)
-    async with linked(broker) as link, working(talker("found"), broker):
-        await link.append("sessions", ("s",), PLACE)
-        await link.append("inbox", ("s",), to_json(SendCall("t", "hello")))  # whoever wrote it died before it ordered
-        await finished(link, "s")
-        assert ends(await logged(link, "s"))["t"].value.text == "found"
+    async with linked(broker) as connection, working(talker("found"), broker):
+        await connection.append("sessions", ("s",), PLACE)
+        await connection.append(
+            "inbox", ("s",), to_json(SendCall("t", "hello"))
+        )  # whoever wrote it died before it ordered
+        await finished(connection, "s")
+        assert ends(await logged(connection, "s"))["t"].value.text == "found"
 
 
 async def test_a_session_pinned_to_a_worker_that_is_gone_waits_for_it():
     broker = memory()
-    async with linked(broker) as link, hosting(broker) as host:
+    async with linked(broker) as connection, hosting(broker) as host:
         async with working(talker("never"), broker, name="w1"):
             await host.create("s", worker="w2")
             view = await host.send("s", "hello", turn_id="t")
             assert view.status == "queued"
         async with working(talker("at last"), broker, name="w2"):
-            await finished(link, "s")
-        assert ends(await logged(link, "s"))["t"].value.text == "at last"
+            await finished(connection, "s")
+        assert ends(await logged(connection, "s"))["t"].value.text == "at last"
 
 
 @each_broker
 async def test_an_order_that_was_tried_too_often_is_a_dead_letter_and_its_turn_is_ended(new: New):
     broker = new(lease=30.0)
-    async with linked(broker) as link:
-        await link.append("sessions", ("s",), PLACE)
-        await link.append("inbox", ("s",), to_json(SendCall("t", "hello")))
-        await link.order(ANY, "s", PLACE)
-        await give_back(link, 2)
+    async with linked(broker) as connection:
+        await connection.append("sessions", ("s",), PLACE)
+        await connection.append("inbox", ("s",), to_json(SendCall("t", "hello")))
+        await connection.order(ANY, "s", PLACE)
+        await give_back(connection, 2)
         agent = talker("it was in the inbox: it has never been tried")
         async with working(agent, broker, attempts=2) as worker:
-            await finished(link, "s")
+            await finished(connection, "s")
             assert worker.stats.dead == 1
-        (letter,) = await link.read("dead", ("s",))
+        (letter,) = await connection.read("dead", ("s",))
         told = json.loads(letter.data)
         assert (told["session"], told["attempts"]) == ("s", 2)
         assert "2 attempts" in told["why"]
 
 
-async def give_back(link: BrokerConnection, times: int) -> None:
+async def give_back(connection: BrokerConnection, times: int) -> None:
     """As often as that somebody took the order and came to nothing."""
     for _ in range(times):
-        (held,) = await link.take([ANY], 1, 5)
+        (held,) = await connection.take([ANY], 1, 5)
         await held.give_back()
 
 
 @each_broker
 async def test_an_order_whose_end_cannot_be_written_either_is_dropped_in_the_end(new: New):
     broker = new(lease=30.0)
-    async with linked(broker) as link:
-        await link.append("log", ("s",), b"nobody can read this")
-        await link.order(ANY, "s", PLACE)
-        await give_back(link, 6)
+    async with linked(broker) as connection:
+        await connection.append("log", ("s",), b"nobody can read this")
+        await connection.order(ANY, "s", PLACE)
+        await give_back(connection, 6)
         async with working(talker(), broker, attempts=1) as worker:
 
             async def dropped() -> bool:
-                return not await link.ordered()
+                return not await connection.ordered()
 
             await eventually(dropped)
             assert worker.stats.taken == 1
@@ -132,9 +134,9 @@ async def test_an_order_whose_end_cannot_be_written_either_is_dropped_in_the_end
 @each_broker
 async def test_a_log_that_nobody_can_read_does_not_take_the_worker_with_it(new: New):
     broker = new()
-    async with linked(broker) as link, working(talker("fine"), broker) as worker, hosting(broker) as host:
-        await link.append("log", ("broken",), b'{"records": "nobody can read this"}')
-        await link.order(ANY, "broken", PLACE)
+    async with linked(broker) as connection, working(talker("fine"), broker) as worker, hosting(broker) as host:
+        await connection.append("log", ("broken",), b'{"records": "nobody can read this"}')
+        await connection.order(ANY, "broken", PLACE)
 
         async def tried() -> bool:
             return worker.stats.taken > 0
@@ -149,13 +151,13 @@ async def test_a_log_that_nobody_can_read_does_not_take_the_worker_with_it(new: 
 @each_broker
 async def test_an_order_that_nobody_can_read_is_given_up_like_any_other(new: New):
     broker = new(lease=30.0)
-    async with linked(broker) as link:
-        await link.order(ANY, "s", b"from another world")
-        await give_back(link, 6)
+    async with linked(broker) as connection:
+        await connection.order(ANY, "s", b"from another world")
+        await give_back(connection, 6)
         async with working(talker(), broker, attempts=1):
 
             async def dropped() -> bool:
-                return not await link.ordered()
+                return not await connection.ordered()
 
             await eventually(dropped)
 
@@ -163,11 +165,11 @@ async def test_an_order_that_nobody_can_read_is_given_up_like_any_other(new: New
 async def test_an_order_for_what_is_being_worked_on_here_is_given_back():
     broker = nats()
     agent, released = held("one")
-    async with linked(broker) as link, working(agent, broker) as worker, hosting(broker) as host:
+    async with linked(broker) as connection, working(agent, broker) as worker, hosting(broker) as host:
         await host.create("s")
         await host.send("s", "hello", turn_id="t")
         await until_kind(host, "s", "turn_started")
-        await link.order(("at", worker.name), "s", PLACE)  # a second one, which there should not be
+        await connection.order(("at", worker.name), "s", PLACE)  # a second one, which there should not be
 
         async def given_back() -> bool:
             return worker.stats.taken >= 2
@@ -175,34 +177,34 @@ async def test_an_order_for_what_is_being_worked_on_here_is_given_back():
         await eventually(given_back)
         released.set()
         await until_kind(host, "s", "turn_ended")
-        await finished(link, "s")
-        assert list(ends(await logged(link, "s"))) == ["t"]
+        await finished(connection, "s")
+        assert list(ends(await logged(connection, "s"))) == ["t"]
 
 
 @each_broker
 async def test_a_worker_that_makes_way_gives_its_turn_to_another_one_and_what_waits_too(new: New):
     broker = new()
-    async with linked(broker) as link, hosting(broker) as host:
+    async with linked(broker) as connection, hosting(broker) as host:
         async with working(talker([Stall()]), broker, name="old"):
             await host.create("s")
             await host.send("s", "first", turn_id="t1")
             await host.send("s", "second", turn_id="t2")
             await until_kind(host, "s", "turn_started")
             await until_kind(host, "s", "turn_queued", turn_id="t2")
-        assert ends(await logged(link, "s"))["t1"].reason.kind == "lease_lost"
-        assert await link.ordered() == {"s"}
+        assert ends(await logged(connection, "s"))["t1"].reason.kind == "lease_lost"
+        assert await connection.ordered() == {"s"}
         assert await host.workers() == []
         async with working(talker("went on", "what had waited"), broker, name="new") as worker:
-            await finished(link, "s")
-            done = ends(await logged(link, "s"))
-            heir = next(
+            await finished(connection, "s")
+            done = ends(await logged(connection, "s"))
+            successor = next(
                 event.turn_id
-                for event in await logged(link, "s")
+                for event in await logged(connection, "s")
                 if event.kind == "turn_queued" and event.continues == "t1"
             )
-            assert (done[heir].value.text, done["t2"].value.text) == ("went on", "what had waited")
+            assert (done[successor].value.text, done["t2"].value.text) == ("went on", "what had waited")
             assert worker.stats.redelivered == 0, "a hand-over is no failed attempt"
-            assert await link.read("inbox", ("s",)) == []
+            assert await connection.read("inbox", ("s",)) == []
 
 
 class Fragile:
@@ -228,27 +230,27 @@ async def test_a_worker_that_has_lost_its_broker_for_good_still_ends_when_told()
 async def test_agents_of_one_worker_take_turns(new: New):
     broker = new()
     busy, rare = talker(*["one"] * 30, name="busy"), talker("two", name="rare")
-    async with linked(broker) as link:
+    async with linked(broker) as connection:
         for number in range(30):
-            await link.append("sessions", (f"s{number}",), to_json(Placement("busy")))
-            await link.append("inbox", (f"s{number}",), to_json(SendCall(f"t{number}", "hello")))
-            await link.order(("any", "busy"), f"s{number}", to_json(Placement("busy")))
-        await link.append("sessions", ("r",), to_json(Placement("rare")))
-        await link.append("inbox", ("r",), to_json(SendCall("r1", "hello")))
-        await link.order(("any", "rare"), "r", to_json(Placement("rare")))
+            await connection.append("sessions", (f"s{number}",), to_json(Placement("busy")))
+            await connection.append("inbox", (f"s{number}",), to_json(SendCall(f"t{number}", "hello")))
+            await connection.order(("any", "busy"), f"s{number}", to_json(Placement("busy")))
+        await connection.append("sessions", ("r",), to_json(Placement("rare")))
+        await connection.append("inbox", ("r",), to_json(SendCall("r1", "hello")))
+        await connection.order(("any", "rare"), "r", to_json(Placement("rare")))
         async with working({"busy": busy, "rare": rare}, broker, concurrency=1, idle_for=0.0):
 
             async def served() -> bool:
-                return bool(ends(await logged(link, "r")))
+                return bool(ends(await logged(connection, "r")))
 
             await eventually(served)
-            assert len(await link.ordered()) > 20, "it did not wait until the other one had nothing left"
+            assert len(await connection.ordered()) > 20, "it did not wait until the other one had nothing left"
 
 
 @each_broker
 async def test_a_pinned_session_whose_worker_came_back_without_its_agent_ends_its_turns(new: New):
     broker = new()
-    async with hosting(broker) as host, linked(broker) as link:
+    async with hosting(broker) as host, linked(broker) as connection:
         async with working(talker("one", name="poet"), broker, name="w1"):
             await host.create("s", "poet", worker="w1")
         turn = await host.send("s", "hello", turn_id="t1")
@@ -261,18 +263,18 @@ async def test_a_pinned_session_whose_worker_came_back_without_its_agent_ends_it
             assert "worker 'w1' has no agent 'poet': it has painter" in str(error)
             await ack.settled(SECONDS)
             assert (await host.turn("s", "t2")).status == "aborted"
-            await finished(link, "s")
+            await finished(connection, "s")
             assert (worker.stats.dead, worker.stats.taken) == (0, 1)
-        assert await link.read("dead", ("s",)) == []
+        assert await connection.read("dead", ("s",)) == []
 
 
 @each_broker
 async def test_a_message_of_a_newer_server_ends_and_is_seen_until_then(new: New):
     broker = new()
-    async with hosting(broker) as host, linked(broker) as link:
-        await link.append("sessions", ("s",), PLACE)
+    async with hosting(broker) as host, linked(broker) as connection:
+        await connection.append("sessions", ("s",), PLACE)
         data = json.dumps({"turn_id": "t1", "text": "hello", "when_busy": "whenever"}).encode()
-        await link.append("inbox", ("s",), data)
+        await connection.append("inbox", ("s",), data)
         assert (await host.turn("s", "t1")).status == "queued"
         async with working(talker("two"), broker):
             await host.send("s", "hello again", turn_id="t2")
@@ -280,4 +282,4 @@ async def test_a_message_of_a_newer_server_ends_and_is_seen_until_then(new: New)
             view = await host.turn("s", "t1")
             assert view.status == "failed"
             assert "when_busy: Input should be" in str(view.outcome.error)  # type: ignore[union-attr]
-            assert [letter.data for letter in await link.read("dead", ("s",))] == [data]
+            assert [letter.data for letter in await connection.read("dead", ("s",))] == [data]

@@ -15,8 +15,8 @@ async def test_work_that_is_begun_in_another_thread_runs_in_the_loop_of_the_work
     broker, agent = MemoryBroker(), talker("one")
     workshop = WorkerLoop(broker, {agent.name: agent}, "w")
     await workshop.open()
-    async with linked(broker) as link:
-        await link.append("inbox", ("s",), to_json(SendCall("t", "hello")))
+    async with linked(broker) as connection:
+        await connection.append("inbox", ("s",), to_json(SendCall("t", "hello")))
         told: list[str | None] = []
 
         def work() -> str:
@@ -24,7 +24,7 @@ async def test_work_that_is_begun_in_another_thread_runs_in_the_loop_of_the_work
             return workshop.run(runner).result(SECONDS)
 
         assert await asyncio.to_thread(work) == "idle"
-        assert ends(await logged(link, "s"))["t"].status == "completed"
+        assert ends(await logged(connection, "s"))["t"].status == "completed"
         assert told == ["t", None]
     await workshop.close()
 

@@ -42,7 +42,7 @@ class AccountLeaf(Account, Protocol):
     policy: Policy
 
     @property
-    def ledger(self) -> ReceiptBuilder: ...
+    def receipt_builder(self) -> ReceiptBuilder: ...
 
     @property
     def being_interrupted(self) -> bool:
@@ -81,7 +81,7 @@ class _Thread:
         self.name = name
         self.helps = helps  # the leaf does not wait for it, and it may serve others
         self.cut = False  # a program that it had started was ended
-        self.line: EntryBuilder | None = None
+        self.entry: EntryBuilder | None = None
         self.ended: Future[None] = Future()
 
 
@@ -194,8 +194,8 @@ class ResourceAccount:
         finally:
             with self._lock:
                 self._functions.remove(thread)
-            if thread.line is not None:
-                thread.line.end(fate)
+            if thread.entry is not None:
+                thread.entry.end(fate)
             thread.ended.set_result(None)
 
     # Ending it
@@ -284,12 +284,12 @@ class ResourceAccount:
             everything = with_descendants(lines)
             self._signalled.update(everything)
             left = end_processes(everything, grace=TERM_SECONDS)
-            for process, line in lines.items():
+            for process, entry in lines.items():
                 if process not in left:
-                    line.end("stopped")
+                    entry.end("stopped")
             for process in left:
-                line = lines.get(process) or self._line(process, "process")
-                line.end("still_running", note="it did not end after KILL")
+                entry = lines.get(process) or self._line(process, "process")
+                entry.end("still_running", note="it did not end after KILL")
         finally:
             with self._lock:
                 self._endings.remove(ended)
@@ -327,9 +327,9 @@ class ResourceAccount:
         for function in functions:
             note = "a thread that the leaf started" if function.helps else ""
             self._function_line(function).end("still_running", where=function.work.call.where(), note=note)
-        for process, line in list(self._lines.items()):
+        for process, entry in list(self._lines.items()):
             if not is_alive(process):
-                line.end("stopped" if process in self._signalled else "finished")
+                entry.end("stopped" if process in self._signalled else "finished")
         self._listed = bool(programs or functions) or FORKS.has(self)
         return self._listed
 
@@ -337,24 +337,24 @@ class ResourceAccount:
         """Have `write_down` called before each receipt, as long as there is something to tell."""
         if not self._listed:
             self._listed = True
-            self._leaf.ledger.add_source(self.write_down)
+            self._leaf.receipt_builder.add_source(self.write_down)
 
     def _function_line(self, function: "_Thread") -> EntryBuilder:
-        if function.line is None:
-            function.line = self._begin(function.name, "thread")
-        return function.line
+        if function.entry is None:
+            function.entry = self._begin(function.name, "thread")
+        return function.entry
 
     def _begin(self, name: str, kind: LeafKind) -> EntryBuilder:
-        line = self._leaf.ledger.begin(f"{self._leaf.operation}/{name}", kind, owned=True)
-        line.fate = "still_running"
-        return line
+        entry = self._leaf.receipt_builder.begin(f"{self._leaf.operation}/{name}", kind, owned=True)
+        entry.fate = "still_running"
+        return entry
 
     def _line(self, process: ProcessId, name: str) -> EntryBuilder:
-        line = self._lines.get(process)
-        if line is None:
-            line = self._lines[process] = self._begin(name, "program")
-            line.pid, line.pid_started = process.pid, process.started
-        return line
+        entry = self._lines.get(process)
+        if entry is None:
+            entry = self._lines[process] = self._begin(name, "program")
+            entry.pid, entry.pid_started = process.pid, process.started
+        return entry
 
 
 async def _wait_for(endings: "list[asyncio.Future[None]]", seconds: float) -> None:

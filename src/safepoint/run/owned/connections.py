@@ -114,10 +114,10 @@ def _waited_for(frame: FrameType, call: tuple[int, int] | None) -> Any:
 def _names(frame: FrameType, name: str) -> bool:
     """Whether the call at which the frame stands is made on the variable or attribute of this name."""
     spans = islice(frame.f_code.co_positions(), max(frame.f_lasti, 0) // 2, None)
-    line, end_line, _, _ = next(spans, (None, None, None, None))
-    if line is None or end_line is None:
+    entry, end_line, _, _ = next(spans, (None, None, None, None))
+    if entry is None or end_line is None:
         return False
-    text = "".join(linecache.getline(frame.f_code.co_filename, number) for number in range(line, end_line + 1))
+    text = "".join(linecache.getline(frame.f_code.co_filename, number) for number in range(entry, end_line + 1))
     return re.search(rf"(?<![\w.]){re.escape(name)}\s*\.\s*\w+\s*\(", text) is not None
 
 

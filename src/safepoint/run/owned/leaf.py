@@ -31,7 +31,7 @@ class OwningLeaf:
     policy: Policy
     signal: AbortSignal
     outer: Context
-    watch: StartGate
+    gate: StartGate
 
     def __init__(self) -> None:
         self.task: asyncio.Task[Any] | None = None  # the one that runs the body, if it is awaited
@@ -44,9 +44,9 @@ class OwningLeaf:
         self._behind: Future[Any] | None = None  # the call in a thread for which it waited when it was interrupted
 
     @property
-    def ledger(self) -> ReceiptBuilder:
+    def receipt_builder(self) -> ReceiptBuilder:
         """The ledger of the run."""
-        return self.outer.ledger
+        return self.outer.receipt_builder
 
     def own(self) -> ResourceAccount:
         """Its account, made with the first thing that it starts."""
@@ -109,7 +109,7 @@ class OwningLeaf:
             if self.being_interrupted:
                 callback()
 
-        self.watch.after_abort(seconds + (self.policy.grace if self.policy.on_abort == "finish" else 0.0), due)
+        self.gate.after_abort(seconds + (self.policy.grace if self.policy.on_abort == "finish" else 0.0), due)
 
     def refuse_if_stopped(self, what: Literal["programs", "connections"]) -> None:
         """Refuse to start one more. Raises: AbortInterrupt, while the interruption has not reached the body."""
@@ -181,9 +181,9 @@ class OwningLeaf:
         """It waited for a call in a thread of a pool. If the pool is ours, the call is on the account already."""
         if self.owned is None or not self.owned.runs:
             self._behind = call
-            line = self.ledger.begin(f"{self.operation}/executor", "thread", owned=True)
-            line.end("still_running", note="it waited for a thread of an executor, which goes on")
-            call.add_done_callback(lambda _: line.end("finished"))
+            entry = self.receipt_builder.begin(f"{self.operation}/executor", "thread", owned=True)
+            entry.end("still_running", note="it waited for a thread of an executor, which goes on")
+            call.add_done_callback(lambda _: entry.end("finished"))
 
     @property
     def left_running(self) -> bool:

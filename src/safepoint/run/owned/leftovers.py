@@ -31,30 +31,30 @@ CONTEXT_NAME = "context"
 UNSEEN = "started while the run was on, by code that cannot be seen (uvloop, multiprocessing, C); by whom is not known"
 
 
-async def name_leftovers(ledger: ReceiptBuilder, begun: int) -> None:
+async def name_leftovers(receipt_builder: ReceiptBuilder, begun: int) -> None:
     """Write a line for all that goes on although the run of this ledger ends now.
 
     Args:
         ledger: The run's.
         begun: When the run began, in clock ticks since boot: dates move, and tests have clocks of their own.
     """
-    ledger.bring_up_to_date()
-    tasks = _tasks(ledger)
+    receipt_builder.bring_up_to_date()
+    tasks = _tasks(receipt_builder)
     for _ in range(2):  # one that was told to end in this very moment may do so
         if tasks:
             await asyncio.sleep(0)
             tasks = [(leaf, task) for leaf, task in tasks if not task.done()]
     for leaf, task in tasks:
-        line = ledger.begin(f"{leaf.operation}/{_name_of(task)}", "task", owned=True)
+        line = receipt_builder.begin(f"{leaf.operation}/{_name_of(task)}", "task", owned=True)
         line.end("still_running", where=place(task), note="a task that it started")
         task.add_done_callback(lambda _, line=line: line.end("finished"))  # type: ignore[misc]
-    for leaf, thread in _threads(ledger):
-        line = ledger.begin(f"{leaf.operation}/{_thread_name(thread)}", "thread", owned=True)
+    for leaf, thread in _threads(receipt_builder):
+        line = receipt_builder.begin(f"{leaf.operation}/{_thread_name(thread)}", "thread", owned=True)
         line.end("still_running", where=thread_place(thread), note="a thread behind it")
     for pid in _unseen_children(begun):
         process = identify(pid)
         if process is not None:
-            line = ledger.begin(name_of(pid), "program", owned=True)
+            line = receipt_builder.begin(name_of(pid), "program", owned=True)
             line.pid, line.pid_started = process.pid, process.started
             line.end("unknown", note=UNSEEN)
 
@@ -89,14 +89,14 @@ def running_behind(callbacks: object) -> "Future[Any] | None":
     return None
 
 
-def _tasks(ledger: ReceiptBuilder | None) -> "list[tuple[Any, asyncio.Task[Any]]]":
+def _tasks(receipt_builder: ReceiptBuilder | None) -> "list[tuple[Any, asyncio.Task[Any]]]":
     """The tasks of this loop that leaves of this run have started, each with its leaf. None: of any run."""
     here = asyncio.current_task()
     found = []
     for task in asyncio.all_tasks():
         variables = _variables(task)
         leaf: Any = None if variables is None or task is here else variables.get(current_account)
-        if leaf is None or (ledger is not None and leaf.ledger is not ledger):
+        if leaf is None or (receipt_builder is not None and leaf.receipt_builder is not receipt_builder):
             continue
         if leaf.task is not task and not _is_ours(task):
             found.append((leaf, task))
@@ -122,7 +122,7 @@ def _name_of(task: "asyncio.Task[Any]") -> str:
     return str(getattr(coroutine, "__name__", None) or task.get_name())
 
 
-def _threads(ledger: ReceiptBuilder) -> Iterator[tuple[Any, int]]:
+def _threads(receipt_builder: ReceiptBuilder) -> Iterator[tuple[Any, int]]:
     """The threads of other libraries' pools that run a function in the context of a leaf of this run."""
     here = threading.get_ident()
     for thread, frame in sys._current_frames().items():
@@ -130,7 +130,7 @@ def _threads(ledger: ReceiptBuilder) -> Iterator[tuple[Any, int]]:
             continue
         variables = _called_in(frame)
         leaf: Any = None if variables is None else variables.get(current_account)
-        if leaf is not None and leaf.ledger is ledger and not leaf.knows_thread(thread):
+        if leaf is not None and leaf.receipt_builder is receipt_builder and not leaf.knows_thread(thread):
             yield leaf, thread
 
 
