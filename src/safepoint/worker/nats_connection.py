@@ -88,7 +88,7 @@ class NatsConnection:
 
     # Kept messages
 
-    async def append(self, shelf: StreamName, key: Key, data: bytes, *, after: int | None = None) -> int:
+    async def append(self, stream: StreamName, key: Key, data: bytes, *, after: int | None = None) -> int:
         """Keep a message. An answer that was lost on the way is looked for before it is sent again."""
         headers = {"Nats-Msg-Id": uuid.uuid4().hex}
         if after is not None:
@@ -96,79 +96,79 @@ class NatsConnection:
         until, pause, unsure = time.monotonic() + PATIENCE_SECONDS, 0.02, False
         while True:
             try:
-                name = subject_of(self._namespace, shelf, key)
+                name = subject_of(self._namespace, stream, key)
                 ack = await self._js.publish(name, data, ASK_SECONDS, headers=headers)
                 return int(ack.seq)
             except APIError as error:
                 if error.err_code in WRONG_LAST:
-                    return await self._ours(shelf, key, data, unsure)
+                    return await self._ours(stream, key, data, unsure)
                 if error.code != 503:
-                    raise BrokerError(f"NATS refused to keep it in {shelf}: {error.description}") from error
+                    raise BrokerError(f"NATS refused to keep it in {stream}: {error.description}") from error
                 failure: Exception = error
             except errors.MaxPayloadError as error:
-                raise BrokerError(f"{len(data)} bytes are more than NATS takes for {shelf} (max_payload)") from error
+                raise BrokerError(f"{len(data)} bytes are more than NATS takes for {stream} (max_payload)") from error
             except (errors.Error, OSError) as error:  # no answer, or nobody who could give one
                 failure, unsure = error, True
             if time.monotonic() > until or self._nc.is_closed:
-                raise BrokerError(f"NATS does not keep anything ({type(failure).__name__}) for {shelf}") from failure
+                raise BrokerError(f"NATS does not keep anything ({type(failure).__name__}) for {stream}") from failure
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # real time: a server comes back, or a new leader
             pause = min(2 * pause, 1.0)
 
-    async def _ours(self, shelf: StreamName, key: Key, data: bytes, unsure: bool) -> int:
+    async def _ours(self, stream: StreamName, key: Key, data: bytes, unsure: bool) -> int:
         """Somebody has written here since: perhaps ourselves, when the answer was lost."""
-        newest = await self.last(shelf, key) if unsure else None
+        newest = await self.last(stream, key) if unsure else None
         if newest is not None and newest.data == data:
             return newest.position
-        raise Fenced(f"{shelf} {'/'.join(key)}: somebody else has written there since")
+        raise Fenced(f"{stream} {'/'.join(key)}: somebody else has written there since")
 
-    async def read(self, shelf: StreamName, key: Key, after: int = 0, limit: int = 1000) -> list[StreamEntry]:
+    async def read(self, stream: StreamName, key: Key, after: int = 0, limit: int = 1000) -> list[StreamEntry]:
         """The messages of this key. A log can be long: it is read in batches, from any server that has it."""
-        name = subject_of(self._namespace, shelf, key)
-        if shelf != "log":
-            return await self._from_leader(shelf, name, after, limit)
+        name = subject_of(self._namespace, stream, key)
+        if stream != "log":
+            return await self._from_leader(stream, name, after, limit)
         wanted = {"seq": after + 1, "next_by_subj": name, "batch": limit}
-        place = f"$JS.API.DIRECT.GET.{stream_name(self._namespace, shelf)}"
+        place = f"$JS.API.DIRECT.GET.{stream_name(self._namespace, stream)}"
         found = await self._collect(place, wanted, limit)
         return [StreamEntry(int((one.headers or {})["Nats-Sequence"]), key, one.data) for one in found]
 
-    async def _from_leader(self, shelf: StreamName, name: str, after: int, limit: int) -> list[StreamEntry]:
+    async def _from_leader(self, stream: StreamName, name: str, after: int, limit: int) -> list[StreamEntry]:
         found: list[StreamEntry] = []
         while len(found) < limit:
-            entry = await self._get(shelf, seq=after + 1, subject=name, next=True)
+            entry = await self._get(stream, seq=after + 1, subject=name, next=True)
             if entry is None:
                 break
             found.append(entry)
             after = entry.position
         return found
 
-    async def _get(self, shelf: StreamName, **which: Any) -> StreamEntry | None:
+    async def _get(self, stream: StreamName, **which: Any) -> StreamEntry | None:
         """One message, asked of the leader."""
         try:
-            found = await self._patiently(lambda: self._js.get_msg(stream_name(self._namespace, shelf), **which))
+            found = await self._patiently(lambda: self._js.get_msg(stream_name(self._namespace, stream), **which))
         except NotFoundError:
             return None
         return StreamEntry(found.seq, key_of(found.subject), found.data or b"")
 
-    async def last(self, shelf: StreamName, key: Key) -> StreamEntry | None:
+    async def last(self, stream: StreamName, key: Key) -> StreamEntry | None:
         """The newest message of this key."""
-        return await self._get(shelf, subject=subject_of(self._namespace, shelf, key))
+        return await self._get(stream, subject=subject_of(self._namespace, stream, key))
 
-    async def lasts(self, shelf: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
+    async def lasts(self, stream: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
         """The message of each key below."""
-        return await self._from_leader(shelf, f"{subject_of(self._namespace, shelf, under)}.*", after, 100_000)
+        return await self._from_leader(stream, f"{subject_of(self._namespace, stream, under)}.*", after, 100_000)
 
-    async def trim(self, shelf: StreamName, key: Key, upto: int) -> None:
+    async def trim(self, stream: StreamName, key: Key, upto: int) -> None:
         """Forget the messages up to this position."""
-        stream, name = stream_name(self._namespace, shelf), subject_of(self._namespace, shelf, key)
-        await self._patiently(lambda: self._js.purge_stream(stream, seq=upto + 1, subject=name))
+        jetstream_name, name = stream_name(self._namespace, stream), subject_of(self._namespace, stream, key)
+        await self._patiently(lambda: self._js.purge_stream(jetstream_name, seq=upto + 1, subject=name))
 
-    async def keys(self, shelf: StreamName) -> list[Key]:
+    async def keys(self, stream: StreamName) -> list[Key]:
         """The keys of which there are messages."""
-        return [key_of(name) for name in await self._subjects(shelf)]
+        return [key_of(name) for name in await self._subjects(stream)]
 
     async def _subjects(self, room: str) -> list[str]:
-        stream = stream_name(self._namespace, room)
-        info = await self._patiently(lambda: self._js.stream_info(stream, subjects_filter=">"))
+        jetstream_name = stream_name(self._namespace, room)
+        info = await self._patiently(lambda: self._js.stream_info(jetstream_name, subjects_filter=">"))
         return list(info.state.subjects or {})
 
     async def _patiently(self, ask: Callable[[], Awaitable[Any]]) -> Any:
@@ -262,8 +262,11 @@ class NatsConnection:
 
     async def change_lease(self, queue: Queue) -> None:
         """Overwrite the settings of the queue's consumer."""
-        config, stream = consumer_config(self._namespace, queue, self.lease), stream_name(self._namespace, ORDERS)
-        await self._patiently(lambda: self._js.add_consumer(stream, config))
+        config, jetstream_name = (
+            consumer_config(self._namespace, queue, self.lease),
+            stream_name(self._namespace, ORDERS),
+        )
+        await self._patiently(lambda: self._js.add_consumer(jetstream_name, config))
 
     async def _pull_fairly(self, queues: Sequence[Queue], limit: int) -> list[Order]:
         """Ask the queues for orders, the one that has waited longest first."""

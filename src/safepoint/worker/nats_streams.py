@@ -91,13 +91,17 @@ async def consumer_lease(connection: Client, namespace: str, queue: Queue, lease
 
     Raises: what the client library raises, in the same cases.
     """
-    stream, name = stream_name(namespace, ORDERS), consumer_of(queue)
+    jetstream_name, name = stream_name(namespace, ORDERS), consumer_of(queue)
     # The client library always overwrites a consumer that is there; the server is told not to.
-    wanted = {"stream_name": stream, "config": consumer_config(namespace, queue, lease).as_dict(), "action": "create"}
-    place = f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.{name}"
+    wanted = {
+        "stream_name": jetstream_name,
+        "config": consumer_config(namespace, queue, lease).as_dict(),
+        "action": "create",
+    }
+    place = f"$JS.API.CONSUMER.DURABLE.CREATE.{jetstream_name}.{name}"
     answer = json.loads((await connection.request(place, json.dumps(wanted).encode(), timeout=ASK_SECONDS)).data)
     if answer.get("error", {}).get("err_code") in CONSUMER_EXISTS:
-        info = await connection.jetstream(timeout=ASK_SECONDS).consumer_info(stream, name)
+        info = await connection.jetstream(timeout=ASK_SECONDS).consumer_info(jetstream_name, name)
         return float(info.config.ack_wait or lease)
     if "error" in answer:
         APIError.from_error(answer["error"])
@@ -108,14 +112,14 @@ def configs(namespace: str, replicas: int) -> list[StreamConfig]:
     """All streams."""
     made = [
         StreamConfig(
-            name=stream_name(namespace, shelf),
-            subjects=[f"{namespace}.{shelf}.>"],
+            name=stream_name(namespace, stream),
+            subjects=[f"{namespace}.{stream}.>"],
             max_msgs_per_subject=1 if keeping.newest_only else -1,
             max_age=keeping.seconds or 0,
             num_replicas=replicas,
             allow_direct=True,
         )
-        for shelf, keeping in KEPT.items()
+        for stream, keeping in KEPT.items()
     ]
     orders = StreamConfig(
         name=stream_name(namespace, ORDERS),
