@@ -41,8 +41,8 @@ async def test_what_is_kept_is_read_in_order_and_page_by_page(new: New):
         assert await connection.read("log", ("nobody",)) == []
 
 
-@pytest.mark.parametrize("shelf", ["log", "inbox", "stops"])
-async def test_every_shelf_says_what_is_its_newest(new: New, stream: str):
+@pytest.mark.parametrize("stream", ["log", "inbox", "stops"])
+async def test_every_stream_says_what_is_its_newest(new: New, stream: str):
     async with linked(new()) as connection:
         assert await connection.last(stream, ("s",)) is None  # type: ignore[arg-type]
         await connection.append(stream, ("s",), b"old")  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ async def test_of_two_who_write_at_once_one_is_fenced(new: New):
         assert len(await connection.read("log", ("s",))) == 1
 
 
-async def test_a_shelf_that_keeps_the_newest_has_one_message_of_each_key(new: New):
+async def test_a_stream_that_keeps_the_newest_has_one_message_of_each_key(new: New):
     async with linked(new()) as connection:
         await connection.append("stops", ("s", "t1"), b"old")
         await connection.append("stops", ("s", "t2"), b"two")
