@@ -1149,6 +1149,31 @@ def test_a_body_whose_coroutine_is_collected_does_not_go_on_behind_the_block():
     assert went_on == []
 
 
+def test_a_body_whose_loop_is_closed_is_collected_in_silence_also_while_another_loop_runs(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    complaints: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: complaints.append(args.exc_value))
+
+    async def victim() -> None:
+        await AbortSignal.never().run(forever())
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(victim())
+    loop.run_until_complete(drain_ready_tasks())
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # we destroy it on purpose
+    collected = weakref.ref(task)
+    del task
+
+    async def elsewhere() -> None:
+        gc.collect()
+
+    asyncio.run(elsewhere())
+    assert collected() is None
+    assert complaints == []
+
+
 async def test_a_body_whose_next_result_is_always_there_already_keeps_one_and_is_interrupted():
     controller = AbortController()
     loop = asyncio.get_running_loop()

@@ -87,16 +87,36 @@ def test_at_the_end_a_turn_stops_at_its_safe_point_and_what_waits_waits_on(tmp_p
         child.session()
         child.send("steps", "t1")
         child.until("progress_made")
+        child.send("hello", "t2")
         code, took, _, errors = child.end()
         assert (code, errors) == (0, "")
         assert took < SLACK
     with Child("--db", db) as child:
         outcome = child.turn("t1")["outcome"]
         assert (outcome["status"], outcome["reason"]["kind"]) == ("aborted", "shutdown")
-        events = child.until("session_opened", agent="helper")
+        events = child.until("turn_ended", turn_id="t2")
         assert events[0]["kind"] == "session_opened"
-        kinds = [event["kind"] for event in child.until("turn_ended")]
-        assert kinds.count("turn_ended") == 1
+        ends = [(event["turn_id"], event["outcome"]["status"]) for event in events if event["kind"] == "turn_ended"]
+        assert ends == [("t1", "aborted"), ("t2", "completed")]
+
+
+def test_with_resume_the_turn_that_a_sigterm_has_interrupted_goes_on_before_what_waits(tmp_path: Path):
+    db = str(tmp_path / "chat.db")
+    with Child("--db", db, "--within", "20", "--resume") as child:
+        child.session()
+        child.send("steps", "t1")
+        child.until("progress_made")
+        child.send("hello", "t2")
+        code, took, _, errors = child.end()
+        assert (code, errors) == (0, "")
+        assert took < SLACK
+    with Child("--db", db, "--resume") as child:
+        events = child.until("turn_ended", turn_id="t2")
+        begun = [event["turn_id"] for event in events if event["kind"] == "turn_started"]
+        goes_on = next(event["turn_id"] for event in events if event.get("continues") == "t1")
+        assert begun == ["t1", goes_on, "t2"]
+        first = child.turn("t1")
+        assert (first["status"], first["continued_by"]) == ("completed", goes_on)
 
 
 def test_while_it_ends_it_takes_no_new_work_and_readers_see_the_end(tmp_path: Path):

@@ -4,14 +4,18 @@ import asyncio
 import random
 import signal
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from safepoint.agent import validate
+from safepoint.errors import UsageError
 from safepoint.events import CallRecorded, ToolEnded, TurnEnded
-from safepoint.run import Completed
-from safepoint.session import LoggedEvent
+from safepoint.run import Aborted, Completed
+from safepoint.session import LoggedEvent, SessionBusy
+from safepoint.session.turn_endings import DIED_TOO_OFTEN, LOST_TOO_OFTEN
+from safepoint.worker import BrokerError
 from tests.conftest import counts
 from tests.rigs.nats import NatsServer, nats_server
 from tests.worker.faulty import Lab, _read, lab
@@ -54,9 +58,14 @@ async def until_done(there: Lab, session: str) -> list[LoggedEvent]:
     """The log, when the turn, or what goes on with it, has completed."""
     while True:
         log = await _read(there.host, session, 0)
-        last = [one.event for one in log if isinstance(one.event, TurnEnded)][-1:]
-        if last and isinstance(last[0].outcome, Completed):
+        outcome = next((one.event.outcome for one in reversed(log) if isinstance(one.event, TurnEnded)), None)
+        if isinstance(outcome, Completed):
             return log
+        if isinstance(outcome, Aborted) and outcome.reason in (DIED_TOO_OFTEN, LOST_TOO_OFTEN):
+            # It was cut off more often than it is resumed by itself: a person goes on with it. Refused if that has
+            # begun already, and unanswered if the worker is killed meanwhile: then it is looked at again.
+            with suppress(UsageError, SessionBusy, BrokerError):
+                await there.host.continue_turn(session)
         await asyncio.sleep(0.3)  # real time: other processes work
 
 

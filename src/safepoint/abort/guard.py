@@ -166,7 +166,7 @@ class Guard(Scope):
         try:
             scope.reset(self._token)
         except ValueError:
-            self._leave_elsewhere(exc)
+            self._leave_elsewhere(task, exc)
             return False
         if self.signal.detach(self) and not self._held:
             self._state = LEFT
@@ -174,12 +174,14 @@ class Guard(Scope):
         assert task is not None  # set on entry; a guard is left once
         return self._leave_aborted(task, exc_type)
 
-    def _leave_elsewhere(self, exc: BaseException | None) -> None:
+    def _leave_elsewhere(self, task: "asyncio.Task[object] | None", exc: BaseException | None) -> None:
         """Left in another context, so not by the task that entered: that task must not be touched from here."""
         self.signal.detach(self)
         self._state = LEFT
-        if isinstance(exc, GeneratorExit) and asyncio._get_running_loop() is None:
-            return  # a coroutine whose loop is gone, being collected
+        if isinstance(exc, GeneratorExit) and (
+            asyncio._get_running_loop() is None or (task is not None and task.get_loop().is_closed())
+        ):
+            return  # a coroutine whose loop is gone, being collected, perhaps while another loop runs
         raise UsageError(
             "A guard was left by another task than the one that entered it. Was it held across `yield` in an"
             " async generator? Use `async with signal.stream(source)`, or guard each step."

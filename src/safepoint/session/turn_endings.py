@@ -18,6 +18,11 @@ DIED_TOO_OFTEN = AbortReason(
     f"the process in which it ran has ended, also after it was resumed {MAX_RESUMES} times: it is not resumed again",
 )
 LOST = AbortReason("lease_lost", "its worker has lost it; it may still run there")
+LOST_TOO_OFTEN = AbortReason(
+    "lease_lost",
+    f"its worker has lost it, also after it was resumed {MAX_RESUMES} times: it is not resumed again;"
+    " it may still run there",
+)
 
 
 def never_started(reason: AbortReason, now: float) -> Outcome[AgentResult]:
@@ -39,8 +44,11 @@ def sealed(
         may_still_run: Nobody has seen that the process in which it ran has ended.
         warnings: What it has left on other machines and could not be stopped there.
     """
-    died = DIED if turn.next_resumes <= MAX_RESUMES else DIED_TOO_OFTEN
-    reason = turn.stop or (LOST if may_still_run else died)
+    if turn.next_resumes <= MAX_RESUMES:
+        cut_off = LOST if may_still_run else DIED
+    else:
+        cut_off = LOST_TOO_OFTEN if may_still_run else DIED_TOO_OFTEN
+    reason = turn.stop or cut_off
     if not turn.started:
         receipt = Receipt(reason, None, now, (Entry("turn", "child", "not_started"),))
         return Aborted(reason, receipt, AgentResult(""), started_at=now, finished_at=now)

@@ -4,7 +4,7 @@ from safepoint import Aborted, AbortReason, Completed, Failed, Receipt, TimedOut
 from safepoint.agent import AgentResult
 from safepoint.messages import AssistantMessage, UserMessage
 from safepoint.session import SessionTurn
-from safepoint.session.session_state import SessionState, TurnRecord
+from safepoint.session.session_state import MAX_RESUMES, SessionState, TurnRecord
 from safepoint.session.turn_endings import broken, never_started, only_new, receipt_of, sealed
 from safepoint.testing import FakeClock
 
@@ -51,6 +51,15 @@ def test_a_turn_that_lost_its_worker_is_not_said_to_have_ended_there() -> None:
     assert "may still run" in lost.reason.message
     assert "has ended" in died.reason.message
     assert lost.reason.kind == died.reason.kind == "lease_lost"
+
+
+def test_a_turn_that_is_not_resumed_again_says_so_whatever_is_known_of_its_process() -> None:
+    turn = TurnRecord("t", (HI,), resumes=MAX_RESUMES, started=True)
+    for may_still_run, known in ((False, "has ended"), (True, "may still run")):
+        outcome = sealed(SessionState(), turn, 7.0, may_still_run=may_still_run)
+        assert isinstance(outcome, Aborted)
+        assert known in outcome.reason.message
+        assert "not resumed again" in outcome.reason.message
 
 
 def test_each_turn_stores_only_what_it_has_added() -> None:
