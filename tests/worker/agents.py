@@ -29,7 +29,7 @@ async def die() -> str:
 
 
 @tool
-async def order_lease(ctx: ToolContext) -> str:
+async def hold(ctx: ToolContext) -> str:
     """Never end by itself."""
     await ctx.signal.wait_async()
     ctx.signal.raise_if_aborted()
@@ -52,4 +52,4 @@ def answer(request: ModelRequest) -> Any:
     return plays.get(last.text, "done")
 
 
-helper = Agent(ScriptedModel(*[answer] * 10_000), name="helper", tools=[hog, die, order_lease], ask_user=True)
+helper = Agent(ScriptedModel(*[answer] * 10_000), name="helper", tools=[hog, die, hold], ask_user=True)

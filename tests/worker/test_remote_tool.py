@@ -173,11 +173,11 @@ async def test_a_parent_that_was_torn_away_finds_the_child_that_it_had_begun():
     released = asyncio.Event()
 
     @tool
-    async def order_lease() -> str:
+    async def hold() -> str:
         await released.wait()
         return "go"
 
-    child, broker = talker([Call("hold")], "it was done once", name="child", tools=[order_lease]), memory()
+    child, broker = talker([Call("hold")], "it was done once", name="child", tools=[hold]), memory()
     deaf = Deaf(broker)  # as if its process had died: nobody stops the child
     async with working(child, broker), hosting(broker) as host, asyncio.TaskGroup() as group:
         controller = AbortController()
@@ -309,12 +309,12 @@ async def lost_parent(new: New = memory) -> AsyncIterator[tuple[Lost, asyncio.Ev
     released = asyncio.Event()
 
     @tool
-    async def order_lease() -> str:
+    async def hold() -> str:
         await released.wait()
         return "go"
 
     broker = new()
-    child = talker(["on it", Call("hold")], "it was done once", name="child", tools=[order_lease])
+    child = talker(["on it", Call("hold")], "it was done once", name="child", tools=[hold])
     async with working(child, broker), hosting(broker) as host:
         lost = Lost(broker, host)
         await lost.crash()
