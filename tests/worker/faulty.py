@@ -215,9 +215,9 @@ class Client:
     def begin(self) -> None:
         self._tasks.append(asyncio.create_task(self._follow()))
 
-    def conversation(self) -> None:
+    def talk(self) -> None:
         """Be busy, from now on."""
-        self._tasks.append(asyncio.create_task(self._conversation()))
+        self._tasks.append(asyncio.create_task(self._talk()))
 
     async def quiet(self) -> None:
         """Ask for nothing more."""
@@ -232,7 +232,7 @@ class Client:
                 self._news.set()
                 self._news = asyncio.Event()
 
-    async def _conversation(self) -> None:
+    async def _talk(self) -> None:
         while self._going:
             if len(self.open) < OPEN:
                 await self.send(f"steps={self.chance.randrange(4)} pause={0.1 * self.chance.random():.3f}")

@@ -25,7 +25,7 @@ async def test_a_killed_worker_loses_nothing_accepted_and_nothing_stopped_runs_a
             workers = await there.start_all("a", "b", "c")
             clients = [await there.client(first + number) for number in range(2)]
             for client in clients:
-                client.conversation()
+                client.talk()
             dead = []
             for number in range(ROUND):
                 await asyncio.sleep(0.1 + 1.2 * chance.random())  # real time: workers work meanwhile

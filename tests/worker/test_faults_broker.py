@@ -30,7 +30,7 @@ async def test_a_broker_that_is_killed_and_started_again_loses_nothing(tmp_path:
             clients = [await there.client(seed + number, stops=0.6) for number in range(2)]
             for client in clients:
                 client.limit, client.away = AWAY, AWAY + PATIENCE
-                client.conversation()
+                client.talk()
             for _ in range(2):
                 await asyncio.sleep(0.5 + chance.random())  # real time: workers work meanwhile
                 server.kill()
@@ -108,7 +108,7 @@ async def test_the_leader_of_three_brokers_is_killed_while_turns_are_stopped(tmp
         clients = [await there.client(seed + number, stops=0.8) for number in range(2)]
         for client in clients:
             client.limit, client.away = AWAY, AWAY + PATIENCE
-            client.conversation()
+            client.talk()
         await asyncio.sleep(1.0)  # real time: workers work meanwhile
         cluster.servers[await cluster.leader(f"{there.namespace}-{stream}")].kill()
         killed, stops = time.monotonic(), [len(client.story.stops) for client in clients]

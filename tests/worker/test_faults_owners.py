@@ -158,7 +158,7 @@ async def test_leases_and_deadlines_do_not_care_what_the_clock_says(tmp_path: Pa
             first, _ = await asyncio.gather(*(there.start(name, agent="tests.worker.jumping:agent") for name in "ab"))
             clients = [await there.client(number) for number in range(2)]
             for client in clients:
-                client.conversation()
+                client.talk()
             late = await there.client(7)
             await late.until(await late.send("steps=1"), "completed")
             asked = time.monotonic()
