@@ -39,7 +39,7 @@ async def finished(executor: Executor) -> Ending:
 async def child(broker: Broker) -> AsyncIterator[ProcessExecutor]:
     async with asyncio.TaskGroup() as group:
         executor = ProcessExecutor(broker, [TARGET], "w")
-        group.create_task(executor.talk())
+        group.create_task(executor.conversation())
         try:
             yield executor
         finally:
@@ -179,7 +179,7 @@ async def test_a_child_whose_agent_cannot_be_loaded_has_not_started_and_says_why
 ):
     async with asyncio.TaskGroup() as group:
         executor = ProcessExecutor(nats(), ["tests.worker.cast:nobody"], "w")
-        group.create_task(executor.talk())
+        group.create_task(executor.conversation())
         executor.begin(ORDER, lambda turn_id: None)
         assert await finished(executor) == "unstarted"
         assert "nobody" in executor.failure
