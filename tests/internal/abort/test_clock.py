@@ -19,6 +19,22 @@ from tests.abort.test_clock import SECONDS
 from tests.conftest import counts
 
 
+@pytest.fixture
+def followed(monkeypatch):
+    """Timer threads that a tracing tool such as coverage can follow: it knows those of `threading` only."""
+
+    def start(function, args):
+        threading.Thread(target=function, args=args, daemon=True).start()
+
+    monkeypatch.setattr("_thread.start_new_thread", start)
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """On a busy machine the system may hold up a thread for long; its callback does not count as blocked then."""
+    monkeypatch.setattr("safepoint.abort.callbacks.BLOCKED_SECONDS", SECONDS)
+
+
 def held(clock):
     """Keep the clock's timer thread itself busy until the returned event is set."""
     busy, gate = threading.Event(), threading.Event()

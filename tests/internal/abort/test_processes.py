@@ -17,8 +17,38 @@ from safepoint.abort import (
     processes,
     run_process,
 )
-from tests.abort.programs import alive
+from tests.abort.programs import alive, wait_until
 from tests.abort.test_processes import LONG, STUBBORN, aborted, running, sh
+
+
+class Folder:
+    """The working directory of a test's programs."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def pids(self):
+        """The processes that have written their pid so far."""
+        try:
+            return [int(line) for line in (self.path / "pids").read_text().split()]
+        except FileNotFoundError:
+            return []
+
+    async def ready(self, number):
+        """Wait until so many processes are ready, and give their pids."""
+        await asyncio.to_thread(wait_until, lambda: len(self.pids()) >= number)
+        return self.pids()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A working directory; what still runs of the pids in it is killed at the end."""
+    folder = Folder(tmp_path)
+    yield folder
+    for pid in folder.pids():
+        if alive(pid):
+            os.kill(pid, os_signals.SIGKILL)
+
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop")
 

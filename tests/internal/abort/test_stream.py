@@ -19,6 +19,13 @@ from safepoint.abort import (
 from safepoint.testing import drain_ready_tasks
 from tests.abort.test_stream import Numbers, numbers
 
+
+@pytest.fixture
+def closed():
+    """The tasks in which a source says it was closed."""
+    return []
+
+
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
 

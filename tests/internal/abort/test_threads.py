@@ -22,6 +22,24 @@ from safepoint.testing import drain_ready_tasks
 from tests.abort.programs import wait_until
 from tests.abort.test_threads import SECONDS
 
+
+@pytest.fixture(autouse=True)
+def abandoned():
+    """How many functions run abandoned and how many late ends were dropped since the test began.
+
+    Each test begins, and leaves, with none running: one that ends in the next test would be counted there.
+    """
+    wait_until(lambda: abandoned_threads().running == 0)
+    begin = abandoned_threads()
+
+    def since():
+        now = abandoned_threads()
+        return AbandonedThreads(now.running - begin.running, now.dropped - begin.dropped)
+
+    yield since
+    wait_until(lambda: abandoned_threads().running == 0)
+
+
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
 

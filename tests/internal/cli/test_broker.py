@@ -11,6 +11,12 @@ from safepoint.cli.broker import URL, broker_of, broker_options
 from safepoint.worker import NatsBroker
 
 
+@pytest.fixture(autouse=True)
+def _without_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NATS_URL", "NATS_USER", "NATS_PASSWORD", "NATS_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def parsed(*arguments: str, by_default: str | None = URL) -> argparse.Namespace:
     command = argparse.ArgumentParser()
     broker_options(command, by_default=by_default)

@@ -3,6 +3,8 @@
 The checkpoint of a flow in a store: one run at a time has it, and nothing is overwritten unknowingly.
 """
 
+from pathlib import Path
+
 import pytest
 
 from safepoint.flow import (
@@ -11,9 +13,21 @@ from safepoint.flow import (
 )
 from safepoint.run import (
     Checkpoints,
+    FolderCheckpoints,
+    MemoryCheckpoints,
+    SqliteCheckpoints,
 )
 from tests.flow.lab import Trail, one
 from tests.flow.test_checkpoint_saver import EACH, ID, given
+
+
+@pytest.fixture(params=["memory", "folder", "sqlite"])
+def store(request, tmp_path: Path) -> Checkpoints:
+    if request.param == "memory":
+        return MemoryCheckpoints()
+    return (
+        FolderCheckpoints(tmp_path / "kept") if request.param == "folder" else SqliteCheckpoints(tmp_path / "kept.db")
+    )
 
 
 async def test_a_result_that_is_too_long_is_not_kept_but_that_it_has_completed_is(store: Checkpoints, monkeypatch):

@@ -11,9 +11,19 @@ from pathlib import Path
 import pytest
 
 from safepoint.abort import AbortController, AbortError
-from safepoint.run import CheckpointError, checkpoints_sqlite
+from safepoint.run import CheckpointError, SqliteCheckpoints, checkpoints_sqlite
 from safepoint.run.checkpoints_sqlite import BUSY_SECONDS, SCHEMA
 from tests.run.test_checkpoints_sqlite import ask
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "chat.db"
+
+
+@pytest.fixture
+def store(path) -> SqliteCheckpoints:
+    return SqliteCheckpoints(path)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +21,14 @@ from safepoint.run.context import Cleanup
 from safepoint.testing import FakeClock
 from safepoint.testing import drain_ready_tasks as let_settle
 from tests.run.test_cleanup import SECONDS, Blocking, begun
+
+
+@pytest.fixture
+def blocking() -> Iterator[Blocking]:
+    made = Blocking()
+    yield made
+    made.gate.set()
+
 
 name: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="nobody")
 

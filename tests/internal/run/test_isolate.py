@@ -24,8 +24,15 @@ from safepoint.run.isolate import IsolatedEnd, run_isolated, target_of
 from tests.abort.programs import alive
 from tests.conftest import counts
 from tests.run import isolated_functions as functions
-from tests.run.isolated_functions import Counter, running
+from tests.run.isolated_functions import Counter, Folder, running
 from tests.run.test_isolate import LONG, NEVER, aborted, both_loops
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with Folder(tmp_path) as folder:
+        yield folder
+
 
 HERE = "tests.run.isolated_functions"
 

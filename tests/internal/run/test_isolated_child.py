@@ -20,7 +20,15 @@ from safepoint.run.isolate import run_isolated
 from safepoint.run.isolated_child import HEADER, CallRaised, CallReturned, Channel, ChildCall, ParentConnection
 from tests.abort.programs import alive, wait_until
 from tests.run import isolated_functions as functions
+from tests.run.isolated_functions import Folder
 from tests.run.test_isolated_child import NEVER, ROOT, program
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with Folder(tmp_path) as folder:
+        yield folder
+
 
 HERE = "tests.run.isolated_functions"
 

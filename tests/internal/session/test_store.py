@@ -17,6 +17,13 @@ from tests.conftest import counts
 from tests.session.test_store import Make
 
 
+@pytest.fixture(params=["memory", "sqlite"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """A new, empty store each time."""
+    numbers = iter(range(1000))
+    return MemoryStore if request.param == "memory" else lambda: SqliteStore(tmp_path / f"{next(numbers)}.db")
+
+
 def lines(*numbers: int) -> list[LogRecord]:
     return [LogRecord(number, f"line {number}") for number in numbers]
 

@@ -10,7 +10,7 @@ command, decided by what is possible at that moment.
 import asyncio
 import gc
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -26,6 +26,16 @@ from safepoint.testing import FakeClock, drain_ready_tasks
 from safepoint.turns import InterruptedTurn, PreemptAck, Turn, TurnLoop, TurnPlan
 from tests.conftest import TORTURE, counts
 from tests.turns.desk import SAFE, balanced
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_garbage() -> Iterator[None]:
+    """Garbage is collected after many schedules: what other tests have left in memory is not looked at each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
 
 pytestmark = pytest.mark.timeout(300)  # thousands of steps, on a busy machine too
 
