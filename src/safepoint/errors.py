@@ -30,8 +30,8 @@ SafepointError
 ├── BrokerError              the broker could not be reached, or has refused
 │   ├── LeaseInForce         a worker was started with another lease than the others
 │   ├── Fenced               another worker owns the session now
-│   ├── Nobody               nobody listens at that subject
-│   ├── TooLate              no answer came in time; also a TimeoutError
+│   ├── NoResponders         nobody listens at that subject
+│   ├── RequestTimeout       no answer came in time; also a TimeoutError
 │   └── Unreadable           a message cannot be understood
 ├── CannotStart              the processes of a worker end before they are ready
 ├── ServerRefused            the server refused a request of the command line: .status

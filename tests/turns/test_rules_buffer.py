@@ -33,7 +33,8 @@ async def test_b5_a_wake_up_is_not_an_end_and_loses_no_item(clock: FakeClock) ->
 
 
 def test_every_rule_and_every_starred_case_has_its_test() -> None:
-    pages = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_rules_*.py")]
+    folders = (Path(__file__).parent, Path(__file__).parents[1] / "internal" / "turns")
+    pages = [path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("test_rules_*.py")]
     tests = [found for page in pages for found in re.findall(r"def test_([tb]\d+)_", page)]
     assert {f"t{number}" for number in range(1, 50)} | {f"b{number}" for number in range(1, 6)} == set(tests)
     named = "\n".join(re.findall(r"[Cc]ases?[ _][^\n]*", "\n".join(pages)))

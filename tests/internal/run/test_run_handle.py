@@ -111,7 +111,7 @@ async def test_it_can_be_stopped_before_it_starts_and_then_does_nothing():
     assert isinstance(outcome, Aborted)
     assert outcome.reason.message == "changed my mind"
     assert outcome.reason.origin is not None
-    assert outcome.reason.origin.split(":")[0].endswith("test_running.py")
+    assert outcome.reason.origin.split(":")[0].endswith("test_run_handle.py")
     assert began == []
 
 

@@ -125,7 +125,8 @@ async def test_a_worker_that_cannot_work_is_a_2_on_the_command_line(broken: Path
     broker = nats(lease=5.0)
     words = ["worker", TARGET, "--nats", str(broker.url), "--namespace", broker.namespace, "--lease", "5"]
     start = (
-        "import sys; from safepoint.worker import pool; from safepoint.cli.main import main; pool.PAUSES = (0.05,); "
+        "import sys; from safepoint.worker import process_pool; from safepoint.cli.main import main; "
+        "process_pool.PAUSES = (0.05,); "
     )
     async with hosting(broker) as host:
         process = await asyncio.create_subprocess_exec(
