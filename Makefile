@@ -40,7 +40,7 @@ check: $(STAMP)  ## ruff, mypy --strict, pyright, the house test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/basedpyright
-	$(BIN)/python -m pytest tests/test_house.py
+	$(BIN)/python -m pytest tests/test_architecture.py
 
 fix: $(STAMP)    ## format, and repair what ruff can repair
 	$(BIN)/ruff format .

@@ -15,7 +15,7 @@ import safepoint.flow
 import safepoint.session
 import safepoint.turns
 import safepoint.worker
-from tests.house import names
+from tests.architecture import names
 
 DOCS = Path(__file__).parent.parent / "docs"
 # Pages that are one program from top to bottom. The others show fragments.

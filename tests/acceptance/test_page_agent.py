@@ -26,8 +26,8 @@ from safepoint.messages import ToolResult
 from safepoint.models.openai import OpenAIModel
 from safepoint.models.scripted import Call, Error, ScriptedModel
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.house.source import read
-from tests.house.triggers import table_rows, unlisted_triggers
+from tests.architecture.source import read
+from tests.architecture.triggers import table_rows, unlisted_triggers
 from tests.rigs.provider import Provider
 from tests.rigs.script import Stall
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import safepoint.server
-from tests.house import names
+from tests.architecture import names
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Set
 from pathlib import PurePosixPath
 
-from tests.house.source import Function, Source
+from tests.architecture.source import Function, Source
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType
 
-from tests.house.calls import CANCEL_FILE
-from tests.house.source import Function, Source
+from tests.architecture.calls import CANCEL_FILE
+from tests.architecture.source import Function, Source
 
 MAX_PUBLIC_NAMES = 40
 

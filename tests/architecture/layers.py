@@ -4,7 +4,7 @@ import ast
 import sys
 from collections.abc import Iterator
 
-from tests.house.source import Source
+from tests.architecture.source import Source
 
 LAYERS = {
     "errors": 0,

@@ -4,8 +4,8 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from tests.house.layers import room
-from tests.house.source import Source
+from tests.architecture.layers import room
+from tests.architecture.source import Source
 
 CANCEL_FILE = "abort/guard.py"
 CANCEL_WORDS = {"cancel", "uncancel", "cancelling"}

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 import safepoint
-from tests.house import calls, layers, names, shape, triggers
-from tests.house.source import Rule, Source, read
+from tests.architecture import calls, layers, names, shape, triggers
+from tests.architecture.source import Rule, Source, read
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -56,7 +56,7 @@ def test_imports_point_down() -> None:
     require(
         each(layers.upward_imports, package()),
         "Imports point down and never sideways or to the public face: import the name from a lower room, "
-        "or move it there; a new folder gets its layer in tests/house/layers.py.",
+        "or move it there; a new folder gets its layer in tests/architecture/layers.py.",
     )
 
 
@@ -139,7 +139,7 @@ def test_a_task_group_owns_every_task() -> None:
     require(
         each(calls.stray_tasks, package()),
         "Start the task in an asyncio.TaskGroup; if none can own it, add the file and the reason to TASK_OWNERS "
-        "in tests/house/calls.py.",
+        "in tests/architecture/calls.py.",
     )
 
 

@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from tests.house import calls, layers, names, shape, triggers
-from tests.house.source import Rule, Source, read
+from tests.architecture import calls, layers, names, shape, triggers
+from tests.architecture.source import Rule, Source, read
 
 
 def source(path: str, text: str = "") -> Source:

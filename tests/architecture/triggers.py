@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
-from tests.house.source import Function, Source
+from tests.architecture.source import Function, Source
 
 COLUMNS = ["where", "who asks", "can it hit running work?"]
 ABORTS = {"abort", "announce", "wake_guards"}
