@@ -71,7 +71,7 @@ CAUGHT: list[tuple[Rule, str, str, str]] = [
     (names.cancel_names, "run/retry.py", "if True:\n    CANCEL = 1", "the name CANCEL"),
     (
         names.cancel_names,
-        "abort/guard.py",
+        "abort/threads.py",
         "class G:\n    def _f(self):\n        self.cancelled = 1",
         "the name cancelled",
     ),
