@@ -1,14 +1,15 @@
-"""Owns the verdict on this repository: each house rule, applied, with what to do when it is broken."""
+"""Applies each architecture rule to this repository, and says what to do when one is broken."""
 
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
+from importlib import import_module
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 import safepoint
-from tests.architecture import calls, layers, names, shape, triggers
+from tests.architecture import calls, layers, names, privacy, shape, triggers, vocabulary
 from tests.architecture.source import Rule, Source, read
 
 ROOT = Path(__file__).parent.parent
@@ -55,7 +56,7 @@ def each(rule: Rule, sources: list[Source]) -> list[str]:
 def test_imports_point_down() -> None:
     require(
         each(layers.upward_imports, package()),
-        "Imports point down and never sideways or to the public face: import the name from a lower room, "
+        "Imports point down and never sideways or to the public face: import the name from a lower layer, "
         "or move it there; a new folder gets its layer in tests/architecture/layers.py.",
     )
 
@@ -70,8 +71,8 @@ def test_the_core_needs_only_the_standard_library() -> None:
 def test_files_and_functions_are_small() -> None:
     require(
         each(shape.oversized, package()),
-        f"At most {shape.MAX_FILE_LINES} lines per file and {shape.MAX_FUNCTION_LINES} per function: "
-        "find the second noun, or the second verb, and give it its own.",
+        f"At most {shape.MAX_FILE_LINES} lines of code per file and {shape.MAX_FUNCTION_LINES} per function, "
+        "docstrings and comments not counted: find the second noun, or the second verb, and give it its own.",
     )
 
 
@@ -163,4 +164,93 @@ def test_the_project_speaks_of_itself_alone() -> None:
     require(
         each(shape.private_paths, tracked()),
         "A path of one machine means nothing on another: make it relative, or take it from tmp_path.",
+    )
+
+
+def test_functions_take_few_parameters() -> None:
+    require(
+        each(shape.many_parameters, package()),
+        f"At most {shape.MAX_PARAMETERS} parameters: give those that travel together a dataclass, or add the function "
+        "and the reason to MANY_PARAMETERS in tests/architecture/shape.py.",
+    )
+
+
+def test_protocols_are_small() -> None:
+    require(
+        each(shape.wide_protocols, package()),
+        f"At most {shape.MAX_PROTOCOL_METHODS} methods in a Protocol: split it by who calls it, or add it and the "
+        "reason to WIDE_PROTOCOLS in tests/architecture/shape.py.",
+    )
+
+
+def test_the_package_is_typed() -> None:
+    lines = sum(len(source.text.splitlines()) for source in package())
+    untyped = sorted(((shape.untyped(source), str(source.path)) for source in package()), reverse=True)
+    share = 1000 * sum(count for count, _ in untyped) / lines
+    if share > shape.MAX_ANY_PER_1000_LINES:
+        most = ", ".join(f"{path} ({count})" for count, path in untyped[:10])
+        pytest.fail(
+            f"{share:.1f} times Any in 1,000 lines, at most {shape.MAX_ANY_PER_1000_LINES}: {most}", pytrace=False
+        )
+
+
+def test_modules_use_no_private_names_of_each_other() -> None:
+    require(
+        each(privacy.foreign_privates, package()),
+        "A name with an underscore is for its own module: make it public there, or add it and the reason to "
+        "FOREIGN_PRIVATES in tests/architecture/privacy.py.",
+    )
+
+
+def test_no_name_is_a_metaphor() -> None:
+    require(
+        each(vocabulary.metaphors, package()),
+        "Use the word that engineers search for (engine, queue, lease, executor, state): rename it, or, where it is "
+        "part of a stored or public format, add it and the reason to KEPT_NAMES in tests/architecture/vocabulary.py.",
+    )
+
+
+def test_each_class_name_stands_once() -> None:
+    require(vocabulary.repeated_classes(package()), "One name, one class: rename the more special one.")
+
+
+def test_the_glossary_has_the_nouns_of_the_code() -> None:
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    require(
+        vocabulary.faulty_glossary(page, package()),
+        f"The glossary in docs/architecture.md: every noun of the code, at most {vocabulary.MAX_GLOSSARY}.",
+    )
+
+
+def public_modules() -> dict[str, set[str]]:
+    """The modules a user may import from, with the names they promise."""
+    paths = ["safepoint", *(f"safepoint.{name}" for name in privacy.PUBLIC_MODULES)]
+    return {path: {*import_module(path).__all__} for path in paths}
+
+
+def test_only_internal_tests_import_internal_names() -> None:
+    public = public_modules()
+    require(
+        each(lambda source: privacy.internal_imports(source, public), suite()),
+        "Test through the public API, or move the test to tests/internal/.",
+    )
+
+
+def test_most_tests_stand_on_public_names(record_property: Callable[[str, object], None]) -> None:
+    public, everyone = privacy.count_tests(suite())
+    lines = {name: sum(len(source.text.splitlines()) for source in files) for name, files in counted()}
+    record_property("tests on public names", f"{public} of {everyone}")
+    record_property("lines of tests per line of source", f"{lines['tests'] / lines['src']:.2f}")
+    assert public / everyone >= 0.6, f"{public} of {everyone} tests import public names only: at least 60 %"
+
+
+def counted() -> list[tuple[str, list[Source]]]:
+    return [("src", package()), ("tests", suite())]
+
+
+def test_no_test_depends_on_the_name_of_the_folder_of_the_checkout() -> None:
+    """A checkout is usually called safepoint: a test that looks for that word in paths finds itself."""
+    require(
+        each(shape.checkout_paths, suite()),
+        "Compare with the folder of the package (Path(safepoint.__file__).parent), not with a part of a path.",
     )

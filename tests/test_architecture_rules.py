@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.architecture import calls, layers, names, shape, triggers
+from tests.architecture import calls, layers, names, privacy, shape, triggers, vocabulary
 from tests.architecture.source import Rule, Source, read
 
 
@@ -15,8 +15,25 @@ def source(path: str, text: str = "") -> Source:
     return Source(PurePosixPath(path), textwrap.dedent(text))
 
 
-def check_mirror(module: Source) -> Iterator[str]:
-    return shape.unmirrored(module, {PurePosixPath("abort/test_guard.py")})
+PUBLIC = {"safepoint": {"Agent", "tool"}, "safepoint.run": {"leaf"}}
+MANY = "def f(a, b, c, *, d, e, f, g): ...\n"
+SEVEN_METHODS = "".join(f"    def m{number}(self): ...\n" for number in range(7))
+
+
+def check_parameters(module: Source) -> Iterator[str]:
+    return shape.many_parameters(module, {"abort/guard.py:allowed": "a reason"})
+
+
+def check_protocols(module: Source) -> Iterator[str]:
+    return shape.wide_protocols(module, {"abort/guard.py:Allowed": "a reason"})
+
+
+def check_privates(module: Source) -> Iterator[str]:
+    return privacy.foreign_privates(module, {"abort/guard.py:_allowed": "a reason"})
+
+
+def check_imports_of_tests(module: Source) -> Iterator[str]:
+    return privacy.internal_imports(module, PUBLIC)
 
 
 def long_function(lines: int) -> str:
@@ -45,15 +62,26 @@ CAUGHT: list[tuple[Rule, str, str, str]] = [
     (layers.foreign_imports, "abort/guard.py", "import anyio.abc", "imports anyio"),
     (layers.foreign_imports, "errors.py", "def f():\n    from pydantic import BaseModel", "imports pydantic"),
     (layers.foreign_imports, "run/events.py", "import pydantic", "imports pydantic"),
-    (shape.oversized, "abort/guard.py", "x = 1\n" * 401, "the file has 401 lines"),
-    (shape.oversized, "abort/guard.py", long_function(51), "f has 51 lines"),
-    (shape.oversized, "abort/guard.py", "async " + long_function(51), "f has 51 lines"),
+    (shape.oversized, "abort/guard.py", "x = 1\n" * 401, "the file has 401 lines of code"),
+    (shape.oversized, "abort/guard.py", long_function(51), "f has 51 lines of code"),
+    (shape.oversized, "abort/guard.py", "async " + long_function(51), "f has 51 lines of code"),
     (shape.nameless, "abort/utils.py", "", "utils does not say what is inside"),
     (shape.nameless, "common/guard.py", "", "common does not say what is inside"),
     (shape.undescribed, "abort/guard.py", "x = 1", "no module docstring"),
     (shape.undescribed, "abort/guard.py", '""" """', "no module docstring"),
-    (check_mirror, "abort/signal.py", "", "tests/abort/test_signal.py is missing"),
-    (check_mirror, "run/guard.py", "", "tests/run/test_guard.py is missing"),
+    (check_parameters, "abort/guard.py", MANY, "f takes 7 parameters"),
+    (check_parameters, "abort/guard.py", "class A:\n    " + MANY, "A.f takes 7 parameters"),
+    (check_protocols, "abort/guard.py", "class P(Protocol):\n" + SEVEN_METHODS, "P has 7 methods"),
+    (check_protocols, "abort/guard.py", "class P(Protocol[T]):\n" + SEVEN_METHODS, "P has 7 methods"),
+    (check_privates, "abort/guard.py", "def f(agent): return agent._tools", "agent._tools belongs to another module"),
+    (check_privates, "abort/guard.py", "f().g._x = 1", "f().g._x belongs to another module"),
+    (vocabulary.metaphors, "abort/guard.py", "def f(): heard = 1", "the name heard says heard"),
+    (vocabulary.metaphors, "abort/guard.py", "class OrderLane: ...", "the name OrderLane says lane"),
+    (vocabulary.metaphors, "worker/bell.py", "x = 1", "the name bell says bell"),
+    (vocabulary.metaphors, "abort/guard.py", "def f(x): x.room_key = 1", "the name room_key says room"),
+    (check_imports_of_tests, "agent/test_x.py", "import safepoint.agent.calls", "imports safepoint.agent.calls"),
+    (check_imports_of_tests, "agent/lab.py", "from safepoint.run import LeafRun", "imports safepoint.run.LeafRun"),
+    (shape.checkout_paths, "agent/test_x.py", 'assert "/safepoint/" in path', '"/safepoint/"'),
     (shape.unfinished, "abort/guard.py", "x = 1  # TODO: more", "TODO"),
     (shape.unfinished, "abort/guard.py", "raise NotImplementedError", "NotImplementedError"),
     (shape.private_paths, "docs/a.md", "see `/" + "root/notes.md`", "/" + "root/"),
@@ -112,9 +140,17 @@ ALLOWED: list[tuple[Rule, str, str]] = [
     (shape.oversized, "abort/guard.py", "x = 1\n" * 350 + long_function(50)),
     (shape.nameless, "run/database.py", ""),
     (shape.undescribed, "abort/guard.py", '"""Owns the guard."""'),
-    (check_mirror, "abort/guard.py", ""),
-    (check_mirror, "abort/__init__.py", ""),
-    (check_mirror, "errors.py", ""),
+    (shape.oversized, "abort/guard.py", "# why\n" * 401),
+    (check_parameters, "abort/guard.py", "class A:\n    def f(self, a, b, c, d, e, f): ..."),
+    (check_parameters, "abort/guard.py", "def allowed(a, b, c, d, e, f, g): ..."),
+    (check_protocols, "abort/guard.py", "class Allowed(Protocol):\n" + SEVEN_METHODS),
+    (check_protocols, "abort/guard.py", "class P:\n" + SEVEN_METHODS),
+    (check_privates, "abort/guard.py", "class A:\n    def f(self, other): self._x = other._x"),
+    (check_privates, "abort/guard.py", "class A:\n    def f(self): return self._inherited + super()._x"),
+    (check_privates, "abort/guard.py", "import sys\nsys._current_frames()\nx._allowed"),
+    (vocabulary.metaphors, "abort/guard.py", "class OrderLease:\n    def renew(self): ..."),
+    (check_imports_of_tests, "agent/test_x.py", "from safepoint import Agent\nimport safepoint.run"),
+    (check_imports_of_tests, "internal/agent/test_x.py", "from safepoint.agent.calls import Calls"),
     (shape.unfinished, "abort/guard.py", "TODOS = NotImplemented"),
     (shape.private_paths, "docs/a.md", "https://example.org/home/x, src/work/x.py, ./tmp/x, ~/work/x"),
     (

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from tests.architecture.layers import room
+from tests.architecture.layers import package_of
 from tests.architecture.source import Source
 
 CANCEL_FILE = "abort/guard.py"
@@ -36,7 +36,7 @@ def lossy_waits(source: Source) -> Iterator[str]:
 
 def stray_tasks(source: Source, owners: Mapping[str, str] = TASK_OWNERS) -> Iterator[str]:
     """Tasks started otherwise than by a TaskGroup that this file opens or is handed."""
-    if room(source) == "abort" or str(source.path) in owners:
+    if package_of(source) == "abort" or str(source.path) in owners:
         return
     groups = set(task_groups(source))
     for node in ast.walk(source.tree):
@@ -67,7 +67,7 @@ def task_groups(source: Source) -> Iterator[str]:
 
 
 def prints(source: Source) -> Iterator[str]:
-    return iter(()) if room(source) == "cli" else _mentions(source, {"print"})
+    return iter(()) if package_of(source) == "cli" else _mentions(source, {"print"})
 
 
 def real_sleeps(source: Source) -> Iterator[str]:

@@ -29,7 +29,7 @@ NOT_CORE = {"run/wire.py"}
 
 
 def upward_imports(source: Source) -> Iterator[str]:
-    importer = room(source)
+    importer = package_of(source)
     if importer not in {*LAYERS, *FACES, "testing"}:
         yield source.at(1, f"{importer} has no layer")
         return
@@ -55,7 +55,7 @@ def may_import(importer: str, imported: str) -> bool:
 
 def foreign_imports(source: Source) -> Iterator[str]:
     """What the core imports beyond the standard library and itself."""
-    if room(source) not in CORE or str(source.path) in NOT_CORE:
+    if package_of(source) not in CORE or str(source.path) in NOT_CORE:
         return
     for line, name in imports(source):
         top = name.partition(".")[0]
@@ -63,8 +63,8 @@ def foreign_imports(source: Source) -> Iterator[str]:
             yield source.at(line, f"imports {top}")
 
 
-def room(source: Source) -> str:
-    """The folder, or top-level module, a file belongs to; `__main__.py` is a door of the cli."""
+def package_of(source: Source) -> str:
+    """The folder, or top-level module, a file belongs to; `__main__.py` is part of the cli."""
     top = source.path.parts[0].removesuffix(".py")
     return "cli" if top == "__main__" else top
 

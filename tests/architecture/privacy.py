@@ -1,0 +1,103 @@
+"""Owns who may use names that begin with an underscore, and which tests may import what is not public."""
+
+import ast
+from collections.abc import Iterator, Mapping, Set
+
+from tests.architecture.layers import imports
+from tests.architecture.source import Function, Source
+
+# Private names of other modules that are used all the same, with the reason: path:name → why.
+FOREIGN_PRIVATES: dict[str, str] = {}
+
+# Modules whose private names are the documented or the only way to what they know.
+OPEN_MODULES = {"sys", "os", "asyncio"}
+
+INTERNAL_TESTS = ("internal", "architecture")
+
+# What users import from, besides `safepoint` itself.
+PUBLIC_MODULES = (
+    "abort",
+    "agent",
+    "errors",
+    "events",
+    "flow",
+    "messages",
+    "models",
+    "models.anthropic",
+    "models.ollama",
+    "models.openai",
+    "models.scripted",
+    "run",
+    "run.wire",
+    "server",
+    "session",
+    "testing",
+    "turns",
+    "worker",
+)
+
+
+def foreign_privates(source: Source, allowed: Mapping[str, str] = FOREIGN_PRIVATES) -> Iterator[str]:
+    """Private attributes of objects whose class another module defines."""
+    own = own_privates(source.tree)
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Attribute) or not is_private(node.attr) or node.attr in own:
+            continue
+        owner = source.dotted(node.value)
+        if owner in ("self", "cls") or owner.partition(".")[0] in OPEN_MODULES or _is_super(node.value):
+            continue
+        if f"{source.path}:{node.attr}" not in allowed:
+            yield source.at(node.lineno, f"{ast.unparse(node)} belongs to another module")
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def own_privates(tree: ast.Module) -> set[str]:
+    """The private names that a module defines: functions, class members, slots and attributes set on `self`."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+                found.add(name)
+            case ast.Name(name, ast.Store()):
+                found.add(name)
+            case ast.Attribute(ast.Name("self" | "cls"), name, ast.Store()):
+                found.add(name)
+            case ast.Assign([ast.Name("__slots__")], value):
+                found |= {item.value for item in ast.walk(value) if isinstance(item, ast.Constant)}
+            case _:
+                pass
+    return found
+
+
+def _is_super(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+
+
+def internal_imports(source: Source, public: Mapping[str, Set[str]]) -> Iterator[str]:
+    """What a test outside of tests/internal/ imports of ours that is in no public module.
+
+    Args:
+        source: A file of tests/, with its path relative to that folder.
+        public: The public modules, each with the names of its `__all__`.
+    """
+    if source.path.parts[0] in INTERNAL_TESTS or source.path.parts[0].startswith("test_architecture"):
+        return
+    for line, name in imports(source):
+        if name.partition(".")[0] != "safepoint" or name in public:
+            continue
+        module, _, imported = name.rpartition(".")
+        if module not in public or imported not in public[module]:
+            yield source.at(line, f"imports {name}")
+
+
+def count_tests(sources: list[Source]) -> tuple[int, int]:
+    """How many test functions import public names only, and how many there are."""
+    everyone = public = 0
+    for source in sources:
+        tests = sum(isinstance(node, Function) and node.name.startswith("test_") for node in ast.walk(source.tree))
+        everyone += tests
+        public += tests if source.path.parts[0] not in INTERNAL_TESTS else 0
+    return public, everyone
