@@ -2,11 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from safepoint import Aborted, AbortSignal, Completed, TimedOut
 from safepoint.agent import AgentResult, AgentRun, AnswerEnded, CallDelta, Chunk, ModelRequest, TextDelta, validate
-from safepoint.agent.model import FinishReason
 from safepoint.events import Event
 from safepoint.messages import AssistantMessage, Message, ToolResult
 from safepoint.run import Outcome, Retry
@@ -36,7 +35,7 @@ def called(index: int, call_id: str, name: str, arguments: str = "{}") -> CallDe
     return CallDelta(index=index, call_id=call_id, name=name, arguments=arguments)
 
 
-def said(text: str, reason: FinishReason = "stop") -> list[Chunk]:
+def said(text: str, reason: Literal["stop", "tool_calls", "length", "content_filter"] = "stop") -> list[Chunk]:
     return [TextDelta(text), AnswerEnded(reason)]
 
 

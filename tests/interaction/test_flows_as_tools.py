@@ -20,9 +20,8 @@ from safepoint.run import Outcome, StopAt
 from safepoint.run.wire import outcome_from_json, outcome_to_json
 from safepoint.session import MemoryStore, Session, SqliteStore
 from tests.agent.lab import contents, statuses, stopped
-from tests.internal.session.test_crash import lines
 from tests.session import shipping
-from tests.session.lab import stored
+from tests.session.lab import lines, stored
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,6 +14,7 @@ from safepoint.abort import AbortController, AbortError
 from safepoint.errors import UsageError
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Aborted, ChildDied, Context, Failed, LeafExit, LeafTimeout, Policy, TimedOut, leaf, settle
+from tests.run import leaf_functions
 from tests.run.bench import Bench
 from tests.run.owned.lab import stop, until
 
@@ -164,10 +165,8 @@ async def test_sys_exit_in_a_leaf_is_that_leafs_failure(work, policy):
 
 
 async def test_a_process_that_ends_itself_without_sys_exit_has_died():
-    from tests.run import isolated_functions
-
     async def run(ctx: Context, value: None) -> None:
-        await leaf(ctx, isolated_functions.die, policy=Policy(isolation="process"))
+        await leaf(ctx, leaf_functions.die, policy=Policy(isolation="process"))
 
     outcome = await settle(Context(), run, None)
     assert isinstance(outcome, Failed)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from safepoint.agent import Agent, tool, validate
@@ -130,3 +131,8 @@ class FailingStore(MemoryStore):
         if broken:
             raise StoreError("the disk went away")
         return refused
+
+
+def lines(path: Path) -> list[list[str]]:
+    """The words of each line of a file that may not exist yet."""
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []

@@ -12,8 +12,7 @@ from safepoint.events import CallRecorded, ToolEnded, TurnEnded
 from safepoint.run import Completed
 from safepoint.session import SqliteStore
 from tests.conftest import counts
-from tests.internal.session.test_crash import lines
-from tests.session.lab import stored
+from tests.session.lab import lines, stored
 
 STORIES = counts(5, 40)
 LIVES = 12  # at most, until the story has to end

@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,3 +109,15 @@ def ends(events: list[Event]) -> dict[str, Any]:
             assert turn_id not in found, f"turn {turn_id} has two ends"
             found[turn_id] = outcome
     return found
+
+
+def gone(*pids: int) -> bool:
+    """Whether none of these processes runs; one that waits to be collected does not."""
+
+    def runs(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    return not any(map(runs, pids))

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from safepoint.events import AnswerStarted, SessionOpened, ToolCalled, TurnEnded, TurnQueued, TurnStarted
 from safepoint.run import Aborted, Outcome
-from safepoint.run.stop import AckLevel, AckStatus
 from safepoint.session import LoggedEvent
-from safepoint.session.session_state import MAX_RESUMES
+
+# How often a turn is resumed after its process died, as docs/operations.md says.
+MAX_RESUMES = 3
 
 # So long what was stopped may still be on its way when the answer has come: another process hears of it at that time.
 SLACK = 0.3
@@ -21,8 +22,8 @@ class Stopped:
     turn_id: str
     at: float  # when it was answered
     seconds: float
-    status: AckStatus
-    level: AckLevel
+    status: str
+    level: str
     message: str
     slack: float = SLACK
     limit: float = 2.0

@@ -6,9 +6,8 @@ import signal
 from pathlib import Path
 
 from safepoint.worker import RemoteHost
-from tests.internal.worker.test_executors import gone
 from tests.worker.cast import TARGET
-from tests.worker.lab import eventually, hosting, nats, until_kind
+from tests.worker.lab import eventually, gone, hosting, nats, until_kind
 from tests.worker.processes import WorkerProcess, worker_process
 
 LEASE = 1.5

@@ -14,7 +14,6 @@ from safepoint.errors import UsageError
 from safepoint.events import CallRecorded, ToolEnded, TurnEnded
 from safepoint.run import Aborted, Completed
 from safepoint.session import LoggedEvent, SessionBusy
-from safepoint.session.turn_endings import DIED_TOO_OFTEN, LOST_TOO_OFTEN
 from safepoint.worker import BrokerError
 from tests.conftest import counts
 from tests.rigs.nats import NatsServer, nats_server
@@ -61,7 +60,7 @@ async def until_done(there: Lab, session: str) -> list[LoggedEvent]:
         outcome = next((one.event.outcome for one in reversed(log) if isinstance(one.event, TurnEnded)), None)
         if isinstance(outcome, Completed):
             return log
-        if isinstance(outcome, Aborted) and outcome.reason in (DIED_TOO_OFTEN, LOST_TOO_OFTEN):
+        if isinstance(outcome, Aborted) and "it is not resumed again" in outcome.reason.message:
             # It was cut off more often than it is resumed by itself: a person goes on with it. Refused if that has
             # begun already, and unanswered if the worker is killed meanwhile: then it is looked at again.
             with suppress(UsageError, SessionBusy, BrokerError):

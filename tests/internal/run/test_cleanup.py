@@ -70,8 +70,9 @@ async def test_a_synchronous_clean_up_that_takes_too_long_is_left_behind_and_nam
     async with asyncio.timeout(SECONDS):
         outcome = await settling
     [told] = warnings_of(outcome)
-    line = Blocking.close.__code__.co_firstlineno + 2
-    assert f"the clean-up Blocking.close took too long; its thread was left behind at {__file__}:{line}" in told
+    code = Blocking.close.__code__
+    place = f"{code.co_filename}:{code.co_firstlineno + 2}"
+    assert f"the clean-up Blocking.close took too long; its thread was left behind at {place}" in told
     blocking.gate.set()
     while "returned after the run had gone on" not in caplog.text:
         await asyncio.sleep(0.001)  # real time: the thread's way back

@@ -1,4 +1,4 @@
-"""Owns the tests that look inside, beside those of `tests/run/test_instruction_events.py`.
+"""Owns the tests that look inside, beside those of `tests/internal/run/test_contended_interrupts.py`.
 
 Being called in a thread before its instructions: switched on by the first who asks, off by the last.
 """
@@ -10,8 +10,8 @@ from functools import partial
 from safepoint.run import AbortInterrupt, instruction_events
 from safepoint.run.interrupt import InterruptibleCall
 from tests.abort.programs import wait_until
+from tests.internal.run.test_contended_interrupts import tracing
 from tests.internal.run.test_interrupt import SECONDS, Gate, Worker, nap
-from tests.run.test_instruction_events import tracing
 
 
 def test_it_is_switched_on_by_the_first_and_off_by_the_last():

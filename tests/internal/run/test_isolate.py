@@ -1,4 +1,4 @@
-"""Owns the tests that look inside, beside those of `tests/run/test_isolate.py`.
+"""Owns the tests that look inside, beside those of `tests/internal/run/test_isolated_calls.py`.
 
 Calls in processes of their own: what goes in, what comes out, and that nothing of them is left.
 """
@@ -23,9 +23,9 @@ from safepoint.run import ChildDied, isolate
 from safepoint.run.isolate import IsolatedEnd, run_isolated, target_of
 from tests.abort.programs import alive
 from tests.conftest import counts
-from tests.run import isolated_functions as functions
-from tests.run.isolated_functions import Counter, Folder, running
-from tests.run.test_isolate import LONG, NEVER, aborted, both_loops
+from tests.internal.run import isolated_functions as functions
+from tests.internal.run.isolated_functions import Counter, Folder, running
+from tests.internal.run.test_isolated_calls import LONG, NEVER, aborted, both_loops
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def folder(tmp_path):
         yield folder
 
 
-HERE = "tests.run.isolated_functions"
+HERE = "tests.internal.run.isolated_functions"
 
 
 def not_started(pid: int) -> None:

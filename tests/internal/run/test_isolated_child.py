@@ -1,4 +1,4 @@
-"""Owns the tests that look inside, beside those of `tests/run/test_isolated_child.py`.
+"""Owns the tests that look inside, beside those of `tests/internal/run/test_isolated_programs.py`.
 
 The inside of an isolated call: what the function finds there, and what happens when the parent is gone.
 """
@@ -19,9 +19,9 @@ from safepoint.run import isolated_child
 from safepoint.run.isolate import run_isolated
 from safepoint.run.isolated_child import HEADER, CallRaised, CallReturned, Channel, ChildCall, ParentConnection
 from tests.abort.programs import alive, wait_until
-from tests.run import isolated_functions as functions
-from tests.run.isolated_functions import Folder
-from tests.run.test_isolated_child import NEVER, ROOT, program
+from tests.internal.run import isolated_functions as functions
+from tests.internal.run.isolated_functions import Folder
+from tests.internal.run.test_isolated_programs import NEVER, ROOT, program
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def folder(tmp_path):
         yield folder
 
 
-HERE = "tests.run.isolated_functions"
+HERE = "tests.internal.run.isolated_functions"
 
 
 async def test_a_deadline_travels_as_the_time_that_remains():
@@ -75,7 +75,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from safepoint.abort import AbortSignal
 from safepoint.run.isolate import run_isolated
-from tests.run import isolated_functions as functions
+from tests.internal.run import isolated_functions as functions
 
 async def main():
     folder = functions.Folder(Path(sys.argv[1]))

@@ -26,13 +26,10 @@ from safepoint.session import Session, SqliteStore
 from safepoint.session.log import read
 from tests.conftest import counts
 from tests.session import crashing
+from tests.session.lab import lines
 
 KILLS = counts(10, 200)
 ROUND = 5  # kills of one file
-
-
-def lines(path: Path) -> list[list[str]]:
-    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
 class Lives:

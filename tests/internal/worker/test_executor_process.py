@@ -7,9 +7,8 @@ import signal
 import time
 
 from safepoint.worker.executor_process import ORPHAN_SECONDS
-from tests.internal.worker.test_executors import gone
 from tests.worker.cast import TARGET
-from tests.worker.lab import eventually, hosting, nats
+from tests.worker.lab import eventually, gone, hosting, nats
 from tests.worker.processes import worker_process
 from tests.worker.test_executor_process import LEASE, QUICK, at_work
 

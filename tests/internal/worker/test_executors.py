@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ from safepoint.worker.protocol import Assignment, CloseCall, Ending, SendCall, S
 from safepoint.worker.worker_loop import WorkerLoop
 from tests.session.lab import talker
 from tests.worker.cast import TARGET
-from tests.worker.lab import SECONDS, ends, eventually, linked, logged, nats
+from tests.worker.lab import SECONDS, ends, eventually, gone, linked, logged, nats
 
 ORDER = Assignment("s", "actor", "w", idle_for=0.01)
 
@@ -44,18 +43,6 @@ async def child(broker: Broker) -> AsyncIterator[ProcessExecutor]:
             yield executor
         finally:
             executor.dismiss()
-
-
-def gone(*pids: int) -> bool:
-    """Whether none of these processes runs; one that waits to be collected does not."""
-
-    def runs(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-
-    return not any(map(runs, pids))
 
 
 async def progress(connection: BrokerConnection, count: int = 1) -> str:

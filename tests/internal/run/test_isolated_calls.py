@@ -8,8 +8,8 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal
 from tests.abort.programs import alive
-from tests.run import isolated_functions as functions
-from tests.run.isolated_functions import Folder, running
+from tests.internal.run import isolated_functions as functions
+from tests.internal.run.isolated_functions import Folder, running
 
 LONG = 60.0  # a grace that no test waits for
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal
-from tests.run import isolated_functions as functions
-from tests.run.isolated_functions import Folder, running
+from tests.internal.run import isolated_functions as functions
+from tests.internal.run.isolated_functions import Folder, running
 
 NEVER = AbortSignal.never()
 
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent.parent
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ async def test_a_parent_that_ignores_or_blocks_term_does_not_hand_that_down(fold
         from pathlib import Path
         from safepoint.abort import AbortController, AbortError
         from safepoint.run.isolate import run_isolated
-        from tests.run.isolated_functions import Folder, hold
+        from tests.internal.run.isolated_functions import Folder, hold
 
         async def main():
             folder, controller = Folder(Path(".")), AbortController()
@@ -96,7 +96,7 @@ import asyncio, os
 from dataclasses import dataclass
 from safepoint.abort import AbortSignal
 from safepoint.run.isolate import run_isolated, target_of
-from tests.run.isolated_functions import same
+from tests.internal.run.isolated_functions import same
 print("loaded as", __name__)
 
 @dataclass
