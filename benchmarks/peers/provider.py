@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
-from tests.rigs.provider import Provider
-from tests.rigs.script import Pause
+from tests.kit.providers.openai import Provider
+from tests.kit.providers.script import Pause
 
 __all__ = ["ProviderProcess", "Seen"]
 

@@ -12,8 +12,9 @@ import pytest
 
 from safepoint.abort import SystemClock, Timer, current_clock, run_in_thread, use_clock
 from safepoint.testing import FakeClock
-from tests.abort.programs import printed, wait_until
 from tests.conftest import counts
+from tests.kit.programs import printed
+from tests.kit.waiting import wait_until
 
 SECONDS = 10.0
 

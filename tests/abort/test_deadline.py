@@ -14,7 +14,8 @@ import pytest
 
 from safepoint.abort import AbortController, AbortReason, AbortSignal, AbortTimeout, SystemClock, Timer, use_clock
 from safepoint.testing import FakeClock
-from tests.abort.programs import printed, wait_until
+from tests.kit.programs import printed
+from tests.kit.waiting import wait_until
 
 
 def test_a_timeout_aborts_when_its_time_has_come_and_says_how_long_and_where(clock: FakeClock):

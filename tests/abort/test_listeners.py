@@ -10,8 +10,8 @@ import pytest
 from safepoint.abort import AbortController, AbortSignal, on_abort_timeout, use_clock
 from safepoint.errors import UsageError
 from safepoint.testing import FakeClock
-from tests.abort.clocks import HookedClock, TickingClock
 from tests.conftest import counts
+from tests.kit.clocks import HookedClock, TickingClock
 
 SECONDS = 10.0
 

@@ -26,9 +26,10 @@ from safepoint.abort import (
     use_clock,
 )
 from safepoint.errors import UsageError
-from tests.abort.clocks import TickingClock
-from tests.abort.programs import alive, wait_until
 from tests.conftest import counts
+from tests.kit.clocks import TickingClock
+from tests.kit.programs import alive
+from tests.kit.waiting import wait_until
 
 LONG = 60.0  # a grace that no test waits for
 

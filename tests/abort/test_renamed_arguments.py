@@ -10,7 +10,7 @@ from safepoint.models.scripted import Delay, ScriptedModel
 from safepoint.run import Context
 from safepoint.session import LocalHost, Session
 from safepoint.turns import TurnPlan
-from tests.server.lab import serving
+from tests.kit.servers import serving
 
 OLD: dict[str, Any] = {"deadline": 0.01}
 BOTH: dict[str, Any] = {"deadline": 0.01, "timeout": 5.0}

@@ -20,9 +20,10 @@ from safepoint.abort import (
     run_in_thread,
     use_clock,
 )
-from tests.abort.clocks import TickingClock
-from tests.abort.programs import printed, wait_until
 from tests.conftest import counts
+from tests.kit.clocks import TickingClock
+from tests.kit.programs import printed
+from tests.kit.waiting import wait_until
 
 SECONDS = 10.0
 

@@ -21,14 +21,14 @@ from safepoint.models.scripted import Stall as StallingModel
 from safepoint.session import MemoryStore
 from safepoint.worker import NatsBroker, RemoteHost
 from tests.conftest import counts
-from tests.rigs.nats import new_namespace, shared_url
-from tests.rigs.ollama import Ollama
-from tests.rigs.provider import Provider
-from tests.rigs.script import Stall
-from tests.server.background import in_background
-from tests.server.browser import Lab, chromium, is_idle, is_running, lab, listeners, say, stop_button  # noqa: F401
-from tests.server.lab import Faucet, serving, serving_host
-from tests.worker.processes import worker_process
+from tests.kit.background import in_background
+from tests.kit.browser import Lab, chromium, is_idle, is_running, lab, listeners, say, stop_button  # noqa: F401
+from tests.kit.nats import new_namespace, shared_url
+from tests.kit.providers.ollama import Ollama
+from tests.kit.providers.openai import Provider
+from tests.kit.providers.script import Stall
+from tests.kit.servers import ControlledModel, serving, serving_host
+from tests.kit.worker_process import worker_process
 
 ASKED = ModelRequest(messages=(UserMessage(text="count"),))
 
@@ -68,7 +68,7 @@ def came(provider: Any) -> bool:
 
 async def test_01_stop_is_acknowledged_at_once_before_and_apart_from_the_outcome() -> None:
     """Page → server → worker: Stop is acknowledged at once ("signalled"), before and apart from the outcome."""
-    faucet, order = Faucet(), Order()
+    faucet, order = ControlledModel(), Order()
     async with serving(Agent(faucet, tools=[order.tool()])) as served:
         session = await served.session()
         turn = await served.send(session)
@@ -83,7 +83,7 @@ async def test_01_stop_is_acknowledged_at_once_before_and_apart_from_the_outcome
 
 async def test_02_a_stop_with_nothing_running_is_answered_truthfully_and_does_nothing_else() -> None:
     """Nothing running → the acknowledgement says so, truthfully; nothing else happens."""
-    faucet = Faucet()
+    faucet = ControlledModel()
     async with serving(Agent(faucet)) as served:
         session = await served.session()
         assert (await served.stop(session, "never-sent"))["status"] == "unknown"
@@ -101,7 +101,7 @@ async def test_03_the_turn_ends_through_the_one_ordinary_end_event_marked_aborte
     """The turn ends through the one ordinary end event, marked `aborted`; there is no separate abort-completion
     event; nothing is raised further.
     """
-    faucet = Faucet()
+    faucet = ControlledModel()
     async with serving(Agent(faucet)) as served:
         session = await served.session()
         turn = await served.send(session)
@@ -124,7 +124,7 @@ async def test_04_an_aborted_turn_is_stored_and_shown_calmly_and_never_as_an_err
     """An aborted turn is stored and shown as aborted ("You stopped this turn."), calm, never as an error; failed
     turns are red.
     """
-    faucet, store = Faucet(), MemoryStore()
+    faucet, store = ControlledModel(), MemoryStore()
     served = await lab.serve(Agent(faucet), store)
     page = await lab.page(served.url)
     await say(page, "go")
@@ -152,7 +152,7 @@ async def test_05_a_controller_belongs_to_one_work_order_and_can_never_hit_the_n
     """
     signals: list[weakref.ref[AbortSignal]] = []
 
-    class Seeing(Faucet):
+    class Seeing(ControlledModel):
         """Sees the signal of each order: a tool's own only follows it."""
 
         def stream(self, request: ModelRequest, *, signal: AbortSignal) -> Any:
@@ -259,7 +259,7 @@ async def test_07_sub_agents_started_by_the_order_end_with_it() -> None:
 
 async def test_08_completion_and_stop_at_the_same_time_are_one_of_them_for_everybody() -> None:
     """Completion and stop at the same time → one of them, the same for everybody."""
-    faucet, seen = Faucet(), set()
+    faucet, seen = ControlledModel(), set()
     async with serving(Agent(faucet)) as served:
         session = await served.session()
         for number in range(counts(12, 40)):
@@ -288,7 +288,7 @@ async def test_08_completion_and_stop_at_the_same_time_are_one_of_them_for_every
 @in_background
 async def test_09_after_the_end_the_stop_machinery_is_gone_end_to_end(lab: Lab) -> None:  # noqa: F811
     """After the end the stop machinery is gone end to end (listeners, timers, key handlers)."""
-    faucet, signals = Faucet(), []
+    faucet, signals = ControlledModel(), []
 
     @tool
     async def look(ctx: ToolContext) -> str:
@@ -322,7 +322,7 @@ async def test_10_on_the_page_stop_replaces_send_and_a_failed_stop_tells(lab: La
     gives Stop back.
     """
     lab.requests_may_fail = True
-    faucet, order = Faucet(), Order()
+    faucet, order = ControlledModel(), Order()
     served = await lab.serve(Agent(faucet, tools=[order.tool()]))
     page = await lab.page(served.url)
     await expect(page.locator("#send")).to_be_visible()
@@ -347,7 +347,7 @@ async def test_11_escape_twice_within_three_seconds_stops_and_expiry_clears_toas
     """Esc → toast "Press Esc again to stop", 3 s; second Esc within 3 s stops; expiry clears toast and flag; the
     key handler exists only while a turn runs.
     """
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page("about:blank")
     await page.clock.install()
@@ -429,7 +429,7 @@ async def test_12_a_stop_at_any_odd_moment_is_answered_truthfully() -> None:
 @in_background
 async def test_13_a_page_reloaded_while_stopping_shows_stopping_and_then_aborted(lab: Lab) -> None:  # noqa: F811
     """The page reloads while stopping → it shows "stopping", then "aborted"."""
-    faucet, order = Faucet(), Order()
+    faucet, order = ControlledModel(), Order()
     served = await lab.serve(Agent(faucet, tools=[order.tool()]))
     page = await lab.page(served.url)
     await say(page, "go")

@@ -28,8 +28,8 @@ from safepoint.models.scripted import Call, Error, ScriptedModel
 from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.architecture.source import read
 from tests.architecture.triggers import table_rows, unlisted_triggers
-from tests.rigs.provider import Provider
-from tests.rigs.script import Stall
+from tests.kit.providers.openai import Provider
+from tests.kit.providers.script import Stall
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,3 +1,3 @@
 """Owns the servers that all tests of agents may ask for."""
 
-from tests.rigs.llama import llama as llama
+from tests.kit.providers.llama import llama as llama

@@ -28,7 +28,20 @@ from safepoint.models.scripted import Call, Delay, Error, Finish, ScriptedModel,
 from safepoint.run import Context, Policy, Retry, StopAt, Usage
 from safepoint.run import settle as settle_run
 from safepoint.testing import FakeClock
-from tests.agent.lab import ONCE, Raw, called, contents, fates, kinds, of_kind, read, said, so_far, statuses, stopped
+from tests.kit.agents import (
+    ONCE,
+    ChunkModel,
+    called,
+    contents,
+    fates,
+    kinds,
+    of_kind,
+    read,
+    said,
+    so_far,
+    statuses,
+    stopped,
+)
 
 
 @tool
@@ -132,8 +145,8 @@ async def test_at_most_so_many_requests():
 
 
 async def test_at_most_so_many_tokens_with_those_of_sub_agents():
-    spends = Agent(Raw([UsageReported(Usage(1, 600, 300)), *said("a long story")]), name="spends")
-    model = Raw([called(0, "a", "spends", '{"prompt": "x"}'), UsageReported(Usage(1, 60, 40)), AnswerEnded()])
+    spends = Agent(ChunkModel([UsageReported(Usage(1, 600, 300)), *said("a long story")]), name="spends")
+    model = ChunkModel([called(0, "a", "spends", '{"prompt": "x"}'), UsageReported(Usage(1, 60, 40)), AnswerEnded()])
     outcome = await Agent(model, tools=[spends], token_budget=1000).run("go")
     assert isinstance(outcome, Failed)
     assert isinstance(outcome.error, LimitExceeded)
@@ -144,9 +157,9 @@ async def test_at_most_so_many_tokens_with_those_of_sub_agents():
 
 
 async def test_usage_is_exact_when_reported_and_estimated_when_cut_off():
-    exact = (await Agent(Raw([UsageReported(Usage(1, 5, 7)), *said("hi")])).run("go")).unwrap()
+    exact = (await Agent(ChunkModel([UsageReported(Usage(1, 5, 7)), *said("hi")])).run("go")).unwrap()
     assert exact.usage == Usage(1, 5, 7)
-    run = Agent(Raw([TextDelta("x" * 400), TextDelta("y")], said("never"))).run("z" * 40)
+    run = Agent(ChunkModel([TextDelta("x" * 400), TextDelta("y")], said("never"))).run("z" * 40)
     await read(run, lambda event: run.abort() if isinstance(event, TextStreamed) else None)
     outcome = await run
     usage = stopped(outcome).usage
@@ -160,14 +173,15 @@ async def test_usage_is_exact_when_reported_and_estimated_when_cut_off():
 
 async def test_the_usage_of_a_stopped_sub_agent_counts_once():
     inner = Agent(
-        Raw(
+        ChunkModel(
             [called(0, "a", "search", '{"query": "x"}'), UsageReported(Usage(1, 5, 5)), AnswerEnded()], [TextDelta("b")]
         ),
         tools=[search],
         name="inner",
     )
     run = Agent(
-        Raw([called(0, "c", "inner", '{"prompt": "x"}'), UsageReported(Usage(1, 1, 1)), AnswerEnded()]), tools=[inner]
+        ChunkModel([called(0, "c", "inner", '{"prompt": "x"}'), UsageReported(Usage(1, 1, 1)), AnswerEnded()]),
+        tools=[inner],
     )
     going = run.run("go")
     await read(going, lambda event: going.abort() if isinstance(event, TextStreamed) else None)
@@ -261,11 +275,11 @@ async def test_an_answer_that_breaks_off_or_says_nothing_is_asked_for_again(answ
 
 
 async def test_a_client_that_lets_its_own_cancellation_escape_is_a_failed_request_and_not_a_stop():
-    run = Agent(Raw([TextDelta("a"), asyncio.CancelledError("inside")], said("fine")), retry=Retry(2, delay=0)).run(
-        "go"
-    )
+    run = Agent(
+        ChunkModel([TextDelta("a"), asyncio.CancelledError("inside")], said("fine")), retry=Retry(2, delay=0)
+    ).run("go")
     assert (await run).unwrap().text == "fine"
-    outcome = await Agent(Raw([asyncio.CancelledError("inside")]), retry=ONCE).run("go")
+    outcome = await Agent(ChunkModel([asyncio.CancelledError("inside")]), retry=ONCE).run("go")
     assert isinstance(outcome, Failed)
     assert isinstance(outcome.error, ModelError)
     assert isinstance(outcome.error.__cause__, asyncio.CancelledError)
@@ -308,7 +322,7 @@ async def test_what_a_model_says_after_the_end_of_its_answer_is_not_read_and_not
 
 
 async def test_ids_that_the_model_repeats_or_leaves_out_do_not_mix_up_results():
-    model = Raw(
+    model = ChunkModel(
         [
             called(0, "same", "search", '{"query": "1"}'),
             called(1, "same", "search", '{"query": "2"}'),
@@ -325,14 +339,14 @@ async def test_ids_that_the_model_repeats_or_leaves_out_do_not_mix_up_results():
 
 
 async def test_a_tool_with_an_impossible_name_is_told_and_the_conversation_stays_valid():
-    model = Raw([called(0, "a", "search the web!"), AnswerEnded("tool_calls")], said("well"))
+    model = ChunkModel([called(0, "a", "search the web!"), AnswerEnded("tool_calls")], said("well"))
     outcome = await Agent(model, tools=[search]).run("go")
     assert statuses(outcome) == ["failed"]
     validate(so_far(outcome).messages)
 
 
 async def test_deltas_of_several_calls_may_come_interleaved():
-    model = Raw(
+    model = ChunkModel(
         [
             TextDelta("a"),
             called(1, "b", "search", '{"query"'),

@@ -15,7 +15,7 @@ from safepoint.models.scripted import Call, Delay, ScriptedModel, Stall
 from safepoint.run import Context
 from safepoint.run import settle as settle_run
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.agent.lab import contents, kinds, of_kind, read, so_far, statuses, stopped
+from tests.kit.agents import contents, kinds, of_kind, read, so_far, statuses, stopped
 
 
 async def test_a_run_can_be_named_and_stopped_before_it_starts_and_starts_by_being_awaited():

@@ -9,7 +9,7 @@ from safepoint.agent import Agent, ask_user, wait
 from safepoint.events import LeafStarted
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.testing import FakeClock
-from tests.agent.lab import contents, read, statuses, stopped
+from tests.kit.agents import contents, read, statuses, stopped
 
 
 async def test_the_model_asks_the_person_and_reads_the_answer():

@@ -19,7 +19,20 @@ from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Context, StopAt, leaf
 from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.agent import functions
-from tests.agent.lab import ONCE, Raw, called, contents, fates, kinds, of_kind, read, results, said, statuses, stopped
+from tests.kit.agents import (
+    ONCE,
+    ChunkModel,
+    called,
+    contents,
+    fates,
+    kinds,
+    of_kind,
+    read,
+    results,
+    said,
+    statuses,
+    stopped,
+)
 
 
 def agent_of(*tools: Any, calls: list[Any] | None = None, **options: Any) -> Agent:
@@ -73,7 +86,7 @@ async def test_an_unknown_tool_and_wrong_arguments_are_told_to_the_model_which_g
     async def search(query: str) -> str:
         return query
 
-    model = Raw(
+    model = ChunkModel(
         [called(0, "a", "find", "{}"), Ended("tool_calls")],
         [called(0, "b", "search", '{"q": 1}'), Ended("tool_calls")],
         [called(0, "c", "search", '{"query": '), Ended("length")],
@@ -268,7 +281,7 @@ async def test_the_keys_of_calls_differ_between_calls_and_between_runs():
         keys.append(ctx.idempotency_key)
         return "paid"
 
-    model = Raw([called(0, "", "pay"), Ended()], [called(0, "", "pay"), Ended()], said("done"))
+    model = ChunkModel([called(0, "", "pay"), Ended()], [called(0, "", "pay"), Ended()], said("done"))
     run = Agent(model, tools=[pay]).run("go")
     await run
     await agent_of(pay).run("go")
@@ -285,7 +298,7 @@ async def test_two_calls_of_one_sub_agent_have_keys_of_their_own():
         keys.append(ctx.idempotency_key)
         return "paid"
 
-    model = Raw([called(0, "", "pay"), Ended()], said("one"), [called(0, "", "pay"), Ended()], said("two"))
+    model = ChunkModel([called(0, "", "pay"), Ended()], said("one"), [called(0, "", "pay"), Ended()], said("two"))
     payer = Agent(model, tools=[pay], name="payer")
     calls: list[Any] = [[Call("payer", prompt="a")], [Call("payer", prompt="b")], "done"]
     await Agent(ScriptedModel(*calls), tools=[payer.as_tool()]).run("go")

@@ -12,7 +12,7 @@ from safepoint.agent import AgentRun, ToolContext
 from safepoint.events import LeafAbandoned, ProgressMade
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.agent.lab import agents_kept, contents, fates, of_kind, statuses, stopped
+from tests.kit.agents import agents_kept, contents, fates, of_kind, statuses, stopped
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 SECONDS = 10.0

@@ -21,13 +21,13 @@ from safepoint.run import LeafTimeout, Outcome, Policy, Retry
 from safepoint.run.wire import outcome_to_json
 from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.agent import functions
-from tests.agent.lab import agents_kept, contents, fates, kinds, of_kind, read, so_far, statuses, stopped
 from tests.conftest import counts
-from tests.rigs.anthropic import Anthropic
-from tests.rigs.llama import Llama
-from tests.rigs.provider import Provider
-from tests.rigs.script import Answer, Cut, Pause, Raw, Refusal, Silence, Stall, ToolCall
-from tests.rigs.wire import bounded
+from tests.kit.agents import agents_kept, contents, fates, kinds, of_kind, read, so_far, statuses, stopped
+from tests.kit.providers.anthropic import Anthropic
+from tests.kit.providers.llama import Llama
+from tests.kit.providers.openai import Provider
+from tests.kit.providers.script import Answer, Cut, Pause, Raw, Refusal, Silence, Stall, ToolCall
+from tests.kit.providers.wire import bounded
 
 SOON = Retry(attempts=3, delay=0, on=lambda error: isinstance(error, ModelError) and error.retryable)
 

@@ -20,13 +20,13 @@ INTERNAL_IMPORTS = {
     "cli/test_demo.py:safepoint.cli.demo.TRY": "the words that the demo offers are compared with what it does",
     "cli/test_demo.py:safepoint.cli.demo.demo_agent": "the agent that `safepoint serve` starts with",
     "examples/test_examples.py:safepoint.abort.process_group": "looks for processes that an example has left",
-    "session/lab.py:safepoint.session.log.read": "reads what a store has on record",
-    "session/lab.py:safepoint.session.store.LogRecord": "stores that fail on purpose",
+    "kit/sessions.py:safepoint.session.log.read": "reads what a store has on record",
+    "kit/stores.py:safepoint.session.store.LogRecord": "stores that fail on purpose",
     "worker/faulty.py:safepoint.abort.process_group": "looks for processes that a killed worker has left",
     "worker/jumping.py:safepoint.abort.clock": "a worker whose clock jumps by an hour",
-    "worker/lab.py:safepoint.worker.broker.BrokerConnection": "looks at what the broker has on record",
-    "worker/lab.py:safepoint.session.log.read": "reads what the broker has on record",
-    "worker/lab.py:safepoint.worker.log_reader.LogReader": "reads what the broker has on record",
+    "kit/workers.py:safepoint.worker.broker.BrokerConnection": "looks at what the broker has on record",
+    "kit/workers.py:safepoint.session.log.read": "reads what the broker has on record",
+    "kit/workers.py:safepoint.worker.log_reader.LogReader": "reads what the broker has on record",
     "worker/paying.py:safepoint.worker.broker.BrokerConnection": "looks at what the broker has on record",
 }
 

@@ -13,23 +13,23 @@ import pytest
 from safepoint import __version__
 from safepoint.cli import main as package_main
 from safepoint.cli.main import main
-from tests.server.child import ROOT, Child
+from tests.kit.server_process import ROOT, ServerProcess
 
 COMMANDS = ["serve", "sessions", "turns", "stop", "receipt", "completion", "worker", "workers"]
 
 
 @pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    with Child("--token", "secret") as child:
+def child() -> Iterator[ServerProcess]:
+    with ServerProcess("--token", "secret") as child:
         child.client.headers["authorization"] = "Bearer secret"
         yield child
 
 
-def run(child: Child, *arguments: str) -> int:
+def run(child: ServerProcess, *arguments: str) -> int:
     return main([*arguments, "--url", child.url, "--token", "secret"])
 
 
-def test_a_turn_is_found_stopped_and_accounted_for(child: Child, capsys: pytest.CaptureFixture[str]):
+def test_a_turn_is_found_stopped_and_accounted_for(child: ServerProcess, capsys: pytest.CaptureFixture[str]):
     child.session("cli")
     child.send("slow", "t1", "cli")
     child.until("progress_made", "cli")
@@ -54,7 +54,7 @@ def test_a_turn_is_found_stopped_and_accounted_for(child: Child, capsys: pytest.
     assert capsys.readouterr().out.startswith("already_finished")
 
 
-def test_a_stop_may_say_for_how_long_to_wait(child: Child, capsys: pytest.CaptureFixture[str]):
+def test_a_stop_may_say_for_how_long_to_wait(child: ServerProcess, capsys: pytest.CaptureFixture[str]):
     child.session("hard")
     child.send("stall", "t1", "hard")
     child.until("text_streamed", "hard")
@@ -65,7 +65,7 @@ def test_a_stop_may_say_for_how_long_to_wait(child: Child, capsys: pytest.Captur
     assert run(child, "stop", "hard", "t1", "--abandon", "2.5") == 0
 
 
-def test_stop_takes_the_turn_that_runs_and_not_one_that_waits(child: Child, capsys: pytest.CaptureFixture[str]):
+def test_stop_takes_the_turn_that_runs_and_not_one_that_waits(child: ServerProcess, capsys: pytest.CaptureFixture[str]):
     child.session("urgent")
     child.send("stall", "first", "urgent")
     child.until("text_streamed", "urgent")
@@ -87,19 +87,19 @@ def test_stop_takes_the_turn_that_runs_and_not_one_that_waits(child: Child, caps
     ],
 )
 def test_what_the_server_refuses_is_a_1(
-    child: Child, arguments: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+    child: ServerProcess, arguments: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
 ):
     assert run(child, *arguments) == code
     assert told in capsys.readouterr().err
 
 
-def test_a_wrong_token_is_a_1(child: Child, capsys: pytest.CaptureFixture[str]):
+def test_a_wrong_token_is_a_1(child: ServerProcess, capsys: pytest.CaptureFixture[str]):
     assert main(["sessions", "--url", child.url, "--token", "wrong"]) == 1
     assert "a token is needed" in capsys.readouterr().err
 
 
 def test_the_environment_says_where_and_who(
-    child: Child, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    child: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("SAFEPOINT_URL", child.url)
     monkeypatch.setenv("SAFEPOINT_TOKEN", "secret")
@@ -198,19 +198,19 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
 
 
 def test_the_greeting_says_where_it_is_and_what_to_try():
-    with Child(agent=None) as child:
+    with ServerProcess(agent=None) as child:
         assert child.process.stdout is not None
         lines = [child.process.stdout.readline() for _ in range(13)]
         assert any("tell me a story" in line for line in lines)
         assert "Sessions are kept in memory" in lines[-1]
 
 
-def test_the_greeting_brings_the_token_along(child: Child):
+def test_the_greeting_brings_the_token_along(child: ServerProcess):
     assert child.address.endswith("/#token=secret")
 
 
 @pytest.mark.parametrize(("no_color", "bold"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_a_terminal_gets_bold_unless_it_wants_none(child: Child, no_color: dict[str, str], bold: bool):
+def test_a_terminal_gets_bold_unless_it_wants_none(child: ServerProcess, no_color: dict[str, str], bold: bool):
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | no_color
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "safepoint", "sessions", "--url", child.url, "--token", "secret"]
@@ -220,7 +220,7 @@ def test_a_terminal_gets_bold_unless_it_wants_none(child: Child, no_color: dict[
     os.close(master)
 
 
-def test_a_reader_that_leaves_is_no_error(child: Child):
+def test_a_reader_that_leaves_is_no_error(child: ServerProcess):
     command = f"{sys.executable} -m safepoint sessions --url {child.url} --token secret | true"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], cwd=ROOT, timeout=30, capture_output=True, text=True

@@ -7,11 +7,11 @@ import uuid
 import pytest
 
 from safepoint.cli.main import main
-from tests.rigs.nats import free_port, shared_url
-from tests.server.child import Child
+from tests.kit.nats import free_port, shared_url
+from tests.kit.server_process import ServerProcess
+from tests.kit.worker_process import worker_process
+from tests.kit.workers import SECONDS, hosting, until_kind
 from tests.worker.cast import TARGET
-from tests.worker.lab import SECONDS, hosting, until_kind
-from tests.worker.processes import worker_process
 
 
 def test_agents_and_files_belong_to_the_workers(capsys: pytest.CaptureFixture[str]):
@@ -38,7 +38,7 @@ async def test_a_turn_runs_on_a_worker_and_goes_on_when_its_server_ends():
 
         def served() -> str:
             over = ("--nats", shared_url(), "--namespace", namespace, "--lease", "2")
-            with Child(*over, agent=None) as child:
+            with ServerProcess(*over, agent=None) as child:
                 child.session("s")
                 child.send("talk", "t", "s")
                 child.until("text_streamed", "s")

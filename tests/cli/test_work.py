@@ -12,10 +12,10 @@ import pytest
 
 from safepoint.cli.main import main
 from safepoint.worker import NatsBroker
-from tests.rigs.nats import free_port, shared_url
+from tests.kit.nats import free_port, shared_url
+from tests.kit.worker_process import ROOT, worker_process
+from tests.kit.workers import SECONDS, ends, hosting, linked, logged, until_kind
 from tests.worker.cast import TARGET
-from tests.worker.lab import SECONDS, ends, hosting, linked, logged, until_kind
-from tests.worker.processes import ROOT, worker_process
 
 QUICK = ("--lease", "2", "--grace", "0.5", "--within", "0.2")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.flow import NodeContext
-from tests.flow.lab import FOREVER, Trail
+from tests.kit.flows import FOREVER, Trail
 
 
 def note(state: Trail, ctx: NodeContext[Any]) -> str:

@@ -12,7 +12,7 @@ from safepoint import AbortSignal, Completed
 from safepoint.errors import UsageError
 from safepoint.flow import END, Checkpoint, CheckpointMismatch, Flow, NodeContext
 from safepoint.run import CheckpointError, Checkpoints, FolderCheckpoints, MemoryCheckpoints, SqliteCheckpoints
-from tests.flow.lab import Lab, Trail, again, one
+from tests.kit.flows import NodeRecorder, Trail, again, one
 
 
 class Model(BaseModel):
@@ -25,7 +25,7 @@ class Book:
     pages: int = 0
 
 
-def stuck_flow(lab: Lab, kind: Any) -> Flow[Any, Any]:
+def stuck_flow(lab: NodeRecorder, kind: Any) -> Flow[Any, Any]:
     flow: Flow[Any, Any] = Flow("flow", start="a", state=kind)
 
     def note(state: Any, name: str) -> None:
@@ -46,15 +46,15 @@ def stuck_flow(lab: Lab, kind: Any) -> Flow[Any, Any]:
     return flow
 
 
-async def stopped(lab: Lab | None = None, *names: str) -> Checkpoint:
-    lab = lab or Lab()
+async def stopped(lab: NodeRecorder | None = None, *names: str) -> Checkpoint:
+    lab = lab or NodeRecorder()
     names = names or ("a", "b")
     return Checkpoint.from_result(await lab.stop_in(names[-1], lab.line("flow", *names).start(Trail())))
 
 
 @pytest.mark.parametrize("state", [Trail(), Model(), {"notes": []}], ids=lambda state: type(state).__name__)
 async def test_states_of_each_kind_come_back_from_json(state: Any):
-    lab = Lab()
+    lab = NodeRecorder()
     flow = stuck_flow(lab, type(state))
     whole = await flow.execute(state)
     lab.ran.clear()
@@ -74,14 +74,14 @@ async def test_a_checkpoint_says_where_it_stopped_and_why():
     assert checkpoint.executed == ("a",)
     assert checkpoint.reason is not None
     assert "enough" in checkpoint.reason
-    lab = Lab()
+    lab = NodeRecorder()
     lab.broken.add("a")
     failed = Checkpoint.from_result(await lab.line("flow", "a").execute(Trail()))
     assert (failed.status, failed.reason) == ("failed", "a is broken")
 
 
 async def test_a_completed_flow_has_nothing_to_resume():
-    result = await Lab().line("flow", "a").execute(Trail())
+    result = await NodeRecorder().line("flow", "a").execute(Trail())
     with pytest.raises(UsageError, match="flow 'flow' has completed: there is nothing to resume"):
         Checkpoint.from_result(result)
 
@@ -112,7 +112,7 @@ async def test_a_state_that_would_come_back_as_another_type_is_refused_with_the_
 
 
 async def test_results_of_a_scatter_come_back_with_their_type_or_are_refused():
-    lab = Lab()
+    lab = NodeRecorder()
 
     async def typed(item: str, ctx: NodeContext[Any]) -> Book:
         await lab.visit(item, ctx)
@@ -171,7 +171,7 @@ async def test_saving_and_loading_a_file(tmp_path: Path):
 
 async def test_text_that_a_model_said_survives_a_file(tmp_path: Path):
     path = tmp_path / "flow.json"
-    lab = Lab()
+    lab = NodeRecorder()
     said = Trail(["half a pair: \ud83d", "ä \u2028 \x00"])
     result = await lab.stop_in("a", lab.line("flow", "a").start(said))
     Checkpoint.from_result(result).save(path)
@@ -208,7 +208,7 @@ async def test_a_corrupt_file_is_refused_by_name_and_left_alone(content: bytes, 
 async def test_a_checkpoint_that_was_tampered_with_is_refused(name: str, value: Any):
     broken = replace(await stopped(), **{name: value})
     with pytest.raises(CheckpointMismatch, match="this checkpoint does not fit flow 'flow'"):
-        await Lab().line("flow", "a", "b").execute(resume=broken)
+        await NodeRecorder().line("flow", "a", "b").execute(resume=broken)
 
 
 async def test_fields_of_a_newer_writer_are_passed_over():
@@ -225,7 +225,7 @@ async def test_it_is_recalled_from_each_store(kind: str, tmp_path: Path):
         "sqlite": SqliteCheckpoints(tmp_path / "db.sqlite"),
     }
     store = stores[kind]
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a", "b")
     assert await Checkpoint.recall(store, "run 1") is None
     result = await lab.stop_in("b", flow.start(Trail(), checkpoints=store, checkpoint_id="run 1"))
@@ -243,17 +243,17 @@ async def test_it_is_recalled_from_each_store(kind: str, tmp_path: Path):
 
 async def test_a_flow_of_another_name_is_refused():
     with pytest.raises(CheckpointMismatch, match="this checkpoint is of flow 'flow', not of 'other'"):
-        await Lab().line("other", "a", "b").execute(resume=await stopped())
+        await NodeRecorder().line("other", "a", "b").execute(resume=await stopped())
 
 
 async def test_a_flow_that_has_changed_is_refused_with_what_has_changed():
     checkpoint = await stopped()
     with pytest.raises(CheckpointMismatch, match=r"'a' has other routes or parts, 'c' is new\. Resume it with"):
-        await Lab().line("flow", "a", "c", "b").execute(resume=checkpoint)
+        await NodeRecorder().line("flow", "a", "c", "b").execute(resume=checkpoint)
     with pytest.raises(CheckpointMismatch, match="'a' has other routes or parts, 'b' is gone"):
-        await Lab().line("flow", "a").execute(resume=checkpoint)
+        await NodeRecorder().line("flow", "a").execute(resume=checkpoint)
     moved: Flow[Trail, Any] = Flow("flow", start="b")
-    lab = Lab()
+    lab = NodeRecorder()
     moved.node("a", lab.node("a"))
     moved.node("b", lab.node("b"))
     moved.route("a", "b")
@@ -270,7 +270,7 @@ async def test_a_flow_that_only_starts_elsewhere_has_changed_too():
             flow.route(name, target)
         return flow
 
-    lab = Lab()
+    lab = NodeRecorder()
     result = await lab.stop_in("b", cycle("a").start(Trail()))
     with pytest.raises(CheckpointMismatch, match="it starts elsewhere"):
         await cycle("b").execute(resume=again(result))
@@ -283,7 +283,7 @@ async def test_a_change_inside_a_child_is_a_change():
         flow.route("sub", END)
         return flow
 
-    lab = Lab()
+    lab = NodeRecorder()
     result = await lab.stop_in("c1", parent(lab.line("child", "c1", "c2")).start(Trail()))
     with pytest.raises(CheckpointMismatch, match="'sub' has other routes or parts"):
         await parent(lab.line("child", "c1")).execute(resume=again(result))
@@ -293,7 +293,7 @@ async def test_migrate_mends_a_checkpoint_of_an_older_shape():
     def rename(old: Checkpoint) -> Checkpoint:
         return replace(old, place={**old.place, "node": "c"})
 
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a", "c")
     resumed = await flow.execute(resume=await stopped(), migrate=rename)
     assert resumed.state.notes == ["a", "c"]
@@ -306,7 +306,7 @@ async def test_migrate_is_not_asked_when_nothing_has_changed():
     def never(old: Checkpoint) -> Checkpoint:
         raise AssertionError("asked")
 
-    resumed = await Lab().line("flow", "a", "b").execute(resume=await stopped(), migrate=never)
+    resumed = await NodeRecorder().line("flow", "a", "b").execute(resume=await stopped(), migrate=never)
     assert isinstance(resumed.outcome, Completed)
 
 
@@ -316,7 +316,7 @@ async def test_composites_come_back_from_json_where_they_were():
         notes: list[str] = field(default_factory=list)
         books: list[Book] = field(default_factory=list)
 
-    lab = Lab()
+    lab = NodeRecorder()
 
     async def read(book: Book, ctx: NodeContext[Any]) -> None:
         await lab.visit(f"read {book.title}", ctx)

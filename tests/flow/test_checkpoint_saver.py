@@ -33,7 +33,7 @@ from safepoint.run import (
     SqliteCheckpoints,
 )
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.flow.lab import Lab, Trail, one
+from tests.kit.flows import NodeRecorder, Trail, one
 
 ID = "visit-7"
 
@@ -50,7 +50,7 @@ def store(request, tmp_path: Path) -> Checkpoints:
     )
 
 
-async def stopped_in(name: str, lab: Lab, store: Checkpoints, *names: str) -> FlowResult[Trail]:
+async def stopped_in(name: str, lab: NodeRecorder, store: Checkpoints, *names: str) -> FlowResult[Trail]:
     flow = lab.line("flow", *(names or ("a", "b", "c")))
     return await lab.stop_in(name, flow.start(Trail(), checkpoints=store, checkpoint_id=ID))
 
@@ -85,7 +85,7 @@ async def test_a_stop_ends_the_wait_for_the_first_checkpoint_and_no_node_begins(
         async def save(self, key: str, text: str) -> None:
             await asyncio.get_running_loop().create_future()
 
-    lab, controller = Lab(), AbortController()
+    lab, controller = NodeRecorder(), AbortController()
     async with lab.line("flow", "a").start(Trail(), signal=controller.signal, **given(Hanging())) as run:
         await drain_ready_tasks()
         controller.abort("enough")
@@ -101,7 +101,7 @@ async def test_a_flow_whose_first_checkpoint_cannot_be_written_runs_nothing():
         async def save(self, key: str, text: str) -> None:
             raise CheckpointError("the disk is full")
 
-    lab = Lab()
+    lab = NodeRecorder()
     result = await lab.line("flow", "a").execute(Trail(), **given(Full()))
     assert isinstance(result.outcome, Failed)
     assert str(result.outcome.error) == "the disk is full"
@@ -109,7 +109,7 @@ async def test_a_flow_whose_first_checkpoint_cannot_be_written_runs_nothing():
 
 
 async def test_a_fresh_run_does_not_overwrite_an_unfinished_one_and_is_told_what_to_do(store: Checkpoints):
-    lab = Lab()
+    lab = NodeRecorder()
     before = await stopped_in("b", lab, store)
     text = await store.load(ID)
     ran = list(lab.ran)
@@ -126,7 +126,7 @@ async def test_a_fresh_run_does_not_overwrite_an_unfinished_one_and_is_told_what
 
 
 async def test_what_was_thrown_away_does_not_stand_in_the_way(store: Checkpoints):
-    lab = Lab()
+    lab = NodeRecorder()
     await stopped_in("b", lab, store)
     await store.delete(ID)
     result = await lab.line("flow", "a").execute(Trail(), **given(store))
@@ -134,7 +134,7 @@ async def test_what_was_thrown_away_does_not_stand_in_the_way(store: Checkpoints
 
 
 async def test_a_refused_run_has_no_events_and_can_be_asked_again(store: Checkpoints):
-    lab = Lab()
+    lab = NodeRecorder()
     await stopped_in("b", lab, store)
     run = lab.line("flow", "a", "b", "c").start(Trail(), **given(store))
     assert [event async for event in run] == []
@@ -144,7 +144,7 @@ async def test_a_refused_run_has_no_events_and_can_be_asked_again(store: Checkpo
 
 
 async def test_what_cannot_be_read_is_neither_run_nor_overwritten(store: Checkpoints):
-    lab = Lab()
+    lab = NodeRecorder()
     await store.save(ID, "not json")
     for more in EACH:
         with pytest.raises(CheckpointError, match="checkpoint 'visit-7' cannot be read, and was left as it is"):
@@ -155,7 +155,7 @@ async def test_what_cannot_be_read_is_neither_run_nor_overwritten(store: Checkpo
 
 @pytest.mark.parametrize("resume", [None, "auto", "checkpoint"])
 async def test_a_second_run_of_one_id_is_refused_at_once_and_told_who_has_it(store: Checkpoints, resume: str | None):
-    lab = Lab()
+    lab = NodeRecorder()
     lab.after["b"] = gate = asyncio.Event()
     flow = lab.line("flow", "a", "b")
     async with asyncio.timeout(10), flow.start(Trail(), **given(store)) as first:
@@ -174,7 +174,7 @@ async def test_a_second_run_of_one_id_is_refused_at_once_and_told_who_has_it(sto
 
 
 async def test_the_lease_is_given_back_however_the_run_ends(store: Checkpoints):
-    lab = Lab()
+    lab = NodeRecorder()
     await stopped_in("b", lab, store)
     assert await is_free(store)
     lab.broken = {"b"}
@@ -199,7 +199,7 @@ async def test_the_checkpoint_is_looked_at_under_the_lease():
             seen.append("free" if await is_free(self) else "leased")
             await super().save(key, text)
 
-    await Lab().line("flow", "a").execute(Trail(), **given(Watched()))
+    await NodeRecorder().line("flow", "a").execute(Trail(), **given(Watched()))
     assert seen == ["leased"] * 4  # the look; before the first node, after it, at the end
 
 
@@ -210,13 +210,13 @@ async def test_a_lease_that_cannot_be_given_back_does_not_change_how_the_flow_en
             yield
             raise OSError("the lock is gone")
 
-    result = await Lab().line("flow", "a").execute(Trail(), **given(Sticky()))
+    result = await NodeRecorder().line("flow", "a").execute(Trail(), **given(Sticky()))
     assert isinstance(result.outcome, Completed)
     assert "the lease of its checkpoint could not be given back: OSError: the lock is gone" in caplog.text
 
 
 async def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is_something(store: Checkpoints):
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck = {"b"}
     flow = lab.line("flow", "a", "b", "c")
     async with flow.start(Trail(), resume="auto", **given(store)) as run:
@@ -235,7 +235,7 @@ async def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is_som
 
 
 async def test_auto_gives_the_result_of_a_run_that_has_completed_and_runs_nothing(store: Checkpoints):
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a", "b")
     cleaned: list[str] = []
     flow.cleanup(lambda state: cleaned.append("cleaned"))
@@ -252,7 +252,7 @@ async def test_auto_gives_the_result_of_a_run_that_has_completed_and_runs_nothin
 
 
 async def test_auto_needs_a_state_and_a_store():
-    flow, store = Lab().line("flow", "a"), MemoryCheckpoints()
+    flow, store = NodeRecorder().line("flow", "a"), MemoryCheckpoints()
     for args, options in (
         ((), given(store)),
         ((Trail(),), {}),
@@ -268,7 +268,7 @@ async def test_auto_mends_what_it_finds_as_migrate_says(store: Checkpoints):
     def rename(old: Checkpoint) -> Checkpoint:
         return replace(old, place={**old.place, "node": "d"})
 
-    lab = Lab()
+    lab = NodeRecorder()
     await stopped_in("c", lab, store)
     changed = lab.line("flow", "a", "b", "d")
     with pytest.raises(CheckpointMismatch, match="'c' is gone"):
@@ -279,7 +279,7 @@ async def test_auto_mends_what_it_finds_as_migrate_says(store: Checkpoints):
 
 
 async def test_a_fresh_run_of_what_has_completed_is_told_when_and_runs_nothing(store: Checkpoints, clock: FakeClock):
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a")
     first = await flow.execute(Trail(), **given(store))
     with pytest.raises(CheckpointCompleted) as raised:
@@ -297,7 +297,7 @@ async def test_a_fresh_run_of_what_has_completed_is_told_when_and_runs_nothing(s
 
 
 async def test_the_result_of_a_completed_run_is_given_also_when_the_flow_has_changed(store: Checkpoints):
-    lab = Lab()
+    lab = NodeRecorder()
     await lab.line("flow", "a", "b").execute(Trail(), **given(store))
     result = await lab.line("flow", "a", "new").execute(Trail(), resume="auto", **given(store))
     assert (result.already_completed, result.state.notes) == (True, ["a", "b"])
@@ -308,7 +308,7 @@ async def test_the_result_of_a_completed_run_is_given_also_when_the_flow_has_cha
 
 
 async def test_a_checkpoint_of_the_same_run_that_completed_meanwhile_gives_its_result(store: Checkpoints):
-    lab = Lab()
+    lab = NodeRecorder()
     old = Checkpoint.from_result(await stopped_in("b", lab, store))
     flow = lab.line("flow", "a", "b", "c")
     await flow.execute(resume=old, **given(store))
@@ -318,7 +318,7 @@ async def test_a_checkpoint_of_the_same_run_that_completed_meanwhile_gives_its_r
 
 
 async def test_a_checkpoint_that_is_older_than_what_the_store_has_is_refused(store: Checkpoints):
-    lab = Lab()
+    lab = NodeRecorder()
     old = Checkpoint.from_result(await stopped_in("b", lab, store))
     flow = lab.line("flow", "a", "b", "c")
     newer = await lab.stop_in("c", flow.start(resume=old, **given(store)))
@@ -331,7 +331,7 @@ async def test_a_checkpoint_that_is_older_than_what_the_store_has_is_refused(sto
 
 
 async def test_a_checkpoint_of_another_run_does_not_overwrite_what_is_there(store: Checkpoints):
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a", "b", "c")
     elsewhere = Checkpoint.from_result(await lab.stop_in("b", flow.start(Trail())))
     await stopped_in("b", lab, store)
@@ -343,7 +343,7 @@ async def test_a_checkpoint_of_another_run_does_not_overwrite_what_is_there(stor
 
 
 async def test_a_checkpoint_from_elsewhere_goes_on_in_a_store_that_has_nothing(store: Checkpoints):
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a", "b", "c")
     elsewhere = Checkpoint.from_result(await lab.stop_in("b", flow.start(Trail())))
     result = await flow.execute(resume=elsewhere, **given(store))
@@ -354,7 +354,7 @@ async def test_a_checkpoint_from_elsewhere_goes_on_in_a_store_that_has_nothing(s
 
 
 async def test_a_run_that_is_stopped_before_it_begins_leaves_the_store_as_it_was(store: Checkpoints):
-    lab = Lab()
+    lab = NodeRecorder()
     await stopped_in("b", lab, store)
     text, ran = await store.load(ID), list(lab.ran)
     for more in EACH:
@@ -370,7 +370,7 @@ async def test_a_stop_ends_the_wait_for_a_store_that_does_not_answer(clock: Fake
             await asyncio.get_running_loop().create_future()
             return None
 
-    lab, store = Lab(), Silent()
+    lab, store = NodeRecorder(), Silent()
     async with lab.line("flow", "a").start(Trail(), resume="auto", **given(store)) as run:
         await drain_ready_tasks()
         run.abort("enough")
@@ -383,7 +383,7 @@ async def test_a_stop_ends_the_wait_for_a_store_that_does_not_answer(clock: Fake
 
 
 async def test_what_is_recorded_once_travels_with_the_checkpoint():
-    lab = Lab()
+    lab = NodeRecorder()
     run = lab.line("flow", "a", "b").start(Trail())
     name = f"{run.id}:a:0/charge"
     run._execution.once[name] = '{"paid": 7}'
@@ -395,7 +395,7 @@ async def test_what_is_recorded_once_travels_with_the_checkpoint():
 
 
 async def test_a_checkpoint_of_an_older_writer_can_be_read():
-    lab = Lab()
+    lab = NodeRecorder()
     data = json.loads(
         Checkpoint.from_result(await lab.stop_in("b", lab.line("flow", "a", "b").start(Trail()))).to_json()
     )

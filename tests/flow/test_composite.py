@@ -9,12 +9,12 @@ from safepoint import AbortController, Aborted, Completed, Failed
 from safepoint.flow import END, End, Flow, JoinConflict, NodeContext
 from safepoint.run import StopAt
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.flow.lab import FOREVER, Lab, Trail, again, one
+from tests.kit.flows import FOREVER, NodeRecorder, Trail, again, one
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
 
-def around(child: Flow[Any, Any], lab: Lab, **options: Any) -> Flow[Trail, Any]:
+def around(child: Flow[Any, Any], lab: NodeRecorder, **options: Any) -> Flow[Trail, Any]:
     """before → sub → after."""
     flow: Flow[Trail, Any] = Flow("flow", start="before")
     flow.node("before", lab.node("before"))
@@ -26,7 +26,7 @@ def around(child: Flow[Any, Any], lab: Lab, **options: Any) -> Flow[Trail, Any]:
     return flow
 
 
-def both(lab: Lab, **options: Any) -> Flow[Trail, Any]:
+def both(lab: NodeRecorder, **options: Any) -> Flow[Trail, Any]:
     """A parallel of a flow `left` (l1, l2) and a flow `right` (r1, r2), which share no field."""
     flow: Flow[Trail, Any] = Flow("flow", start="both")
     left, right = lab.line("left", "l1", "l2"), lab.line("right", "r1", "r2")
@@ -41,7 +41,7 @@ def both(lab: Lab, **options: Any) -> Flow[Trail, Any]:
 
 
 async def test_a_subflow_works_on_the_state_and_its_nodes_are_listed_before_it():
-    lab = Lab()
+    lab = NodeRecorder()
     result = await around(lab.line("child", "c1", "c2"), lab).execute(Trail())
     assert result.state.notes == ["before", "c1", "c2", "after"]
     assert result.executed == ("before", "sub/c1", "sub/c2", "sub", "after")
@@ -65,13 +65,13 @@ async def test_into_makes_the_childs_state_and_out_brings_back_what_it_found():
 
 
 async def test_with_into_alone_the_childs_state_is_dropped():
-    lab = Lab()
+    lab = NodeRecorder()
     flow = around(lab.line("child", "c"), lab, into=lambda state: Trail())
     assert (await flow.execute(Trail())).state.notes == ["before", "after"]
 
 
 async def test_with_out_alone_the_child_works_on_a_copy():
-    lab = Lab()
+    lab = NodeRecorder()
 
     def out(state: Trail, child: Trail) -> None:
         state.found = child.notes
@@ -88,7 +88,7 @@ async def test_the_childs_end_is_the_route(end: str):
     child: Flow[Trail, Any] = Flow("child", start="c")
     child.node("c", c, outputs=("found", "done"))
     child.route("c", END, found=End("found"))
-    lab = Lab()
+    lab = NodeRecorder()
     flow: Flow[Trail, Any] = Flow("flow", start="sub")
     flow.subflow("sub", child)
     for name in ("found", "done"):
@@ -100,7 +100,7 @@ async def test_the_childs_end_is_the_route(end: str):
 
 @pytest.mark.parametrize("name", ["into", "out"])
 async def test_an_error_in_a_callback_of_a_subflow_fails_the_node_and_a_resume_calls_it_again(name: str):
-    lab = Lab()
+    lab = NodeRecorder()
     errors = [LookupError("mine")]
 
     def callback(state: Any, child: Any = None) -> Any:
@@ -126,7 +126,7 @@ async def test_an_error_in_a_callback_of_a_subflow_fails_the_node_and_a_resume_c
 
 
 async def test_a_failure_inside_takes_the_composites_route_with_the_childs_path():
-    lab = Lab()
+    lab = NodeRecorder()
     lab.broken.add("c2")
     flow: Flow[Trail, Any] = Flow("flow", start="sub")
     flow.subflow("sub", lab.line("child", "c1", "c2"))
@@ -140,7 +140,7 @@ async def test_a_failure_inside_takes_the_composites_route_with_the_childs_path(
 
 
 async def test_a_subflow_three_levels_deep_is_resumed_where_it_was():
-    lab = Lab()
+    lab = NodeRecorder()
     flow = around(around(around(lab.line("child", "c1", "c2"), lab), lab), lab)
     whole = await flow.execute(Trail())
     lab.ran.clear()
@@ -156,7 +156,7 @@ async def test_a_subflow_three_levels_deep_is_resumed_where_it_was():
 
 
 async def test_a_subflow_that_is_visited_twice_has_other_keys_the_second_time():
-    lab = Lab()
+    lab = NodeRecorder()
     flow: Flow[Trail, Any] = Flow("flow", start="sub")
     inner: Flow[Trail, Any] = Flow("inner", start="each")
     inner.scatter("each", items=lambda state: ["i"], body=lab.item)
@@ -206,7 +206,7 @@ async def test_branches_run_at_once_each_on_its_own_copy():
 
 
 async def test_branches_that_change_the_same_field_need_a_join():
-    lab = Lab()
+    lab = NodeRecorder()
     flow: Flow[Trail, Any] = Flow("flow", start="both")
     flow.parallel("both", {"a": lab.node("a"), "b": lab.node("b")})
     flow.route("both", END)
@@ -218,7 +218,7 @@ async def test_branches_that_change_the_same_field_need_a_join():
 
 
 async def test_an_error_in_the_join_fails_the_node_and_a_resume_only_joins_again():
-    lab = Lab()
+    lab = NodeRecorder()
     errors = [LookupError("mine")]
 
     def join(state: Trail, branches: dict[str, Trail]) -> None:
@@ -238,7 +238,7 @@ async def test_an_error_in_the_join_fails_the_node_and_a_resume_only_joins_again
 
 
 async def test_an_abort_inside_branches_keeps_what_each_has_done():
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck |= {"l2", "r1"}
     flow = both(lab)
     async with flow.start(Trail()) as run:
@@ -253,7 +253,7 @@ async def test_an_abort_inside_branches_keeps_what_each_has_done():
 
 async def test_an_abort_when_all_branches_are_done_loses_no_branch():
     controller = AbortController()
-    lab = Lab()
+    lab = NodeRecorder()
 
     async def last(state: Trail, ctx: NodeContext[Any]) -> None:
         state.found.append("last")
@@ -270,7 +270,7 @@ async def test_an_abort_when_all_branches_are_done_loses_no_branch():
 
 
 async def test_one_failing_branch_interrupts_the_others_and_their_work_is_kept_for_a_resume():
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck.add("r2")
     lab.after["l2"] = lab.reached
     lab.broken.add("l2")
@@ -310,7 +310,7 @@ async def test_branches_that_fail_together_are_all_told():
 
 
 async def test_with_collect_the_others_end_and_what_there_is_is_joined():
-    lab = Lab()
+    lab = NodeRecorder()
     lab.broken.add("l1")
     flow: Flow[Trail, Any] = Flow("flow", start="both")
     branches = {"left": lab.line("left", "l1"), "right": lab.line("right", "r1", "r2")}
@@ -323,7 +323,7 @@ async def test_with_collect_the_others_end_and_what_there_is_is_joined():
 
 
 async def test_with_collect_and_no_route_the_flow_fails_and_a_resume_repeats_only_the_failed_branch():
-    lab = Lab()
+    lab = NodeRecorder()
     lab.broken.add("l1")
     flow = both(lab, on_failure="collect")
     result = await flow.execute(Trail())
@@ -337,7 +337,7 @@ async def test_with_collect_and_no_route_the_flow_fails_and_a_resume_repeats_onl
 
 async def test_a_failure_beside_a_stop_does_not_lose_the_branch_that_was_stopped():
     """With "collect", a branch that a stop interrupted has not failed: it is not left behind by the failed route."""
-    lab = Lab()
+    lab = NodeRecorder()
     lab.broken.add("l1")
     inside, gate = asyncio.Event(), asyncio.Event()
 
@@ -366,7 +366,7 @@ async def test_a_failure_beside_a_stop_does_not_lose_the_branch_that_was_stopped
 
 
 async def test_a_stop_at_a_safe_point_is_honoured_inside_composites_at_each_parts_own_boundary():
-    lab = Lab()
+    lab = NodeRecorder()
     inside, gate = asyncio.Event(), asyncio.Event()
 
     async def hold(state: Trail, ctx: NodeContext[Any]) -> None:
@@ -395,7 +395,7 @@ async def test_a_stop_at_a_safe_point_is_honoured_inside_composites_at_each_part
 
 async def test_a_node_in_a_branch_that_ends_by_somebody_elses_cancellation_is_not_lost():
     """A task group takes a cancelled task for one that is done: the flow must not."""
-    lab = Lab()
+    lab = NodeRecorder()
 
     async def odd(state: Trail) -> None:
         other = asyncio.ensure_future(asyncio.get_running_loop().create_future())
@@ -412,7 +412,7 @@ async def test_a_node_in_a_branch_that_ends_by_somebody_elses_cancellation_is_no
 
 
 async def test_composites_leave_nothing_with_the_signal_around_them(clock: FakeClock):
-    lab = Lab()
+    lab = NodeRecorder()
     controller = AbortController()
     seen: list[int] = []
 
@@ -433,7 +433,7 @@ async def test_composites_leave_nothing_with_the_signal_around_them(clock: FakeC
 
 
 async def test_cancelling_whoever_awaits_a_parallel_leaves_no_task_behind():
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck |= {"l1", "r1"}
     flow = both(lab)
     waiting = asyncio.ensure_future(flow.execute(Trail()))
@@ -456,7 +456,7 @@ async def test_a_hanging_branch_is_left_behind_at_the_ceiling(clock: FakeClock):
                 continue
         state.notes.append("too late")
 
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck.add("even")
     flow: Flow[Trail, Any] = Flow("flow", start="both")
     flow.parallel("both", {"odd": stubborn, "even": lab.node("even")})

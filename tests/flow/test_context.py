@@ -10,7 +10,7 @@ from safepoint import AbortController, Aborted, AbortError, Completed, Failed
 from safepoint.flow import END, Flow, NodeContext
 from safepoint.run import StopAt
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.flow.lab import FOREVER, Lab, Trail, again, one
+from tests.kit.flows import FOREVER, NodeRecorder, Trail, again, one
 
 
 async def test_collected_errors_name_the_operation_and_the_time(clock: FakeClock):
@@ -27,7 +27,7 @@ async def test_collected_errors_name_the_operation_and_the_time(clock: FakeClock
 
 
 async def test_collected_errors_survive_a_checkpoint():
-    lab = Lab()
+    lab = NodeRecorder()
 
     async def collects(state: Trail, ctx: NodeContext[Any]) -> None:
         ctx.collect_error("CODE", "told")

@@ -11,11 +11,11 @@ from safepoint.events import Event, NodeEnded
 from safepoint.flow import END, End, Flow, FlowResult, NodeContext, StepLimitExceeded
 from safepoint.run import Context, LeafTimeout, StopAt
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.flow.lab import Lab, Trail, again, one
+from tests.kit.flows import NodeRecorder, Trail, again, one
 
 
 async def test_nodes_run_in_the_order_of_their_routes():
-    result = await Lab().line("flow", "a", "b", "c").execute(Trail())
+    result = await NodeRecorder().line("flow", "a", "b", "c").execute(Trail())
     assert isinstance(result.outcome, Completed)
     assert result.outcome.value is result.state
     assert result.state.notes == ["a", "b", "c"]
@@ -69,7 +69,7 @@ async def test_a_cycle_that_does_not_end_is_bounded():
 
 
 async def test_a_resumed_cycle_does_not_count_from_the_beginning():
-    lab = Lab()
+    lab = NodeRecorder()
     flow: Flow[Trail, Any] = Flow("flow", start="a", max_steps=3)
     flow.node("a", lab.node("a"))
     flow.node("b", lab.node("b"))
@@ -82,7 +82,7 @@ async def test_a_resumed_cycle_does_not_count_from_the_beginning():
 
 
 async def test_a_failure_without_a_route_fails_the_flow_and_names_the_node():
-    lab = Lab()
+    lab = NodeRecorder()
     lab.broken.add("b")
     result = await lab.line("flow", "a", "b", "c").execute(Trail())
     assert isinstance(result.outcome, Failed)
@@ -95,7 +95,7 @@ async def test_a_failure_without_a_route_fails_the_flow_and_names_the_node():
 
 
 async def test_a_failure_with_a_route_takes_it_and_is_recorded(clock: FakeClock):
-    lab = Lab()
+    lab = NodeRecorder()
     lab.broken.add("a")
     flow: Flow[Trail, Any] = Flow("flow", start="a")
     flow.node("a", lab.node("a"))
@@ -124,7 +124,7 @@ async def test_what_a_failed_node_wrote_is_not_kept():
 
 
 async def test_a_timeout_takes_its_own_route_before_that_of_failures(clock: FakeClock):
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck.add("a")
     flow: Flow[Trail, Any] = Flow("flow", start="a")
     flow.node("a", lab.node("a"), timeout=2.0)
@@ -141,7 +141,7 @@ async def test_a_timeout_takes_its_own_route_before_that_of_failures(clock: Fake
 
 
 async def test_a_timeout_without_its_own_route_is_a_failure(clock: FakeClock):
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck.add("a")
     flow = lab.line("flow", "x", "a")
     limited = one(lab.node("a"), timeout=2.0)
@@ -156,7 +156,7 @@ async def test_a_timeout_without_its_own_route_is_a_failure(clock: FakeClock):
 
 
 async def test_a_timeout_inside_a_composite_is_a_failure_of_the_composite(clock: FakeClock):
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck.add("c")
     child = one(lab.node("c"), timeout=2.0)
     flow: Flow[Trail, Any] = Flow("flow", start="sub")
@@ -171,7 +171,7 @@ async def test_a_timeout_inside_a_composite_is_a_failure_of_the_composite(clock:
 
 
 async def test_an_aborted_signal_lets_nothing_run():
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a")
     result = await flow.execute(Trail(), signal=AbortSignal.already("no"))
     assert isinstance(result.outcome, Aborted)
@@ -180,7 +180,7 @@ async def test_an_aborted_signal_lets_nothing_run():
 
 
 async def test_an_abort_during_a_node_keeps_the_cursor_there():
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a", "b", "c")
     result = await lab.stop_in("b", flow.start(Trail()))
     assert isinstance(result.outcome, Aborted)
@@ -205,7 +205,7 @@ async def test_any_error_while_the_signal_is_aborted_is_the_abort():
 
 
 async def test_events_tell_of_each_node_and_where_it_leads():
-    lab = Lab()
+    lab = NodeRecorder()
     run = lab.line("flow", "a", "b").start(Trail())
     events: list[Event] = [event async for event in run]
     ended = [event for event in events if isinstance(event, NodeEnded)]
@@ -229,7 +229,7 @@ def tidied(flow: Flow[Any, Any], into: list[str], name: str = "tidy") -> None:
 
 @pytest.mark.parametrize("how", ["completed", "failed", "aborted", "timed_out", "stopped"])
 async def test_clean_ups_run_on_every_path(how: str, clock: FakeClock):
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a", "b")
     cleaned: list[str] = []
     tidied(flow, cleaned, "first")
@@ -255,7 +255,7 @@ async def test_clean_ups_run_on_every_path(how: str, clock: FakeClock):
 
 
 async def test_clean_ups_run_when_nobody_reads_the_events_any_more():
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a", "b")
     cleaned: list[str] = []
     tidied(flow, cleaned)
@@ -271,7 +271,7 @@ async def test_clean_ups_run_when_nobody_reads_the_events_any_more():
 
 
 async def test_clean_ups_of_a_child_run_when_the_child_is_left():
-    lab = Lab()
+    lab = NodeRecorder()
     child = lab.line("child", "c")
     flow: Flow[Trail, Any] = Flow("flow", start="sub")
     flow.subflow("sub", child)
@@ -289,7 +289,7 @@ async def test_clean_ups_of_a_child_run_when_the_child_is_left():
 
 
 async def test_what_a_clean_up_writes_is_not_kept():
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a")
 
     @flow.cleanup
@@ -301,7 +301,7 @@ async def test_what_a_clean_up_writes_is_not_kept():
 
 
 async def test_a_clean_up_is_deaf_to_the_stop_it_cleans_up_after(clock: FakeClock):
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a", "b")
     heard: list[bool] = []
 
@@ -325,7 +325,7 @@ async def test_a_clean_up_is_deaf_to_the_stop_it_cleans_up_after(clock: FakeCloc
 
 
 async def test_a_synchronous_clean_up_runs_in_a_thread():
-    flow = Lab().line("flow", "a")
+    flow = NodeRecorder().line("flow", "a")
     threads: list[int] = []
 
     @flow.cleanup
@@ -339,7 +339,7 @@ async def test_a_synchronous_clean_up_runs_in_a_thread():
 
 def test_a_clean_up_has_a_positive_time():
     with pytest.raises(Exception, match="within"):
-        Lab().line("flow", "a").cleanup(within=-1.0)
+        NodeRecorder().line("flow", "a").cleanup(within=-1.0)
 
 
 async def test_a_node_that_ends_by_somebody_elses_cancellation_has_failed():
@@ -364,7 +364,7 @@ def status(result: FlowResult[Any]) -> str:
 
 
 async def test_a_deadline_ends_a_node_and_gives_timed_out(clock: FakeClock):
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck.add("b")
     async with lab.line("flow", "a", "b").start(Trail(), timeout=5.0) as run:
         await lab.reached.wait()
@@ -377,7 +377,7 @@ async def test_a_deadline_ends_a_node_and_gives_timed_out(clock: FakeClock):
 
 async def test_a_walk_that_is_thrown_away_is_closed_without_a_word():
     """Nothing can be awaited in a coroutine that is being closed, not even a clean-up."""
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck.add("a")
     flow = lab.line("flow", "a")
     cleaned: list[str] = []
@@ -389,7 +389,7 @@ async def test_a_walk_that_is_thrown_away_is_closed_without_a_word():
 
 
 async def test_clean_ups_of_two_branches_have_keys_of_their_own():
-    lab = Lab()
+    lab = NodeRecorder()
     keys: list[str] = []
 
     async def tidy(state: Trail, ctx: NodeContext[Any]) -> None:
@@ -407,7 +407,7 @@ async def test_clean_ups_of_two_branches_have_keys_of_their_own():
 
 
 async def test_a_clean_up_that_ends_by_somebody_elses_cancellation_is_a_warning():
-    flow = Lab().line("flow", "a")
+    flow = NodeRecorder().line("flow", "a")
 
     @flow.cleanup
     async def odd(state: Trail) -> None:

@@ -14,7 +14,7 @@ from safepoint.flow import END, Checkpoint, CheckpointMismatch, End, Flow, FlowE
 from safepoint.run import Context, MemoryCheckpoints, Outcome, StopAt, StopRequest
 from safepoint.run import settle as settle_run
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.flow.lab import Lab, Trail, again, one
+from tests.kit.flows import NodeRecorder, Trail, again, one
 
 
 async def nothing(state: Trail) -> None: ...
@@ -47,7 +47,7 @@ def test_two_nodes_of_one_name_are_refused():
     flow: Flow[Trail, Any] = Flow("flow", start="a")
     flow.node("a", nothing)
     with pytest.raises(FlowError, match="flow 'flow' has a node 'a' already: give one of them another name"):
-        flow.subflow("a", Lab().line("child", "c"))
+        flow.subflow("a", NodeRecorder().line("child", "c"))
 
 
 def test_a_second_route_for_an_output_is_refused():
@@ -87,7 +87,7 @@ def test_a_parallel_node_needs_branches_and_a_scatter_room():
 def test_a_scatter_whose_body_is_a_flow_takes_no_options_of_a_node():
     flow: Flow[Trail, Any] = Flow("flow", start="a")
     with pytest.raises(FlowError, match="node 'each': its body is a flow: give retry and policies to the nodes"):
-        flow.scatter("each", items="found", body=Lab().line("child", "c"), timeout=3.0)
+        flow.scatter("each", items="found", body=NodeRecorder().line("child", "c"), timeout=3.0)
 
 
 @pytest.mark.parametrize("name", ["into", "out", "join", "gather", "items"])
@@ -95,7 +95,7 @@ def test_functions_that_are_not_awaited_may_not_be_async(name: str):
     async def wrong(*args: object) -> None: ...
 
     flow: Flow[Trail, Any] = Flow("flow", start="a")
-    child = Lab().line("child", "c")
+    child = NodeRecorder().line("child", "c")
     with pytest.raises(FlowError, match=f"node 'x': {name}= is called, not awaited: give a plain function"):
         match name:
             case "into" | "out":
@@ -131,7 +131,7 @@ async def test_a_flow_that_was_changed_is_checked_again():
 
 
 async def test_a_child_that_was_changed_is_checked_again():
-    lab = Lab()
+    lab = NodeRecorder()
     child = lab.line("child", "c")
     flow: Flow[Trail, Any] = Flow("flow", start="sub")
     flow.subflow("sub", child)
@@ -253,7 +253,7 @@ async def as_work(flow: Flow[Any, Any], ctx: Context, state: Any) -> Outcome[Any
 
 
 async def test_a_flow_is_work_under_the_signal_of_another_context():
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a", "b")
     ctx = Context("outer")
     outcome = await as_work(flow, ctx, Trail())
@@ -283,7 +283,7 @@ async def test_a_flow_is_work_under_the_signal_of_another_context():
 
 
 async def test_a_flow_inside_a_leaf_is_a_run_inside_the_run():
-    lab = Lab()
+    lab = NodeRecorder()
     inner = lab.line("inner", "i1", "i2")
 
     async def call(state: Trail, ctx: NodeContext[Any]) -> None:
@@ -302,7 +302,7 @@ async def test_a_flow_inside_a_leaf_is_a_run_inside_the_run():
 
 
 async def test_a_checkpoint_of_another_flow_leaves_nothing_with_the_work_around_it():
-    lab = Lab()
+    lab = NodeRecorder()
     result = await lab.stop_in("a", lab.line("other", "a").start(Trail()))
     ctx = Context("outer").child("leaf")
     with pytest.raises(CheckpointMismatch):
@@ -311,7 +311,7 @@ async def test_a_checkpoint_of_another_flow_leaves_nothing_with_the_work_around_
 
 
 async def test_the_failure_of_a_flow_as_work_is_what_the_node_raised():
-    lab = Lab()
+    lab = NodeRecorder()
     lab.broken.add("b")
     outcome = await as_work(lab.line("flow", "a", "b"), Context("outer"), Trail())
     assert isinstance(outcome, Failed)
@@ -321,7 +321,7 @@ async def test_the_failure_of_a_flow_as_work_is_what_the_node_raised():
 
 @pytest.mark.parametrize(("scope", "ran"), [("root", ["a", "b"]), ("tree", ["a"])])
 async def test_a_stop_at_a_safe_point_reaches_a_flow_inside_only_with_tree_scope(scope: Any, ran: list[str]):
-    lab = Lab()
+    lab = NodeRecorder()
     inner = lab.line("inner", "a", "b")
     gate = asyncio.Event()
     inside = asyncio.Event()
@@ -357,7 +357,7 @@ async def test_a_stop_at_a_safe_point_reaches_a_flow_inside_only_with_tree_scope
 
 
 async def test_a_stop_that_comes_first_lets_a_flow_inside_run_nothing():
-    lab = Lab()
+    lab = NodeRecorder()
     ctx = Context("outer", controller=AbortController())
     ctx.stop.ask(StopRequest(StopAt.SAFE_POINT, "tree"))
     with pytest.raises(AbortError):
@@ -366,7 +366,7 @@ async def test_a_stop_that_comes_first_lets_a_flow_inside_run_nothing():
 
 
 async def test_a_flow_as_work_leaves_nothing_with_the_work_around_it(clock: FakeClock):
-    lab = Lab()
+    lab = NodeRecorder()
     controller = AbortController()
     ctx = Context("outer", controller=controller)
     for _ in range(50):
@@ -377,7 +377,7 @@ async def test_a_flow_as_work_leaves_nothing_with_the_work_around_it(clock: Fake
 
 
 async def test_two_calls_of_a_flow_have_different_keys_and_a_repeated_node_the_same():
-    lab = Lab()
+    lab = NodeRecorder()
     inner = lab.line("inner", "i")
     attempts = iter([OSError("down"), None])
 
@@ -401,7 +401,7 @@ async def test_two_calls_of_a_flow_have_different_keys_and_a_repeated_node_the_s
 
 
 async def test_a_cancelled_caller_of_a_flow_as_work_gets_its_cancellation():
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck.add("b")
     flow: Flow[Trail, Any] = Flow("flow", start="both")
     cleaned: list[str] = []
@@ -422,7 +422,7 @@ async def test_a_cancelled_caller_of_a_flow_as_work_gets_its_cancellation():
 
 
 async def test_execute_gives_what_start_gives():
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a", "b")
     executed = await flow.execute(Trail())
     started = await flow.start(Trail())

@@ -10,7 +10,7 @@ from safepoint import Aborted, Completed, Failed
 from safepoint.flow import END, Checkpoint, End, Flow, NodeContext
 from safepoint.run import CheckpointError, MemoryCheckpoints, StopAt
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.flow.lab import Lab, Trail, again
+from tests.kit.flows import NodeRecorder, Trail, again
 
 
 class Gate:
@@ -25,7 +25,7 @@ class Gate:
         state.notes.append("gate")
 
 
-def gated(gate: Gate, lab: Lab) -> Flow[Trail, Any]:
+def gated(gate: Gate, lab: NodeRecorder) -> Flow[Trail, Any]:
     """gate → after."""
     flow: Flow[Trail, Any] = Flow("flow", start="gate")
     flow.node("gate", gate.node)
@@ -36,7 +36,7 @@ def gated(gate: Gate, lab: Lab) -> Flow[Trail, Any]:
 
 
 async def test_a_stop_at_a_safe_point_lets_the_node_end_and_the_cursor_is_the_next():
-    gate, lab = Gate(), Lab()
+    gate, lab = Gate(), NodeRecorder()
     flow = gated(gate, lab)
     async with flow.start(Trail()) as run:
         await gate.inside.wait()
@@ -58,7 +58,7 @@ async def test_a_stop_at_a_safe_point_lets_the_node_end_and_the_cursor_is_the_ne
 
 
 async def test_a_stop_during_the_last_node_comes_too_late():
-    gate, lab = Gate(), Lab()
+    gate, lab = Gate(), NodeRecorder()
     flow: Flow[Trail, Any] = Flow("flow", start="gate")
     flow.node("gate", gate.node)
     flow.route("gate", END)
@@ -74,7 +74,7 @@ async def test_a_stop_during_the_last_node_comes_too_late():
 
 
 async def test_a_stop_at_a_safe_point_before_the_start_runs_nothing():
-    lab = Lab()
+    lab = NodeRecorder()
     run = lab.line("flow", "a").start(Trail())
     run.stop(StopAt.SAFE_POINT, reason="enough")
     result = await run
@@ -83,7 +83,7 @@ async def test_a_stop_at_a_safe_point_before_the_start_runs_nothing():
 
 
 async def test_a_stop_that_waits_too_long_becomes_an_abort(clock: FakeClock):
-    gate, lab = Gate(), Lab()
+    gate, lab = Gate(), NodeRecorder()
     async with gated(gate, lab).start(Trail()) as run:
         await gate.inside.wait()
         run.stop(StopAt.SAFE_POINT, within=2.0, reason="enough")
@@ -94,7 +94,7 @@ async def test_a_stop_that_waits_too_long_becomes_an_abort(clock: FakeClock):
 
 
 async def test_the_receipt_and_the_result_agree_where_to_go_on():
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a", "b")
     result = await lab.stop_in("b", flow.start(Trail()))
     resumed = flow.start(resume=again(result))
@@ -147,7 +147,7 @@ async def test_a_safe_point_inside_a_node_is_written_too():
 
 
 async def test_a_stopped_run_is_saved_before_its_result_is_known():
-    lab, store = Lab(), MemoryCheckpoints()
+    lab, store = NodeRecorder(), MemoryCheckpoints()
     result = await lab.stop_in("b", lab.line("flow", "a", "b").start(Trail(), checkpoints=store, checkpoint_id="run"))
     saved = await Checkpoint.recall(store, "run")
     assert saved == Checkpoint.from_result(result)
@@ -175,7 +175,7 @@ class Failing(MemoryCheckpoints):
 
 @pytest.mark.parametrize("where", ["top", "subflow", "parallel", "scatter"])
 async def test_a_store_that_fails_fails_the_flow_by_no_route_and_a_resume_goes_on(where: str, clock: FakeClock):
-    lab, store = Lab(), Failing()
+    lab, store = NodeRecorder(), Failing()
     store.broken = True
     flow: Flow[Trail, Any] = Flow("flow", start="it")
     child = lab.line("child", "c1", "c2")
@@ -215,7 +215,7 @@ async def test_a_store_that_fails_at_the_end_does_not_change_how_the_flow_ended(
             if json.loads(text)["status"] == "completed":
                 raise CheckpointError("the disk is full")
 
-    run = Lab().line("flow", "a").start(Trail(), checkpoints=Keeping(), checkpoint_id="run")
+    run = NodeRecorder().line("flow", "a").start(Trail(), checkpoints=Keeping(), checkpoint_id="run")
     kinds = [event.kind async for event in run]
     result = await run
     assert isinstance(result.outcome, Completed)
@@ -226,7 +226,7 @@ async def test_a_store_that_fails_at_the_end_does_not_change_how_the_flow_ended(
 
 
 async def test_a_run_that_crashed_after_its_last_node_completes_at_once_when_resumed():
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a", end=End("found"))
 
     class Dying(MemoryCheckpoints):
@@ -242,7 +242,7 @@ async def test_a_run_that_crashed_after_its_last_node_completes_at_once_when_res
 
 
 async def test_items_of_a_scatter_are_saved_on_the_way(clock: FakeClock):
-    store, lab = Failing(), Lab()
+    store, lab = Failing(), NodeRecorder()
 
     async def body(item: str, ctx: NodeContext[Any]) -> str:
         await ctx.signal.sleep(1.0)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from safepoint.flow import END, End, Flow, FlowError
-from tests.flow.lab import Lab, Trail
+from tests.kit.flows import NodeRecorder, Trail
 
 
 async def nothing(state: Trail) -> None: ...
@@ -91,7 +91,7 @@ def test_a_timeout_that_can_never_come_is_refused():
         flow
     )
     composite: Flow[Trail, Any] = Flow("flow", start="sub")
-    composite.subflow("sub", Lab().line("child", "c"))
+    composite.subflow("sub", NodeRecorder().line("child", "c"))
     composite.route("sub", END, timeout=END)
     assert "node 'sub': output 'timeout' is never taken" in refused(composite)
 
@@ -152,7 +152,7 @@ def test_a_node_and_an_end_of_one_name_are_not_one_shape():
 
 
 def test_a_branch_that_is_one_function_is_named_once_and_any_other_is_a_flow():
-    lab = Lab()
+    lab = NodeRecorder()
     assert lab.line("x", "x").graph().is_just("x")
     assert not lab.line("x", "x", "y").graph().is_just("x")
     assert not lab.line("x", "y").graph().is_just("x")

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from safepoint.flow import END, End, Flow
-from tests.flow.lab import Lab, Trail
+from tests.kit.flows import NodeRecorder, Trail
 
 
 def edges(picture: str) -> list[tuple[str, str, str]]:
@@ -14,7 +14,7 @@ def edges(picture: str) -> list[tuple[str, str, str]]:
 
 
 def test_a_line_is_drawn_node_by_node():
-    picture = Lab().line("flow", "a", "b").to_mermaid()
+    picture = NodeRecorder().line("flow", "a", "b").to_mermaid()
     assert picture.splitlines()[0] == "flowchart TD"
     assert 'n_a["a"]' in picture
     assert 'n_b["b"]' in picture
@@ -23,7 +23,7 @@ def test_a_line_is_drawn_node_by_node():
 
 
 def test_the_start_is_an_arrow_from_nowhere_also_to_a_node_of_that_name():
-    picture = Lab().line("flow", "start", "end done").to_mermaid()
+    picture = NodeRecorder().line("flow", "start", "end done").to_mermaid()
     (first, _, target), *_rest = edges(picture)
     assert first != target
     assert target == "n_start"
@@ -32,7 +32,7 @@ def test_the_start_is_an_arrow_from_nowhere_also_to_a_node_of_that_name():
 
 
 def test_two_names_never_become_one_node():
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a b", "a_b", "a-b", "ä", "a_20_b")
     ids = re.findall(r"^\s*(n_\w+)\[", flow.to_mermaid(), re.MULTILINE)
     assert len(set(ids)) == 5
@@ -41,7 +41,7 @@ def test_two_names_never_become_one_node():
 
 def test_names_cannot_break_the_picture():
     flow: Flow[Trail, Any] = Flow("flow", start='say "hi" | <b>\nnow')
-    flow.node('say "hi" | <b>\nnow', Lab().node("x"), outputs=('a "b" (c) | [d]',))
+    flow.node('say "hi" | <b>\nnow', NodeRecorder().node("x"), outputs=('a "b" (c) | [d]',))
     flow.route('say "hi" | <b>\nnow', **{'a "b" (c) | [d]': END})
     picture = flow.to_mermaid()
     assert "<b>" not in picture
@@ -51,7 +51,7 @@ def test_names_cannot_break_the_picture():
     assert len(picture.splitlines()) == 4
 
 
-def composite(lab: Lab) -> Flow[Trail, Any]:
+def composite(lab: NodeRecorder) -> Flow[Trail, Any]:
     flow: Flow[Trail, Any] = Flow("flow", start="sub")
     flow.subflow("sub", lab.line("child", "c1", "c2", end=End("found")))
     flow.parallel("both", {"left": lab.line("left", "l"), "fn": lab.node("fn")}, join=lambda *_: None)
@@ -65,7 +65,7 @@ def composite(lab: Lab) -> Flow[Trail, Any]:
 
 
 def test_composites_are_boxes_with_what_is_inside():
-    picture = composite(Lab()).to_mermaid()
+    picture = composite(NodeRecorder()).to_mermaid()
     assert picture.count("subgraph") == picture.count("\n    end") == 3
     assert 'subgraph n_sub["sub"]' in picture
     assert 'subgraph n_both["both (all of)"]' in picture
@@ -79,7 +79,7 @@ def test_composites_are_boxes_with_what_is_inside():
 
 
 async def test_a_run_shows_what_ran_where_it_stopped_and_what_was_not_reached():
-    lab = Lab()
+    lab = NodeRecorder()
     flow = composite(lab)
     result = await lab.stop_in("l", flow.start(Trail()))
     picture = result.to_mermaid()
@@ -97,4 +97,4 @@ async def test_a_run_shows_what_ran_where_it_stopped_and_what_was_not_reached():
 
 
 def test_a_flow_that_did_not_run_has_no_colours():
-    assert ":::" not in composite(Lab()).to_mermaid()
+    assert ":::" not in composite(NodeRecorder()).to_mermaid()

@@ -2,11 +2,11 @@
 
 from safepoint import Completed
 from safepoint.flow import Checkpoint
-from tests.flow.lab import Lab, Trail, again
+from tests.kit.flows import NodeRecorder, Trail, again
 
 
 async def test_outside_of_a_tool_call_nothing_is_told():
-    lab = Lab()
+    lab = NodeRecorder()
     run = lab.line("flow", "a").start(Trail())
     kinds = [event.kind async for event in run]
     assert "node_ended" in kinds
@@ -14,7 +14,7 @@ async def test_outside_of_a_tool_call_nothing_is_told():
 
 
 async def test_what_a_stopped_flow_leaves_behind_comes_back_as_it_was():
-    lab = Lab()
+    lab = NodeRecorder()
     checkpoint = again(await lab.stop_in("b", lab.line("flow", "a", "b").start(Trail())))
     kept = checkpoint.to_kept()
     assert kept.kind == "flow"

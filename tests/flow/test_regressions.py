@@ -13,14 +13,14 @@ from safepoint.flow import END, Checkpoint, End, Flow, NodeContext
 from safepoint.run import Context
 from safepoint.run import settle as settle_run
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.abort.programs import wait_until
 from tests.flow import process_nodes
-from tests.flow.lab import FOREVER, Lab, Trail, again, one
+from tests.kit.flows import FOREVER, NodeRecorder, Trail, again, one
+from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
 
-def with_child(lab: Lab, child: Flow[Any, Any], **options: Any) -> Flow[Trail, Any]:
+def with_child(lab: NodeRecorder, child: Flow[Any, Any], **options: Any) -> Flow[Trail, Any]:
     """sub → n, and an error branch."""
     flow: Flow[Trail, Any] = Flow("flow", start="sub")
     flow.subflow("sub", child, **options)
@@ -34,7 +34,7 @@ def with_child(lab: Lab, child: Flow[Any, Any], **options: Any) -> Flow[Trail, A
 
 async def test_a_stop_inside_a_subflow_keeps_the_cursor_inside():
     """Case 1: it moved the cursor past the sub-flow, whose other nodes never ran."""
-    lab = Lab()
+    lab = NodeRecorder()
     mapped: list[str] = []
 
     def out(state: Trail, child: Trail) -> None:
@@ -57,7 +57,7 @@ async def test_a_stop_inside_a_subflow_keeps_the_cursor_inside():
 
 async def test_an_exception_inside_a_subflow_is_never_a_success():
     """Case 2: it was routed "success", and nothing was recorded."""
-    lab = Lab()
+    lab = NodeRecorder()
     lab.broken.add("c2")
     result = await with_child(lab, lab.line("child", "c1", "c2")).execute(Trail())
     assert lab.ran == ["c1", "c2", "salvage"]
@@ -72,7 +72,7 @@ async def test_an_exception_inside_a_subflow_is_never_a_success():
 
 async def test_a_stop_inside_an_isolated_body_does_not_land_on_the_error_branch(tmp_path: Path):
     """Case 3: the host answered "failed", and the run ended on the error branch with a false record."""
-    lab = Lab()
+    lab = NodeRecorder()
     path = tmp_path / "pid"
     flow = with_child(lab, one(process_nodes.waits, isolation="process", grace=0.2))
     async with flow.start(Trail(found=[str(path)])) as run:
@@ -85,7 +85,7 @@ async def test_a_stop_inside_an_isolated_body_does_not_land_on_the_error_branch(
 
 async def test_only_items_that_reached_their_end_are_acknowledged():
     """Case 4: an item with a flow body was acknowledged although it was interrupted."""
-    lab = Lab()
+    lab = NodeRecorder()
 
     async def first(item: str, ctx: NodeContext[Any]) -> None:
         await lab.visit(f"{item}.1", ctx)
@@ -146,7 +146,7 @@ async def test_no_attempt_ever_follows_a_stop_and_one_policy_serves_many(clock: 
 
 async def test_a_stop_with_many_items_in_flight_loses_none():
     """Case 6: the work set was written only at the boundary, and the resumed run processed one bogus item."""
-    lab = Lab()
+    lab = NodeRecorder()
     items = ["1", "2", "3", "4"]
     flow: Flow[Trail, Any] = Flow("flow", start="each", state=Trail)
     flow.scatter(
@@ -245,7 +245,7 @@ async def test_a_node_that_swallows_the_stop_leaves_no_false_failure():
 
 async def test_the_end_of_a_nodes_time_can_be_routed_and_touches_no_other_node(clock: FakeClock):
     """Case 10: the node's budget failed the run and bypassed its own salvage."""
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck.add("slow")
     flow: Flow[Trail, Any] = Flow("flow", start="both")
     slow: Flow[Trail, Any] = Flow("slow", start="slow")
@@ -274,7 +274,7 @@ async def test_the_end_of_a_nodes_time_can_be_routed_and_touches_no_other_node(c
 @pytest.mark.parametrize("reason", [TimeoutError("mine"), AbortReason("user", "TimeoutError")])
 async def test_only_the_runs_own_deadline_is_a_timeout(reason: Any):
     """Case 11: a caller's signal that was aborted with a TimeoutError counted as timed out."""
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck.add("a")
     controller = AbortController()
     async with lab.line("flow", "a").start(Trail(), signal=controller.signal, timeout=FOREVER) as run:
@@ -291,7 +291,7 @@ async def test_only_the_runs_own_deadline_is_a_timeout(reason: Any):
 
 async def test_a_clean_up_that_never_ends_does_not_keep_the_result(clock: FakeClock):
     """Case 12: a post phase that never ended hung the cancelled run for ever."""
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a")
 
     @flow.cleanup(within=3.0)
@@ -310,7 +310,7 @@ async def test_a_clean_up_that_never_ends_does_not_keep_the_result(clock: FakeCl
 
 async def test_a_resumed_run_remembers_what_ran_and_a_checkpoint_why_it_stopped():
     """Case 13: executed lists were not merged, errors and the reason were not persisted."""
-    lab = Lab()
+    lab = NodeRecorder()
 
     async def collects(state: Trail, ctx: NodeContext[Any]) -> None:
         ctx.collect_error("CODE", "told")
@@ -331,7 +331,7 @@ async def test_a_resumed_run_remembers_what_ran_and_a_checkpoint_why_it_stopped(
 
 async def test_leaving_the_events_ends_the_run_and_cleans_up():
     """Case 14: breaking out left a run that was neither stopped nor finished, without post phases."""
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck.add("b")
     flow = lab.line("flow", "a", "b")
     cleaned: list[str] = []
@@ -353,7 +353,7 @@ async def test_leaving_the_events_ends_the_run_and_cleans_up():
 
 async def test_a_wrong_call_is_refused_first_and_an_observer_changes_no_outcome():
     """Case 15: "never throws" threw: for a used state, and for a throwing observer."""
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a", "b")
     result = await flow.execute(Trail())
     assert isinstance((await flow.execute(result.state)).outcome, Completed)  # a state that has run may run again
@@ -376,7 +376,7 @@ async def test_a_wrong_call_is_refused_first_and_an_observer_changes_no_outcome(
 
 async def test_branches_have_states_of_their_own_and_none_is_left_when_one_fails():
     """Case 16: a parallel group shared one mutable state and orphaned its siblings on the first failure."""
-    lab = Lab()
+    lab = NodeRecorder()
     seen: dict[str, list[str]] = {}
     ended: list[str] = []
     meet = asyncio.Barrier(2)
@@ -438,7 +438,7 @@ async def test_of_causes_in_the_same_instant_exactly_one_counts_and_always_the_s
     given: str, order: tuple[str, str], clock: FakeClock
 ):
     """The same instant: the person comes before the deadline, the deadline before the node's own time."""
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck.add("it")
     controller = AbortController()
     flow = one(lab.node("it"), timeout=5.0)
@@ -469,7 +469,7 @@ async def test_of_causes_in_the_same_instant_exactly_one_counts_and_always_the_s
 
 @pytest.mark.parametrize("when", ["before", "after", "twice"])
 async def test_a_stop_before_the_start_after_the_end_or_twice_is_answered(when: str):
-    lab = Lab()
+    lab = NodeRecorder()
     flow = lab.line("flow", "a")
     run = flow.start(Trail())
     if when != "after":

@@ -6,11 +6,11 @@ import pytest
 
 from safepoint import Aborted, Completed
 from safepoint.flow import FlowResult
-from tests.flow.lab import Lab, Trail
+from tests.kit.flows import NodeRecorder, Trail
 
 
 async def test_outcome_state_cursor_executed_errors_come_in_this_order():
-    result = await Lab().line("flow", "a").execute(Trail())
+    result = await NodeRecorder().line("flow", "a").execute(Trail())
     outcome, state, cursor, executed, errors, *_ = (
         getattr(result, field.name) for field in dataclasses.fields(FlowResult)
     )
@@ -19,7 +19,7 @@ async def test_outcome_state_cursor_executed_errors_come_in_this_order():
 
 
 async def test_a_stopped_run_says_what_there_is():
-    lab = Lab()
+    lab = NodeRecorder()
     result = await lab.stop_in("b", lab.line("flow", "a", "b").start(Trail()))
     assert isinstance(result.outcome, Aborted)
     assert result.outcome.partial is result.state
@@ -29,7 +29,7 @@ async def test_a_stopped_run_says_what_there_is():
 
 
 async def test_the_picture_shows_the_run():
-    lab = Lab()
+    lab = NodeRecorder()
     result = await lab.stop_in("b", lab.line("flow", "a", "b").start(Trail()))
     assert 'n_a["a"]:::executed' in result.to_mermaid()
     assert 'n_b["b"]:::interrupted' in result.to_mermaid()

@@ -13,7 +13,7 @@ from safepoint.flow import END, End, Flow, NodeContext
 from safepoint.run import StopAt
 from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.flow import process_nodes
-from tests.flow.lab import FOREVER, Lab, Trail, again, one
+from tests.kit.flows import FOREVER, NodeRecorder, Trail, again, one
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
@@ -68,13 +68,13 @@ async def test_items_come_from_any_source(source: str):
         "async": generate_async,
         "dict": lambda state: dict.fromkeys(ITEMS),
     }
-    lab = Lab()
+    lab = NodeRecorder()
     result = await each(lab.item, items=sources[source]).execute(Trail(list(ITEMS)))
     assert result.state.found == [item.upper() for item in ITEMS]
 
 
 async def test_no_items_are_no_work():
-    lab = Lab()
+    lab = NodeRecorder()
     for items in (lambda state: [], lambda state: iter([])):
         result = await each(lab.item, items=items).execute(Trail())
         assert isinstance(result.outcome, Completed)
@@ -83,7 +83,7 @@ async def test_no_items_are_no_work():
 
 
 async def test_without_gather_the_items_are_done_for_their_effects():
-    lab = Lab()
+    lab = NodeRecorder()
     result = await each(lab.item, gather=None).execute(Trail())
     assert result.state == Trail()
     assert sorted(lab.ran) == ITEMS
@@ -163,7 +163,7 @@ async def test_items_may_run_in_processes():
 
 
 async def test_progress_is_told_item_by_item():
-    lab = Lab()
+    lab = NodeRecorder()
     run = each(lab.item, concurrency=1).start(Trail())
     told = [event async for event in run if isinstance(event, ProgressMade)]
     assert [event.message for event in told] == [f"{number} of 5 items" for number in range(1, 6)]
@@ -175,7 +175,7 @@ async def test_progress_is_told_item_by_item():
 
 
 async def test_an_abort_keeps_the_items_that_are_done_and_a_resume_does_the_others():
-    lab = Lab()
+    lab = NodeRecorder()
     flow = each(lab.item, concurrency=2)
     result = await lab.stop_in("i3", flow.start(Trail()))
     assert isinstance(result.outcome, Aborted)
@@ -189,7 +189,7 @@ async def test_an_abort_keeps_the_items_that_are_done_and_a_resume_does_the_othe
 
 
 async def test_an_abort_inside_a_flow_body_resumes_inside_the_item():
-    lab = Lab()
+    lab = NodeRecorder()
     body: Flow[str, Any] = Flow("body", start="one")
 
     async def first(state: str, ctx: NodeContext[Any]) -> None:
@@ -213,7 +213,7 @@ async def test_an_abort_inside_a_flow_body_resumes_inside_the_item():
 
 
 async def test_the_key_of_an_item_is_its_own_and_the_same_after_a_resume():
-    lab = Lab()
+    lab = NodeRecorder()
     flow = each(lab.item, concurrency=1)
     result = await lab.stop_in("i1", flow.start(Trail()))
     await flow.execute(resume=again(result))
@@ -223,7 +223,7 @@ async def test_the_key_of_an_item_is_its_own_and_the_same_after_a_resume():
 
 @pytest.mark.parametrize("source", ["list", "async"])
 async def test_a_stop_at_a_safe_point_is_honoured_between_items(source: str):
-    lab = Lab()
+    lab = NodeRecorder()
     inside, gate = asyncio.Event(), asyncio.Event()
     closed: list[str] = []
 
@@ -257,7 +257,7 @@ async def test_a_stop_at_a_safe_point_is_honoured_between_items(source: str):
 
 
 async def test_one_failing_item_interrupts_the_others_and_their_work_is_kept_for_a_resume():
-    lab = Lab()
+    lab = NodeRecorder()
     lab.stuck.add("i0")
     lab.broken.add("i1")
     flow = each(lab.item, concurrency=2)
@@ -270,7 +270,7 @@ async def test_one_failing_item_interrupts_the_others_and_their_work_is_kept_for
 
 
 async def test_with_collect_the_others_are_done_and_gathered():
-    lab = Lab()
+    lab = NodeRecorder()
     lab.broken |= {"i1", "i3"}
     result = await each(lab.item, on_failure="collect", failed=End("partly")).execute(Trail())
     assert isinstance(result.outcome, Completed)
@@ -281,7 +281,7 @@ async def test_with_collect_the_others_are_done_and_gathered():
 
 
 async def test_with_collect_and_no_route_a_resume_repeats_only_the_failed_items():
-    lab = Lab()
+    lab = NodeRecorder()
     lab.broken.add("i1")
     flow = each(lab.item, on_failure="collect")
     result = await flow.execute(Trail())
@@ -294,7 +294,7 @@ async def test_with_collect_and_no_route_a_resume_repeats_only_the_failed_items(
 
 
 async def test_with_collect_a_stop_beside_a_failed_item_loses_no_item():
-    lab = Lab()
+    lab = NodeRecorder()
     lab.broken.add("i0")
     inside, gate = asyncio.Event(), asyncio.Event()
 
@@ -319,7 +319,7 @@ async def test_with_collect_a_stop_beside_a_failed_item_loses_no_item():
 
 @pytest.mark.parametrize("kind", ["call", "iterator", "async"])
 async def test_an_error_of_the_source_fails_the_node_and_the_done_items_are_kept(kind: str):
-    lab = Lab()
+    lab = NodeRecorder()
     broken = [True]
 
     def call(state: Trail) -> list[str]:
@@ -348,7 +348,7 @@ async def test_an_error_of_the_source_fails_the_node_and_the_done_items_are_kept
 
 
 async def test_an_error_in_gather_fails_the_node_and_a_resume_only_gathers_again():
-    lab = Lab()
+    lab = NodeRecorder()
     errors = [LookupError("mine")]
 
     async def body(item: str, ctx: NodeContext[Any]) -> list[str]:
@@ -372,7 +372,7 @@ async def test_an_error_in_gather_fails_the_node_and_a_resume_only_gathers_again
 
 
 async def test_what_is_no_source_fails_the_node():
-    result = await each(Lab().item, items=lambda state: 5).execute(Trail())
+    result = await each(NodeRecorder().item, items=lambda state: 5).execute(Trail())
     assert isinstance(result.outcome, Failed)
     assert "'int' object is not iterable" in str(result.outcome.error)
 
@@ -426,7 +426,7 @@ async def test_a_slow_source_is_interrupted_by_the_abort_and_closed():
             await asyncio.sleep(0)
             closed.append("closed")
 
-    lab = Lab()
+    lab = NodeRecorder()
     flow = each(lab.item, items=source)
     async with flow.start(Trail()) as run:
         await waiting.wait()
@@ -448,7 +448,7 @@ async def test_a_source_that_does_not_close_does_not_keep_the_flow(clock: FakeCl
         finally:
             await gate.wait()
 
-    async with each(Lab().item, items=source).start(Trail()) as run:
+    async with each(NodeRecorder().item, items=source).start(Trail()) as run:
         await waiting.wait()
         run.abort("enough")
         await clock.elapse(60)
@@ -474,7 +474,7 @@ async def test_a_generator_is_closed_when_the_scatter_is_left_in_the_thread_that
         kept.append(source(state))  # somebody else holds it too
         return kept[-1]
 
-    lab = Lab()
+    lab = NodeRecorder()
     lab.broken.add("i1")
     result = await each(lab.item, items=items, concurrency=1).execute(Trail())
     assert isinstance(result.outcome, Failed)
@@ -482,7 +482,7 @@ async def test_a_generator_is_closed_when_the_scatter_is_left_in_the_thread_that
 
 
 async def test_a_source_that_shrank_or_grew_is_resumed_by_position():
-    lab = Lab()
+    lab = NodeRecorder()
     items = list(ITEMS)
     flow = each(lab.item, items=lambda state: list(items), concurrency=1)
     result = await lab.stop_in("i2", flow.start(Trail()))
@@ -497,7 +497,7 @@ async def test_a_source_that_shrank_or_grew_is_resumed_by_position():
 
 async def test_a_final_item_is_acknowledged_after_the_abort():
     controller = AbortController()
-    lab = Lab()
+    lab = NodeRecorder()
 
     async def body(item: str, ctx: NodeContext[Any]) -> str:
         await lab.visit(item, ctx)
@@ -514,7 +514,7 @@ async def test_a_final_item_is_acknowledged_after_the_abort():
 
 
 async def test_an_item_that_arrives_when_a_stop_waits_is_not_begun():
-    lab = Lab()
+    lab = NodeRecorder()
     pulling, gate = asyncio.Event(), asyncio.Event()
 
     async def source(state: Trail) -> AsyncIterator[str]:
@@ -536,7 +536,7 @@ async def test_an_item_that_arrives_when_a_stop_waits_is_not_begun():
 
 
 async def test_a_source_that_ends_by_somebody_elses_cancellation_has_failed():
-    lab = Lab()
+    lab = NodeRecorder()
 
     async def source(state: Trail) -> AsyncIterator[str]:
         yield "i0"
@@ -561,7 +561,7 @@ async def test_a_source_that_ignores_the_stop_is_left_behind_at_the_ceiling(cloc
                 continue
         yield "i0"
 
-    async with each(Lab().item, items=source).start(Trail(), abandon_after=1.0) as run:
+    async with each(NodeRecorder().item, items=source).start(Trail(), abandon_after=1.0) as run:
         await drain_ready_tasks()
         run.abort("enough")
         await clock.elapse(10)

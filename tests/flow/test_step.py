@@ -14,9 +14,10 @@ from safepoint.events import RetryScheduled
 from safepoint.flow import END, Flow, NodeContext, UnknownOutput
 from safepoint.run import LeafExit, StopAt
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.abort.programs import alive, wait_until
 from tests.flow import process_nodes
-from tests.flow.lab import FOREVER, Lab, Trail, again, one
+from tests.kit.flows import FOREVER, NodeRecorder, Trail, again, one
+from tests.kit.programs import alive
+from tests.kit.waiting import wait_until
 
 
 async def test_none_is_the_only_output_and_no_output_of_several():
@@ -89,7 +90,7 @@ async def test_a_timeout_is_per_attempt_and_may_be_tried_again(clock: FakeClock)
 
 
 async def test_the_key_is_the_same_after_a_resume_and_another_for_every_visit():
-    lab = Lab()
+    lab = NodeRecorder()
     flow: Flow[Trail, Any] = Flow("flow", start="a")
 
     async def a(state: Trail, ctx: NodeContext[Any]) -> str:

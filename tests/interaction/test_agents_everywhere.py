@@ -33,8 +33,8 @@ from safepoint.messages import AssistantMessage, ToolResult
 from safepoint.models.scripted import ScriptedModel
 from safepoint.run import Outcome, Retry
 from safepoint.testing import DEFAULT_LAWS, FakeClock, Law, Probe, RecordedRun, abort_everywhere, pairs
-from tests.agent.lab import agents_kept
 from tests.conftest import TORTURE
+from tests.kit.agents import agents_kept
 
 RETRY = Retry(3, delay=1, jitter=0, on=lambda error: isinstance(error, ModelError) and error.retryable)
 PAIRED = pairs(

@@ -19,9 +19,9 @@ from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Outcome, StopAt
 from safepoint.run.wire import outcome_from_json, outcome_to_json
 from safepoint.session import MemoryStore, Session, SqliteStore
-from tests.agent.lab import contents, statuses, stopped
+from tests.kit.agents import contents, statuses, stopped
+from tests.kit.sessions import lines, stored
 from tests.session import shipping
-from tests.session.lab import lines, stored
 
 ROOT = Path(__file__).parents[2]
 

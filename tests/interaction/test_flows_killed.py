@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.abort.programs import wait_until
 from tests.conftest import counts
 from tests.flow.killed import World
+from tests.kit.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,11 +15,11 @@ from safepoint.messages import AssistantMessage, SystemMessage, ToolCall, ToolRe
 from safepoint.models.anthropic import AnthropicModel
 from safepoint.run import Usage
 from safepoint.testing import drain_ready_tasks
+from tests.kit.providers import script
+from tests.kit.providers.anthropic import Anthropic
+from tests.kit.providers.llama import Llama
+from tests.kit.providers.script import Cut, End, Fails, Raw, Refusal
 from tests.models.asking import ask, asking, calls_of, ending_of, first_text, text_of
-from tests.rigs import script
-from tests.rigs.anthropic import Anthropic
-from tests.rigs.llama import Llama
-from tests.rigs.script import Cut, End, Fails, Raw, Refusal
 
 
 @pytest.fixture

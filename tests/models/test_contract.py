@@ -18,13 +18,13 @@ from safepoint.models.ollama import OllamaModel
 from safepoint.models.openai import OpenAIModel
 from safepoint.run import Context, Retry, stream
 from safepoint.testing import drain_ready_tasks
+from tests.kit.providers import script
+from tests.kit.providers.anthropic import Anthropic
+from tests.kit.providers.ollama import Ollama
+from tests.kit.providers.openai import Provider
+from tests.kit.providers.script import Cut, End, Fails, Pause, Raw, Refusal, ScriptedServer, Silence, Stall
+from tests.kit.providers.wire import Exchange, bounded
 from tests.models.asking import ask, asking, calls_of, ending_of, first_text, text_of, usage_of
-from tests.rigs import script
-from tests.rigs.anthropic import Anthropic
-from tests.rigs.ollama import Ollama
-from tests.rigs.provider import Provider
-from tests.rigs.script import Cut, End, Fails, Pause, Raw, Refusal, ScriptedServer, Silence, Stall
-from tests.rigs.wire import Exchange, bounded
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 

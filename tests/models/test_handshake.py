@@ -19,8 +19,8 @@ from safepoint.abort import AbortController, AbortError
 from safepoint.models.anthropic import AnthropicModel
 from safepoint.models.ollama import OllamaModel
 from safepoint.models.openai import OpenAIModel
+from tests.kit.providers.openai import Provider
 from tests.models.asking import ask, text_of
-from tests.rigs.provider import Provider
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 

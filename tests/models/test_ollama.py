@@ -12,10 +12,10 @@ from safepoint.agent import CallDelta, ModelError, ToolSpec
 from safepoint.errors import UsageError
 from safepoint.messages import AssistantMessage, SystemMessage, ToolCall, ToolResult, UserMessage
 from safepoint.models.ollama import OllamaModel
+from tests.kit.providers import script
+from tests.kit.providers.ollama import Ollama
+from tests.kit.providers.script import End, Raw
 from tests.models.asking import ask, asking, calls_of, ending_of, text_of
-from tests.rigs import script
-from tests.rigs.ollama import Ollama
-from tests.rigs.script import End, Raw
 
 
 @pytest.fixture

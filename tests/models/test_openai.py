@@ -19,11 +19,11 @@ from safepoint.messages import AssistantMessage, SystemMessage, ToolCall, ToolRe
 from safepoint.models.openai import OpenAIModel
 from safepoint.run import Context, stream
 from safepoint.testing import drain_ready_tasks
+from tests.kit.providers.llama import Llama
+from tests.kit.providers.openai import Provider
+from tests.kit.providers.script import Cut, End, Fails, Raw, Refusal, Silence
+from tests.kit.providers.wire import Answering, Exchange, WireServer
 from tests.models.asking import ask, asking, calls_of, ending_of, first_text, text_of, usage_of
-from tests.rigs.llama import Llama
-from tests.rigs.provider import Provider
-from tests.rigs.script import Cut, End, Fails, Raw, Refusal, Silence
-from tests.rigs.wire import Answering, Exchange, WireServer
 
 IDLE_SECONDS = 1.0
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.rigs.history import fault
-from tests.rigs.llama import Llama
-from tests.rigs.provider import Provider
-from tests.rigs.script import Stall
+from tests.kit.providers.llama import Llama
+from tests.kit.providers.openai import Provider
+from tests.kit.providers.openai_rules import fault
+from tests.kit.providers.script import Stall
 
 USER = {"role": "user", "content": "hello"}
 

@@ -10,7 +10,7 @@ from safepoint.abort import AbortError, AbortSignal
 from safepoint.events import QuestionAnswered, QuestionAsked, QuestionWithdrawn
 from safepoint.run import ask
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.run.bench import Bench
+from tests.kit.leaves import LeafRig
 
 
 async def until(condition: Any) -> None:
@@ -19,7 +19,7 @@ async def until(condition: Any) -> None:
 
 
 async def test_the_answer_comes_back_and_everybody_is_told():
-    bench = Bench()
+    bench = LeafRig()
 
     async def person(question: str) -> str:
         return f"{question} Yes."
@@ -33,7 +33,7 @@ async def test_the_answer_comes_back_and_everybody_is_told():
 
 
 async def test_a_callback_may_take_the_signal_or_not_and_be_sync_or_async():
-    bench, signals = Bench(), []
+    bench, signals = LeafRig(), []
 
     async def with_signal(question: str, *, signal: AbortSignal) -> str:
         signals.append(signal)
@@ -50,7 +50,7 @@ async def test_a_callback_may_take_the_signal_or_not_and_be_sync_or_async():
 
 
 async def test_a_stop_interrupts_the_callback_and_withdraws_the_question():
-    bench, fired = Bench(), []
+    bench, fired = LeafRig(), []
 
     async def person(question: str, *, signal: AbortSignal) -> str:
         signal.add_listener(lambda: fired.append(True))
@@ -70,7 +70,7 @@ async def test_a_stop_interrupts_the_callback_and_withdraws_the_question():
 
 
 async def test_a_callback_that_ignores_the_stop_cannot_hang_it(clock: FakeClock):
-    bench, gate = Bench(), asyncio.Event()
+    bench, gate = LeafRig(), asyncio.Event()
 
     async def deaf(question: str) -> str:
         while not gate.is_set():
@@ -93,7 +93,7 @@ async def test_a_callback_that_ignores_the_stop_cannot_hang_it(clock: FakeClock)
 
 
 async def test_a_thread_that_waits_for_a_keyboard_cannot_hang_the_stop():
-    bench, gate = Bench(), threading.Event()
+    bench, gate = LeafRig(), threading.Event()
     begun = threading.Event()
 
     def keyboard(question: str) -> str:
@@ -112,7 +112,7 @@ async def test_a_thread_that_waits_for_a_keyboard_cannot_hang_the_stop():
 
 
 async def test_an_aborted_run_asks_nobody():
-    bench = Bench()
+    bench = LeafRig()
     bench.controller.abort()
     with pytest.raises(AbortError):
         await ask(bench.ctx, "?", pytest.fail)
@@ -120,7 +120,7 @@ async def test_an_aborted_run_asks_nobody():
 
 
 async def test_a_callback_that_fails_withdraws_the_question_and_its_error_comes_out():
-    bench = Bench()
+    bench = LeafRig()
 
     async def broken(question: str) -> str:
         raise LookupError("no screen")

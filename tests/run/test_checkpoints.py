@@ -24,8 +24,8 @@ from safepoint.run import (
     MemoryCheckpoints,
     SqliteCheckpoints,
 )
-from tests.abort.programs import alive
 from tests.conftest import counts
+from tests.kit.programs import alive
 
 SECONDS = 30.0
 

@@ -14,8 +14,8 @@ from safepoint.abort import AbortError, AbortSignal, current_signal
 from safepoint.events import LeafEnded, LeafStarted
 from safepoint.run import Context, Entry, LeafTimeout, Policy, leaf, wait
 from safepoint.testing import FakeClock, drain_ready_tasks
+from tests.kit.leaves import LeafRig, forever
 from tests.run import leaf_functions
-from tests.run.bench import Bench, forever
 
 COOPERATE = Policy(on_abort="cooperate")
 
@@ -26,7 +26,7 @@ async def until(condition: Any) -> None:
 
 
 async def test_a_leaf_gives_its_value_and_has_its_events_and_its_line():
-    bench = Bench()
+    bench = LeafRig()
 
     async def search(ctx: Context, query: str) -> str:
         assert ctx.path == ("run", "search")
@@ -43,7 +43,7 @@ async def test_a_leaf_gives_its_value_and_has_its_events_and_its_line():
 
 
 async def test_an_abort_interrupts_it_and_the_receipt_says_stopped():
-    bench = Bench()
+    bench = LeafRig()
     asyncio.get_running_loop().call_soon(bench.controller.abort, "stop")
     with pytest.raises(AbortError, match="stop"):
         await leaf(bench.ctx, forever, name="search")
@@ -54,7 +54,7 @@ async def test_an_abort_interrupts_it_and_the_receipt_says_stopped():
 
 
 async def test_an_aborted_run_starts_no_leaf_of_any_kind():
-    bench = Bench()
+    bench = LeafRig()
     bench.controller.abort()
     effects: list[str] = []
     kinds: tuple[tuple[Callable[..., Any], Policy], ...] = (
@@ -71,7 +71,7 @@ async def test_an_aborted_run_starts_no_leaf_of_any_kind():
 
 
 async def test_an_ordinary_error_is_the_leafs_own_and_finished():
-    bench = Bench()
+    bench = LeafRig()
 
     async def breaks(ctx: Context, value: object) -> None:
         raise LookupError("gone")
@@ -84,7 +84,7 @@ async def test_an_ordinary_error_is_the_leafs_own_and_finished():
 
 
 async def test_a_stop_plus_an_ordinary_error_is_stopped_and_the_error_is_in_the_note():
-    bench = Bench()
+    bench = LeafRig()
 
     async def breaks(ctx: Context, value: object) -> None:
         try:
@@ -100,7 +100,7 @@ async def test_a_stop_plus_an_ordinary_error_is_stopped_and_the_error_is_in_the_
 
 
 async def test_a_private_cancelled_error_without_a_stop_stays_what_it_is():
-    bench = Bench()
+    bench = LeafRig()
 
     async def private(ctx: Context, value: object) -> None:
         raise asyncio.CancelledError("mine")
@@ -112,7 +112,7 @@ async def test_a_private_cancelled_error_without_a_stop_stays_what_it_is():
 
 
 async def test_cooperate_only_shows_the_signal():
-    bench = Bench()
+    bench = LeafRig()
 
     async def cooperates(ctx: Context, value: object) -> str:
         assert current_signal() is ctx.signal  # it is there, it only does not interrupt
@@ -126,7 +126,7 @@ async def test_cooperate_only_shows_the_signal():
 
 
 async def test_finish_may_finish_within_its_grace(clock: FakeClock):
-    bench = Bench()
+    bench = LeafRig()
     gate = asyncio.Event()
 
     async def finishes(ctx: Context, value: object) -> str:
@@ -144,7 +144,7 @@ async def test_finish_may_finish_within_its_grace(clock: FakeClock):
 
 
 async def test_finish_is_interrupted_when_its_grace_is_over(clock: FakeClock):
-    bench = Bench()
+    bench = LeafRig()
     task = asyncio.ensure_future(leaf(bench.ctx, forever, policy=Policy(on_abort="finish", grace=2)))
     await drain_ready_tasks()
     bench.controller.abort("stop")
@@ -158,7 +158,7 @@ async def test_finish_is_interrupted_when_its_grace_is_over(clock: FakeClock):
 
 @pytest.mark.parametrize("on_abort", ["interrupt", "cooperate", "finish"])
 async def test_a_leafs_own_limit_ends_the_leaf_and_not_the_run(clock: FakeClock, on_abort: Any):
-    bench = Bench()
+    bench = LeafRig()
     for abandon_after in (None, 60):
         policy = Policy(timeout=5, on_abort=on_abort, abandon_after=abandon_after)
         task = asyncio.ensure_future(leaf(bench.ctx, forever, name="slow", policy=policy))
@@ -173,7 +173,7 @@ async def test_a_leafs_own_limit_ends_the_leaf_and_not_the_run(clock: FakeClock,
 
 
 async def test_stop_deadline_and_limit_in_one_instant_give_the_stop(clock: FakeClock):
-    bench = Bench(timeout=5)
+    bench = LeafRig(timeout=5)
     task = asyncio.ensure_future(leaf(bench.ctx, forever, policy=Policy(timeout=5)))
     await drain_ready_tasks()
     clock._now += 5
@@ -184,7 +184,7 @@ async def test_stop_deadline_and_limit_in_one_instant_give_the_stop(clock: FakeC
 
 
 async def test_deadline_and_limit_in_one_instant_give_the_deadline(clock: FakeClock):
-    bench = Bench(timeout=5)
+    bench = LeafRig(timeout=5)
     task = asyncio.ensure_future(leaf(bench.ctx, forever, policy=Policy(timeout=5)))
     await clock.elapse(5)
     with pytest.raises(AbortError) as caught:
@@ -194,7 +194,7 @@ async def test_deadline_and_limit_in_one_instant_give_the_deadline(clock: FakeCl
 
 async def test_an_outer_cancellation_passes_through_a_leaf_of_every_kind():
     for work, policy in ((forever, Policy()), (forever, Policy(abandon_after=9)), (leaf_functions.polite, Policy())):
-        bench = Bench()
+        bench = LeafRig()
         effects: list[str] = []
         task = asyncio.ensure_future(leaf(bench.ctx, work, effects, policy=policy))
         await until(lambda bench=bench: "leaf_started" in bench.kinds())
@@ -206,7 +206,7 @@ async def test_an_outer_cancellation_passes_through_a_leaf_of_every_kind():
 
 
 async def test_nested_leaves_end_with_one_abort_and_clean_up_in_between_is_left_in_peace():
-    bench = Bench()
+    bench = LeafRig()
     path: list[str] = []
 
     async def inner(ctx: Context, value: object) -> None:
@@ -232,7 +232,7 @@ async def test_work_that_is_no_callable_is_refused():
 
 
 async def test_wait_is_a_leaf_that_ends_at_once_on_abort_and_otherwise_on_time(clock: FakeClock):
-    bench = Bench()
+    bench = LeafRig()
     task = asyncio.ensure_future(wait(bench.ctx, 5))
     await clock.elapse(5)
     await task
@@ -245,20 +245,20 @@ async def test_wait_is_a_leaf_that_ends_at_once_on_abort_and_otherwise_on_time(c
 
 
 async def test_a_synchronous_function_runs_in_a_thread_and_gives_its_value():
-    bench = Bench()
+    bench = LeafRig()
     assert await leaf(bench.ctx, leaf_functions.double, 21) == 42
     assert await leaf(bench.ctx, leaf_functions.ambient)
     assert [entry.kind for entry in bench.entries()] == ["thread", "thread"]
 
 
 async def test_events_of_a_thread_come_between_its_start_and_its_end_in_the_loops_thread():
-    bench = Bench()
+    bench = LeafRig()
     assert await leaf(bench.ctx, leaf_functions.progressing) == "done"
     assert bench.kinds() == ["leaf_started", "progress_made", "leaf_ended"]
 
 
 async def test_a_naive_function_is_interrupted_within_a_moment_and_its_finally_blocks_run():
-    bench = Bench()
+    bench = LeafRig()
     effects: list[str] = []
     task = asyncio.ensure_future(leaf(bench.ctx, leaf_functions.naive, effects))
     await until(lambda: "effect" in effects)
@@ -277,7 +277,7 @@ async def test_a_naive_function_is_interrupted_within_a_moment_and_its_finally_b
 
 
 async def test_a_polite_function_returns_by_itself_and_keeps_its_value():
-    bench = Bench()
+    bench = LeafRig()
     effects: list[str] = []
     task = asyncio.ensure_future(leaf(bench.ctx, leaf_functions.polite, effects))
     await until(lambda: effects)
@@ -288,7 +288,7 @@ async def test_a_polite_function_returns_by_itself_and_keeps_its_value():
 
 @pytest.mark.parametrize("policy", [COOPERATE, Policy(on_abort="finish", grace=60)], ids=["cooperate", "finish"])
 async def test_cooperate_and_finish_switch_the_interrupt_off(policy: Policy):
-    bench = Bench()
+    bench = LeafRig()
     effects: list[str] = []
     gate = threading.Event()
 
@@ -308,7 +308,7 @@ async def test_cooperate_and_finish_switch_the_interrupt_off(policy: Policy):
 
 
 async def test_a_thread_that_cannot_be_interrupted_is_named_and_can_be_abandoned(caplog: pytest.LogCaptureFixture):
-    bench = Bench()
+    bench = LeafRig()
     begun, gate = threading.Event(), threading.Event()
 
     def stuck(ctx: Context, value: object) -> None:
@@ -331,7 +331,7 @@ async def test_a_thread_that_cannot_be_interrupted_is_named_and_can_be_abandoned
 
 
 async def test_a_limit_interrupts_a_thread_too():
-    bench = Bench()
+    bench = LeafRig()
     effects: list[str] = []
     with pytest.raises(LeafTimeout):
         await leaf(bench.ctx, leaf_functions.naive, effects, policy=Policy(timeout=0.05))
@@ -340,7 +340,7 @@ async def test_a_limit_interrupts_a_thread_too():
 
 
 async def test_a_function_in_a_process_gives_its_value_and_has_the_context_of_the_leaf():
-    bench = Bench()
+    bench = LeafRig()
     value, pid, operation = await leaf(bench.ctx, leaf_functions.process_double, 21, policy=Policy(isolation="process"))
     assert (value, operation) == (42, "run/process_double")
     assert pid != os.getpid()
@@ -348,7 +348,7 @@ async def test_a_function_in_a_process_gives_its_value_and_has_the_context_of_th
 
 
 async def test_a_process_that_ignores_its_signal_is_killed_and_the_receipt_says_stopped(tmp_path: Path):
-    bench, told = Bench(), tmp_path / "pid"
+    bench, told = LeafRig(), tmp_path / "pid"
     policy = Policy(isolation="process", grace=0.5)
     task = asyncio.ensure_future(leaf(bench.ctx, leaf_functions.process_naive, str(told), policy=policy))
     await until(lambda: told.exists() and told.read_text())
@@ -361,7 +361,7 @@ async def test_a_process_that_ignores_its_signal_is_killed_and_the_receipt_says_
 
 
 async def test_leaving_nothing_behind_on_the_signal_of_a_long_run():
-    bench = Bench()
+    bench = LeafRig()
     for _ in range(20):
         await leaf(bench.ctx, leaf_functions.double, 1)
         await leaf(bench.ctx, wait_a_tick, policy=Policy(timeout=30, abandon_after=30))

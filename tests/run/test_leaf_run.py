@@ -10,7 +10,7 @@ from safepoint.abort import AbortError, shield
 from safepoint.events import AbortIgnored, LeafAbandoned, ProgressMade
 from safepoint.run import Context, Policy, leaf
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.run.bench import Bench, forever
+from tests.kit.leaves import LeafRig, forever
 
 COOPERATE = Policy(on_abort="cooperate")
 
@@ -23,7 +23,7 @@ async def deaf(ctx: Context, gate: asyncio.Event) -> str:
 async def test_a_leaf_that_ignores_the_abort_is_named_once_and_waited_for(
     clock: FakeClock, caplog: pytest.LogCaptureFixture
 ):
-    bench, gate = Bench(), asyncio.Event()
+    bench, gate = LeafRig(), asyncio.Event()
     task = asyncio.ensure_future(leaf(bench.ctx, deaf, gate, policy=COOPERATE))
     await drain_ready_tasks()
     bench.controller.abort("stop")
@@ -46,7 +46,7 @@ async def test_a_leaf_that_ignores_the_abort_is_named_once_and_waited_for(
 
 
 async def test_normal_work_causes_no_warning_and_leaves_no_timer(clock: FakeClock, caplog: pytest.LogCaptureFixture):
-    bench, gate = Bench(), asyncio.Event()
+    bench, gate = LeafRig(), asyncio.Event()
     task = asyncio.ensure_future(leaf(bench.ctx, deaf, gate))
     await clock.elapse(600)
     gate.set()
@@ -58,7 +58,7 @@ async def test_normal_work_causes_no_warning_and_leaves_no_timer(clock: FakeCloc
 async def test_a_leaf_that_swallows_is_found_out_and_interrupted_again_once_per_grace(
     clock: FakeClock, caplog: pytest.LogCaptureFixture
 ):
-    bench = Bench()
+    bench = LeafRig()
     swallowed: list[float] = []
 
     async def swallows(ctx: Context, value: object) -> str:
@@ -83,7 +83,7 @@ async def test_a_leaf_that_swallows_is_found_out_and_interrupted_again_once_per_
 
 
 async def test_a_shielded_clean_up_is_not_interrupted_again(clock: FakeClock):
-    bench, gate, path = Bench(), asyncio.Event(), []
+    bench, gate, path = LeafRig(), asyncio.Event(), []
 
     async def cleans(ctx: Context, value: object) -> None:
         try:
@@ -104,7 +104,7 @@ async def test_a_shielded_clean_up_is_not_interrupted_again(clock: FakeClock):
 
 
 async def test_an_abandoned_leaf_is_left_reported_and_fenced_off(clock: FakeClock, caplog: pytest.LogCaptureFixture):
-    bench, gate = Bench(), asyncio.Event()
+    bench, gate = LeafRig(), asyncio.Event()
 
     async def stubborn(ctx: Context, value: object) -> str:
         while not gate.is_set():
@@ -145,7 +145,7 @@ async def test_an_abandoned_leaf_is_left_reported_and_fenced_off(clock: FakeCloc
 async def test_a_late_exception_of_an_abandoned_leaf_is_dropped_and_logged(
     clock: FakeClock, caplog: pytest.LogCaptureFixture
 ):
-    bench, gate = Bench(), asyncio.Event()
+    bench, gate = LeafRig(), asyncio.Event()
 
     async def stubborn(ctx: Context, value: object) -> None:
         while not gate.is_set():
@@ -167,7 +167,7 @@ async def test_a_late_exception_of_an_abandoned_leaf_is_dropped_and_logged(
 
 
 def test_a_warning_for_a_loop_that_is_gone_is_still_logged(clock: FakeClock, caplog: pytest.LogCaptureFixture):
-    bench, gates = Bench(), []
+    bench, gates = LeafRig(), []
     loop = asyncio.new_event_loop()
 
     async def start() -> None:
@@ -186,7 +186,7 @@ def test_a_warning_for_a_loop_that_is_gone_is_still_logged(clock: FakeClock, cap
 class BlockedLoop:
     """A tool's function that blocks the event loop, and a thread that stops the run and lets time pass meanwhile."""
 
-    def __init__(self, bench: Bench, clock: FakeClock, seconds: float) -> None:
+    def __init__(self, bench: LeafRig, clock: FakeClock, seconds: float) -> None:
         self._bench, self._clock, self._seconds = bench, clock, seconds
 
     def block(self) -> None:
@@ -211,7 +211,7 @@ def line_in(function: Callable[..., object], offset: int) -> str:
 async def test_an_async_tool_that_blocks_the_event_loop_is_named_by_the_line_where_it_does(
     clock: FakeClock, caplog: pytest.LogCaptureFixture, abandon_after: float | None
 ):
-    bench = Bench()
+    bench = LeafRig()
 
     async def tool(ctx: Context, value: object) -> str:
         deep(BlockedLoop(bench, clock, 3))
@@ -230,7 +230,7 @@ async def test_an_async_tool_that_blocks_the_event_loop_is_named_by_the_line_whe
 
 @pytest.mark.backends("asyncio", "uvloop", "eager")
 async def test_the_receipt_names_where_an_abandoned_tool_blocked_the_event_loop(clock: FakeClock):
-    bench, gate = Bench(), asyncio.Event()
+    bench, gate = LeafRig(), asyncio.Event()
 
     async def tool(ctx: Context, value: object) -> None:
         deep(BlockedLoop(bench, clock, 1))

@@ -14,9 +14,9 @@ from safepoint.abort import AbortController, AbortError
 from safepoint.errors import UsageError
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Aborted, ChildDied, Context, Failed, LeafExit, LeafTimeout, Policy, TimedOut, leaf, settle
+from tests.kit.leaves import LeafRig, stop
+from tests.kit.waiting import until
 from tests.run import leaf_functions
-from tests.run.bench import Bench
-from tests.run.owned.lab import stop, until
 
 LONG = 30
 
@@ -34,7 +34,7 @@ class Deaf:
 
 
 async def test_a_leafs_own_limit_holds_for_a_function_inside_a_library():
-    bench, deaf, start = Bench(), Deaf(), time.monotonic()
+    bench, deaf, start = LeafRig(), Deaf(), time.monotonic()
     with pytest.raises(LeafTimeout, match=r"limit of 0\.2 s"):
         await leaf(bench.ctx, deaf, name="deaf", policy=Policy(timeout=0.2))
     assert time.monotonic() - start < 5
@@ -100,7 +100,7 @@ async def test_a_stop_waits_for_what_a_limit_would_leave_behind():
 
 @pytest.mark.parametrize("end", ["returns", "raises"])
 async def test_what_completes_after_it_was_abandoned_is_finished(end):
-    bench, begun, let_go = Bench(), threading.Event(), threading.Event()
+    bench, begun, let_go = LeafRig(), threading.Event(), threading.Event()
 
     async def pay(ctx: Context, value: object) -> str:
         begun.set()
@@ -182,7 +182,7 @@ async def test_a_synchronous_wrapper_of_an_async_function_is_refused():
     def wrapper(*args: object) -> object:
         return body(*args)  # type: ignore[arg-type]
 
-    bench = Bench()
+    bench = LeafRig()
     work = functools.partial(lambda fn, ctx, value: fn(ctx, value), wrapper)
     with pytest.raises(UsageError, match="returned a coroutine"):
         await leaf(bench.ctx, work, name="wrapper")
@@ -210,7 +210,7 @@ async def async_pieces() -> AsyncIterator[int]:
 )
 @pytest.mark.filterwarnings("error")
 async def test_a_function_that_returns_what_has_not_run_yet_is_refused(made, called):
-    bench = Bench()
+    bench = LeafRig()
 
     def wrapper(ctx: Context, value: object) -> object:
         return made()

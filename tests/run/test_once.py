@@ -9,7 +9,7 @@ from safepoint.events import PartRecorded
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Outcome
 from safepoint.run.wire import outcome_from_json, outcome_to_json
-from tests.agent.lab import contents, of_kind, read, so_far, stopped
+from tests.kit.agents import contents, of_kind, read, so_far, stopped
 
 
 def agent_of(*tools: Any, calls: int = 1) -> Agent:

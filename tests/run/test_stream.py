@@ -8,7 +8,7 @@ import pytest
 from safepoint.abort import AbortError
 from safepoint.run import LeafTimeout, Policy, stream
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.run.bench import Bench
+from tests.kit.leaves import LeafRig
 
 
 class Numbers:
@@ -32,7 +32,7 @@ class Numbers:
 
 
 async def test_all_chunks_come_and_the_line_says_finished():
-    bench, seen = Bench(), []
+    bench, seen = LeafRig(), []
     async with stream(bench.ctx, Numbers(), name="model") as chunks:
         async for chunk in chunks:
             seen.append(chunk)  # noqa: PERF401
@@ -42,7 +42,7 @@ async def test_all_chunks_come_and_the_line_says_finished():
 
 
 async def test_an_abort_ends_it_between_or_in_a_chunk_and_closes_the_source_in_this_task():
-    bench, source, seen = Bench(), Numbers(last=4), []
+    bench, source, seen = LeafRig(), Numbers(last=4), []
     asyncio.get_running_loop().call_soon(bench.controller.abort, "stop")
     with pytest.raises(AbortError, match="stop"):
         async with stream(bench.ctx, source) as chunks:
@@ -55,7 +55,7 @@ async def test_an_abort_ends_it_between_or_in_a_chunk_and_closes_the_source_in_t
 
 
 async def test_a_break_closes_the_source_and_is_a_normal_end():
-    bench, source = Bench(), Numbers()
+    bench, source = LeafRig(), Numbers()
     async with stream(bench.ctx, source) as chunks:
         async for _ in chunks:
             break
@@ -65,7 +65,7 @@ async def test_a_break_closes_the_source_and_is_a_normal_end():
 
 async def test_an_error_of_the_source_and_one_of_the_reader_come_out_as_they_are():
     for source, error in ((Numbers(last=2, error=LookupError("source")), "source"), (Numbers(), "reader")):
-        bench = Bench()
+        bench = LeafRig()
         with pytest.raises(LookupError, match=error):
             async with stream(bench.ctx, source) as chunks:
                 async for _ in chunks:
@@ -87,7 +87,7 @@ async def test_a_closing_that_fails_is_the_streams_error():
         async def aclose(self) -> None:
             raise LookupError("closing")
 
-    bench = Bench()
+    bench = LeafRig()
     with pytest.raises(LookupError, match="closing"):
         async with stream(bench.ctx, Bad()) as chunks:
             async for _ in chunks:
@@ -96,7 +96,7 @@ async def test_a_closing_that_fails_is_the_streams_error():
 
 
 async def test_an_aborted_run_reads_nothing_and_closes_the_source():
-    bench = Bench()
+    bench = LeafRig()
     bench.controller.abort()
     closed: list[bool] = []
 
@@ -118,7 +118,7 @@ async def test_an_aborted_run_reads_nothing_and_closes_the_source():
 
 
 async def test_its_own_limit_is_a_leaf_timeout(clock: FakeClock):
-    bench = Bench()
+    bench = LeafRig()
 
     async def read() -> None:
         async with stream(bench.ctx, Numbers(last=2), name="model", policy=Policy(timeout=5)) as chunks:
@@ -133,7 +133,7 @@ async def test_its_own_limit_is_a_leaf_timeout(clock: FakeClock):
 
 
 async def test_a_source_that_ignores_the_abort_is_named(clock: FakeClock, caplog: pytest.LogCaptureFixture):
-    bench, gate = Bench(), asyncio.Event()
+    bench, gate = LeafRig(), asyncio.Event()
 
     async def stubborn() -> AsyncIterator[int]:
         while not gate.is_set():

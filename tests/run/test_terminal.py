@@ -22,7 +22,7 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal
 from safepoint.run import ask, read_line
-from tests.run.bench import Bench
+from tests.kit.leaves import LeafRig
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -127,7 +127,7 @@ async def shown(screen: pytest.CaptureFixture[str], text: str) -> None:
 
 @pytest.mark.backends("asyncio", "uvloop")
 async def test_after_a_stop_every_question_gets_a_line_of_its_own(stdin: Stdin, capsys: pytest.CaptureFixture[str]):
-    stopped = Bench()
+    stopped = LeafRig()
     withdrawn = asyncio.ensure_future(ask(stopped.ctx, "first?", builtins.input))
     await shown(capsys, "first?")
     stopped.controller.abort("stop")
@@ -135,7 +135,7 @@ async def test_after_a_stop_every_question_gets_a_line_of_its_own(stdin: Stdin, 
         await withdrawn
     assert stopped.fates() == ["stopped"]
 
-    bench = Bench()
+    bench = LeafRig()
     second = asyncio.ensure_future(ask(bench.ctx, "second?", builtins.input))
     await shown(capsys, "second?")
     stdin.type("two\nthree\n")
@@ -148,7 +148,7 @@ async def test_a_stop_is_over_before_the_thread_would_be_interrupted(
 ):
     taken = []
     for _ in range(5):
-        bench = Bench()
+        bench = LeafRig()
         asking = asyncio.ensure_future(ask(bench.ctx, "well?", read_line))
         await shown(capsys, "well?")
         began = time.monotonic()

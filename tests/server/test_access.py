@@ -5,7 +5,7 @@ from typing import Any
 
 from safepoint.agent import Agent
 from safepoint.server import Limits
-from tests.server.lab import Faucet, serving
+from tests.kit.servers import ControlledModel, serving
 
 
 async def test_a_body_that_grows_too_large_is_refused_and_changes_nothing():
@@ -13,7 +13,7 @@ async def test_a_body_that_grows_too_large_is_refused_and_changes_nothing():
         for _ in range(30):
             yield b" " * 100
 
-    async with serving(Agent(Faucet()), limits=Limits(body_bytes=1000)) as served:
+    async with serving(Agent(ControlledModel()), limits=Limits(body_bytes=1000)) as served:
         answer = await served.call("POST", "/api/sessions", content=endless())
         assert (answer.status_code, "too large" in answer.text) == (413, True)
         declared = await served.call("POST", "/api/sessions", content=b" " * 1001)
@@ -22,7 +22,7 @@ async def test_a_body_that_grows_too_large_is_refused_and_changes_nothing():
 
 
 async def test_strangers_are_refused_by_the_real_server():
-    async with serving(Agent(Faucet()), token="secret") as served:
+    async with serving(Agent(ControlledModel()), token="secret") as served:
         assert (await served.call("GET", "/api/sessions")).json() == []
         nobody = {"authorization": ""}
         answer = await served.call("POST", "/api/sessions", {"id": "a"}, headers=nobody)
@@ -34,7 +34,7 @@ async def test_strangers_are_refused_by_the_real_server():
 
 
 async def test_a_broken_request_is_refused_and_the_server_lives():
-    async with serving(Agent(Faucet())) as served:
+    async with serving(Agent(ControlledModel())) as served:
         port = int(served.url.rpartition(":")[2])
         for raw in (
             b"GET / HTTP/1.1\r\n\r\n",

@@ -8,12 +8,12 @@ import pytest
 from safepoint.agent import Agent, ToolContext, tool
 from safepoint.server import Limits
 from safepoint.session import LocalHost, MemoryStore, StoreError
-from tests.server.lab import Faucet, Served, serving, serving_host
-from tests.session.lab import GatedStore
+from tests.kit.servers import ControlledModel, Served, serving, serving_host
+from tests.kit.stores import GatedStore
 
 
-def talker() -> tuple[Agent, Faucet]:
-    faucet = Faucet()
+def talker() -> tuple[Agent, ControlledModel]:
+    faucet = ControlledModel()
     return Agent(faucet, name="talker"), faucet
 
 
@@ -64,7 +64,7 @@ async def test_stop_answers_before_the_outcome_is_there():
 
 
 async def test_the_second_press_leaves_behind_what_does_not_end():
-    faucet, released, reached = Faucet(), asyncio.Event(), asyncio.Event()
+    faucet, released, reached = ControlledModel(), asyncio.Event(), asyncio.Event()
 
     @tool
     async def swallows() -> str:
@@ -127,7 +127,7 @@ async def test_a_completed_turn_has_no_receipt():
 
 
 async def test_a_stop_at_a_safe_point_lets_the_tool_finish():
-    faucet, released, reached = Faucet(), asyncio.Event(), asyncio.Event()
+    faucet, released, reached = ControlledModel(), asyncio.Event(), asyncio.Event()
 
     @tool
     async def work() -> str:
@@ -149,7 +149,7 @@ async def test_a_stop_at_a_safe_point_lets_the_tool_finish():
 
 
 async def test_a_question_is_answered_once():
-    faucet = Faucet()
+    faucet = ControlledModel()
 
     @tool
     async def ask(ctx: ToolContext) -> str:
@@ -327,7 +327,7 @@ async def test_how_far_down_a_stop_goes_can_be_said():
 
 
 async def test_a_session_that_is_there_keeps_its_agent():
-    agents = {"a": Agent(Faucet(), name="a"), "b": Agent(Faucet(), name="b")}
+    agents = {"a": Agent(ControlledModel(), name="a"), "b": Agent(ControlledModel(), name="b")}
     async with serving_host(LocalHost(agents)) as served:
         assert (await served.call("POST", "/api/sessions", {"id": "s", "agent": "b"})).status_code == 201
         refused = await served.call("POST", "/api/sessions", {"id": "s", "agent": "a"})

@@ -15,14 +15,14 @@ from safepoint.events import TextStreamed, TurnEnded
 from safepoint.models.scripted import ScriptedModel, Stall
 from safepoint.server import App, create_app
 from safepoint.session import LocalHost, SessionEnded, SqliteStore
-from tests.server.lab import Faucet, serving
+from tests.kit.hosts import end_of, seen
+from tests.kit.servers import ControlledModel, serving
+from tests.kit.sessions import stored
 from tests.server.own_server import OwnServer
-from tests.session.lab import stored
-from tests.session.watching import end_of, seen
 
 
 async def test_the_page_and_its_files_are_there_and_may_run_nothing_foreign():
-    async with serving(Agent(Faucet())) as served:
+    async with serving(Agent(ControlledModel())) as served:
         page = await served.call("GET", "/")
         assert page.headers["content-type"].startswith("text/html")
         assert page.headers["cache-control"] == "no-store"
@@ -42,7 +42,7 @@ async def test_the_page_and_its_files_are_there_and_may_run_nothing_foreign():
 
 
 async def test_the_page_names_no_other_host():
-    async with serving(Agent(Faucet())) as served:
+    async with serving(Agent(ControlledModel())) as served:
         for name in ("", "static/main.js", "static/style.css", "static/api.js", "static/view.js", "static/markdown.js"):
             text = (await served.call("GET", f"/{name}")).text
             assert "http://" not in text.replace("http://www.w3.org", ""), name
@@ -53,12 +53,12 @@ async def test_the_page_names_no_other_host():
     "path", ["/static/../api.py", "/static/%2e%2e/app.py", "/static/", "/nothing", "/static/no.js"]
 )
 async def test_nothing_else_is_served(path: str):
-    async with serving(Agent(Faucet())) as served:
+    async with serving(Agent(ControlledModel())) as served:
         assert (await served.call("GET", path)).status_code == 404
 
 
 async def test_it_says_that_it_lives():
-    async with serving(Agent(Faucet())) as served:
+    async with serving(Agent(ControlledModel())) as served:
         answer = await served.call("GET", "/healthz")
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 

@@ -5,7 +5,7 @@ import asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from safepoint.agent import Agent
-from tests.server.lab import Faucet, Served, serving
+from tests.kit.servers import ControlledModel, Served, serving
 
 
 async def numbers(served: Served) -> dict[str, float]:
@@ -19,7 +19,7 @@ async def numbers(served: Served) -> dict[str, float]:
 
 
 async def test_turns_stops_and_streams_are_counted():
-    faucet = Faucet()
+    faucet = ControlledModel()
     async with serving(Agent(faucet)) as served:
         session = await served.session()
         turn = await served.send(session)
@@ -42,7 +42,7 @@ async def test_turns_stops_and_streams_are_counted():
 
 
 async def test_two_servers_count_apart():
-    async with serving(Agent(Faucet())) as one, serving(Agent(Faucet())) as other:
+    async with serving(Agent(ControlledModel())) as one, serving(Agent(ControlledModel())) as other:
         session = await one.session()
         await one.stop(session, "never-seen")
         assert (await numbers(one))["safepoint_stops_total/unknown"] == 1

@@ -6,14 +6,14 @@ from playwright.async_api import expect
 
 from safepoint import Retry
 from safepoint.agent import Agent, ToolContext, tool
-from tests.server.background import in_background
-from tests.server.browser import Lab, chromium, is_idle, is_running, lab, picture, say  # noqa: F401
-from tests.server.lab import Faucet
+from tests.kit.background import in_background
+from tests.kit.browser import Lab, chromium, is_idle, is_running, lab, picture, say  # noqa: F401
+from tests.kit.servers import ControlledModel
 
 
 @in_background
 async def test_an_answer_streams_in_as_markdown(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await say(page, "hello **you**")
@@ -34,7 +34,7 @@ async def test_an_answer_streams_in_as_markdown(lab: Lab) -> None:  # noqa: F811
 
 @in_background
 async def test_tools_show_their_progress_and_sub_agents_are_nested(lab: Lab) -> None:  # noqa: F811
-    outer, inner, released = Faucet(), Faucet(), asyncio.Event()
+    outer, inner, released = ControlledModel(), ControlledModel(), asyncio.Event()
 
     @tool
     async def look(query: str, ctx: ToolContext) -> str:
@@ -72,7 +72,7 @@ async def test_tools_show_their_progress_and_sub_agents_are_nested(lab: Lab) -> 
 
 @in_background
 async def test_questions_and_approvals_are_cards_that_a_person_answers(lab: Lab) -> None:  # noqa: F811
-    faucet, ticking = Faucet(), asyncio.Event()
+    faucet, ticking = ControlledModel(), asyncio.Event()
 
     @tool
     async def ask(ctx: ToolContext) -> str:
@@ -118,7 +118,7 @@ async def test_questions_and_approvals_are_cards_that_a_person_answers(lab: Lab)
 
 @in_background
 async def test_a_stop_withdraws_the_question_and_denies_the_approval(lab: Lab) -> None:  # noqa: F811
-    faucet, paid = Faucet(), []
+    faucet, paid = ControlledModel(), []
 
     @tool
     async def ask(ctx: ToolContext) -> str:
@@ -147,7 +147,7 @@ async def test_a_stop_withdraws_the_question_and_denies_the_approval(lab: Lab) -
 
 @in_background
 async def test_a_new_message_takes_the_place_of_an_answer(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
 
     @tool
     async def ask(ctx: ToolContext) -> str:
@@ -167,7 +167,7 @@ async def test_a_new_message_takes_the_place_of_an_answer(lab: Lab) -> None:  # 
 
 @in_background
 async def test_what_waits_can_be_edited_removed_and_sent_now(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await say(page, "first")
@@ -202,7 +202,7 @@ async def test_what_waits_can_be_edited_removed_and_sent_now(lab: Lab) -> None: 
 @in_background
 async def test_a_message_that_could_not_be_sent_is_given_back(lab: Lab) -> None:  # noqa: F811
     lab.requests_may_fail = True
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await say(page, "first")
@@ -218,7 +218,7 @@ async def test_a_message_that_could_not_be_sent_is_given_back(lab: Lab) -> None:
 
 @in_background
 async def test_sessions_stand_in_a_list_and_each_has_its_own_conversation(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet, name="helper"))
     page = await lab.page(served.url)
     await say(page, "in the first")
@@ -241,7 +241,7 @@ async def test_sessions_stand_in_a_list_and_each_has_its_own_conversation(lab: L
 
 @in_background
 async def test_a_tool_that_was_opened_stays_open_while_the_page_is_drawn(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
 
     @tool
     async def quick() -> str:
@@ -268,7 +268,7 @@ async def test_a_tool_that_was_opened_stays_open_while_the_page_is_drawn(lab: La
 
 @in_background
 async def test_an_answer_that_broke_off_is_taken_off_the_screen(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet, retry=Retry(attempts=2, delay=0.01)))
     page = await lab.page(served.url)
     await say(page, "go")

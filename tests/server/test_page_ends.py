@@ -7,16 +7,16 @@ from playwright.async_api import expect
 
 from safepoint.agent import Agent, tool
 from safepoint.server import with_abandon_after
-from tests.server.background import in_background
-from tests.server.browser import Lab, chromium, is_idle, is_running, lab, picture, say, stop_button  # noqa: F401
-from tests.server.lab import Faucet
+from tests.kit.background import in_background
+from tests.kit.browser import Lab, chromium, is_idle, is_running, lab, picture, say, stop_button  # noqa: F401
+from tests.kit.servers import ControlledModel
 
 YELLOW, RED, PURPLE = "rgb(253, 243, 205)", "rgb(251, 227, 224)", "rgb(230, 226, 246)"
 
 
 @in_background
 async def test_a_stopped_turn_is_calm_and_shows_its_receipt_as_a_timeline(lab: Lab) -> None:  # noqa: F811
-    faucet, in_thread, released = Faucet(), threading.Event(), threading.Event()
+    faucet, in_thread, released = ControlledModel(), threading.Event(), threading.Event()
 
     @tool
     def dig() -> str:
@@ -60,7 +60,7 @@ async def test_a_stopped_turn_is_calm_and_shows_its_receipt_as_a_timeline(lab: L
 
 @in_background
 async def test_failures_are_red_and_timeouts_have_a_colour_of_their_own(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await say(page, "go")
@@ -80,7 +80,7 @@ async def test_failures_are_red_and_timeouts_have_a_colour_of_their_own(lab: Lab
 
 @in_background
 async def test_a_stopped_turn_goes_on_or_is_forgotten(lab: Lab) -> None:  # noqa: F811
-    faucet, begun = Faucet(), []
+    faucet, begun = ControlledModel(), []
 
     @tool
     async def once() -> str:
@@ -111,7 +111,7 @@ async def test_a_stopped_turn_goes_on_or_is_forgotten(lab: Lab) -> None:  # noqa
 
 @in_background
 async def test_what_the_reader_opened_or_closed_stays_so(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await say(page, "go")

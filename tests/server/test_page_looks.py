@@ -7,20 +7,9 @@ import pytest
 from playwright.async_api import Page, expect
 
 from safepoint.agent import Agent, ToolContext, tool
-from tests.server.background import in_background
-from tests.server.browser import (  # noqa: F401
-    NARROW,
-    WIDE,
-    Lab,
-    chromium,
-    is_idle,
-    is_running,
-    lab,
-    picture,
-    say,
-    stop_button,
-)
-from tests.server.lab import Faucet
+from tests.kit.background import in_background
+from tests.kit.browser import NARROW, WIDE, Lab, is_idle, is_running, picture, say, stop_button
+from tests.kit.servers import ControlledModel
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -52,8 +41,8 @@ HOSTILE = [
 
 @pytest.mark.parametrize("policy", [True, False], ids=["as it is", "without the policy of the page"])
 @in_background
-async def test_hostile_text_never_runs_wherever_it_comes_from(lab: Lab, policy: bool) -> None:  # noqa: F811
-    faucet, hostile = Faucet(), "\n\n".join(HOSTILE)
+async def test_hostile_text_never_runs_wherever_it_comes_from(lab: Lab, policy: bool) -> None:
+    faucet, hostile = ControlledModel(), "\n\n".join(HOSTILE)
     lab.requests_may_fail = True
 
     @tool
@@ -97,8 +86,8 @@ async def test_hostile_text_never_runs_wherever_it_comes_from(lab: Lab, policy: 
 
 
 @in_background
-async def test_links_open_elsewhere_and_tell_nothing(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+async def test_links_open_elsewhere_and_tell_nothing(lab: Lab) -> None:
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await say(page, "go")
@@ -111,8 +100,8 @@ async def test_links_open_elsewhere_and_tell_nothing(lab: Lab) -> None:  # noqa:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", ["wide", "narrow"])
 @in_background
-async def test_every_state_can_be_read_in_every_light_and_width(lab: Lab, scheme: Any, width: str) -> None:  # noqa: F811
-    faucet, released = Faucet(), asyncio.Event()
+async def test_every_state_can_be_read_in_every_light_and_width(lab: Lab, scheme: Any, width: str) -> None:
+    faucet, released = ControlledModel(), asyncio.Event()
 
     @tool(on_abort="cooperate", abandon_after=0.05)
     async def crawl(ctx: ToolContext) -> str:
@@ -195,8 +184,8 @@ def contrast(one: list[float], other: list[float]) -> float:
 
 
 @in_background
-async def test_the_message_box_does_not_move_while_a_turn_runs(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+async def test_the_message_box_does_not_move_while_a_turn_runs(lab: Lab) -> None:
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await expect(page.locator("#connection")).to_have_text("connected")
@@ -234,8 +223,8 @@ async def right_edge(page: Page, name: str) -> float:
 
 
 @in_background
-async def test_everything_can_be_done_with_the_keyboard(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+async def test_everything_can_be_done_with_the_keyboard(lab: Lab) -> None:
+    faucet = ControlledModel()
 
     @tool(requires_approval=True)
     async def pay() -> str:
@@ -277,8 +266,8 @@ async def test_everything_can_be_done_with_the_keyboard(lab: Lab) -> None:  # no
 
 
 @in_background
-async def test_screen_readers_are_told(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+async def test_screen_readers_are_told(lab: Lab) -> None:
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await say(page, "go")

@@ -6,9 +6,9 @@ from typing import Any
 from playwright.async_api import Page, Route, expect
 
 from safepoint.agent import Agent, tool
-from tests.server.background import in_background
-from tests.server.browser import Lab, chromium, is_idle, is_running, lab, picture, say, stop_button  # noqa: F401
-from tests.server.lab import Faucet, Served
+from tests.kit.background import in_background
+from tests.kit.browser import Lab, chromium, is_idle, is_running, lab, picture, say, stop_button  # noqa: F401
+from tests.kit.servers import ControlledModel, Served
 
 
 class Swallower:
@@ -38,7 +38,7 @@ def dont_wait(page: Page) -> Any:
 
 async def stuck(lab: Lab) -> tuple[Served, Page, Swallower]:  # noqa: F811
     """A turn in a tool that does not end, on a page whose clock the test moves."""
-    faucet, swallower = Faucet(), Swallower()
+    faucet, swallower = ControlledModel(), Swallower()
     served = await lab.serve(Agent(faucet, tools=[swallower.tool()]))
     page = await lab.page("about:blank")
     await page.clock.install()

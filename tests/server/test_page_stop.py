@@ -6,9 +6,9 @@ from typing import Any
 from playwright.async_api import Route, expect
 
 from safepoint.agent import Agent, tool
-from tests.server.background import in_background
-from tests.server.browser import Lab, chromium, is_idle, is_running, lab, listeners, picture, say, stop_button  # noqa: F401
-from tests.server.lab import Faucet, Served
+from tests.kit.background import in_background
+from tests.kit.browser import Lab, chromium, is_idle, is_running, lab, listeners, picture, say, stop_button  # noqa: F401
+from tests.kit.servers import ControlledModel, Served
 
 AGAIN = "Press Esc again to stop"
 
@@ -38,7 +38,7 @@ async def status(served: Served) -> list[str]:
 
 @in_background
 async def test_stop_stands_in_the_place_of_send_and_says_stopping_at_once(lab: Lab) -> None:  # noqa: F811
-    faucet, deaf = Faucet(), Deaf()
+    faucet, deaf = ControlledModel(), Deaf()
     served = await lab.serve(Agent(faucet, tools=[deaf.tool()]))
     page = await lab.page(served.url)
     await say(page, "go")
@@ -71,7 +71,7 @@ async def test_stop_stands_in_the_place_of_send_and_says_stopping_at_once(lab: L
 @in_background
 async def test_a_stop_that_fails_tells_and_gives_stop_back(lab: Lab) -> None:  # noqa: F811
     lab.requests_may_fail = True
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await say(page, "go")
@@ -94,7 +94,7 @@ async def test_a_stop_that_fails_tells_and_gives_stop_back(lab: Lab) -> None:  #
 @in_background
 async def test_a_server_that_does_not_answer_cannot_keep_the_button(lab: Lab) -> None:  # noqa: F811
     lab.requests_may_fail = True
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page("about:blank")
     await page.clock.install()
@@ -120,7 +120,7 @@ async def test_a_server_that_does_not_answer_cannot_keep_the_button(lab: Lab) ->
 
 @in_background
 async def test_the_menu_stops_after_this_tool_or_this_answer(lab: Lab) -> None:  # noqa: F811
-    faucet, deaf = Faucet(), Deaf()
+    faucet, deaf = ControlledModel(), Deaf()
     served = await lab.serve(Agent(faucet, tools=[deaf.tool()]))
     page = await lab.page(served.url)
     await say(page, "go")
@@ -140,7 +140,7 @@ async def test_the_menu_stops_after_this_tool_or_this_answer(lab: Lab) -> None: 
 
 @in_background
 async def test_a_stop_that_waits_can_be_made_stricter_with_the_keyboard_alone(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await say(page, "go")
@@ -167,7 +167,7 @@ async def test_a_stop_that_waits_can_be_made_stricter_with_the_keyboard_alone(la
 
 @in_background
 async def test_escape_twice_stops(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await page.keyboard.press("Escape")  # nothing runs
@@ -185,7 +185,7 @@ async def test_escape_twice_stops(lab: Lab) -> None:  # noqa: F811
 
 @in_background
 async def test_a_single_escape_after_loading_stops_nothing_and_expires(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     session = await served.session()
     await served.send(session)
@@ -207,7 +207,7 @@ async def test_a_single_escape_after_loading_stops_nothing_and_expires(lab: Lab)
 
 @in_background
 async def test_the_key_handler_exists_only_while_a_turn_runs(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await expect(page.locator("#connection")).to_have_text("connected")
@@ -233,7 +233,7 @@ async def test_the_key_handler_exists_only_while_a_turn_runs(lab: Lab) -> None: 
 
 @in_background
 async def test_an_escape_that_closes_something_is_not_ours(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url, viewport={"width": 390, "height": 780})
     await say(page, "go")
@@ -261,7 +261,7 @@ async def test_an_escape_that_closes_something_is_not_ours(lab: Lab) -> None:  #
 
 @in_background
 async def test_a_key_that_is_held_down_is_pressed_once(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await say(page, "go")

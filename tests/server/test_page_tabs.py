@@ -6,15 +6,15 @@ from pathlib import Path
 from playwright.async_api import expect
 
 from safepoint.agent import Agent, tool
-from tests.server.background import in_background
-from tests.server.browser import Lab, chromium, is_idle, is_running, lab, say, stop_button  # noqa: F401
-from tests.server.child import Child
-from tests.server.lab import Faucet
+from tests.kit.background import in_background
+from tests.kit.browser import Lab, chromium, is_idle, is_running, lab, say, stop_button  # noqa: F401
+from tests.kit.server_process import ServerProcess
+from tests.kit.servers import ControlledModel
 
 
 @in_background
 async def test_two_tabs_agree(lab: Lab) -> None:  # noqa: F811
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     one = await lab.page(served.url)
     await expect(one.locator("#connection")).to_have_text("connected")
@@ -37,7 +37,7 @@ async def test_two_tabs_agree(lab: Lab) -> None:  # noqa: F811
 
 @in_background
 async def test_a_reload_in_the_middle_of_stopping_shows_stopping_and_then_the_end(lab: Lab) -> None:  # noqa: F811
-    faucet, reached, released = Faucet(), asyncio.Event(), asyncio.Event()
+    faucet, reached, released = ControlledModel(), asyncio.Event(), asyncio.Event()
 
     @tool(on_abort="cooperate")
     async def deaf() -> str:
@@ -68,7 +68,7 @@ async def test_a_reload_in_the_middle_of_stopping_shows_stopping_and_then_the_en
 @in_background
 async def test_a_connection_that_breaks_is_said_and_nothing_is_missed(lab: Lab) -> None:  # noqa: F811
     lab.requests_may_fail = True
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await say(page, "go")
@@ -90,7 +90,7 @@ async def test_a_connection_that_breaks_is_said_and_nothing_is_missed(lab: Lab) 
 async def test_a_server_that_was_killed_comes_back_with_the_whole_view(lab: Lab, tmp_path: Path) -> None:  # noqa: F811
     lab.requests_may_fail = True
     db = str(tmp_path / "chat.db")
-    with await asyncio.to_thread(Child, "--db", db) as child:
+    with await asyncio.to_thread(ServerProcess, "--db", db) as child:
         page = await lab.page(child.url)
         await say(page, "stall")
         await expect(page.locator(".answer")).to_have_text("I begin.")
@@ -100,7 +100,7 @@ async def test_a_server_that_was_killed_comes_back_with_the_whole_view(lab: Lab,
         child.process.wait(10)
         await expect(page.locator("#connection")).to_have_text("reconnecting…")
         port = child.port
-    with await asyncio.to_thread(Child, "--db", db, port=port):
+    with await asyncio.to_thread(ServerProcess, "--db", db, port=port):
         await expect(page.locator("#connection")).to_have_text("connected")
         told = "This turn was interrupted: the process in which it ran has ended."
         await expect(page.locator(".end.aborted p")).to_have_text(told)
@@ -114,21 +114,21 @@ async def test_a_server_that_was_killed_comes_back_with_the_whole_view(lab: Lab,
 async def test_of_a_call_whose_process_was_killed_nobody_says_that_it_was_stopped(lab: Lab, tmp_path: Path) -> None:  # noqa: F811
     lab.requests_may_fail = True
     db = str(tmp_path / "chat.db")
-    with await asyncio.to_thread(Child, "--db", db) as child:
+    with await asyncio.to_thread(ServerProcess, "--db", db) as child:
         page = await lab.page(child.url)
         await say(page, "slow")
         await expect(page.locator(".tool .inside")).to_contain_text("at work")
         child.process.kill()
         child.process.wait(10)
         port = child.port
-    with await asyncio.to_thread(Child, "--db", db, port=port):
+    with await asyncio.to_thread(ServerProcess, "--db", db, port=port):
         await expect(page.locator(".tool .state")).to_have_text("outcome unknown")
         await expect(page.locator(".end.aborted g title").last).to_contain_text("it may have had effects")
 
 
 @in_background
 async def test_a_session_that_is_gone_is_replaced_by_one_that_is_there(lab: Lab) -> None:  # noqa: F811
-    served = await lab.serve(Agent(Faucet()))
+    served = await lab.serve(Agent(ControlledModel()))
     page = await lab.page(f"{served.url}/#never-was")
     await expect(page.locator("#connection")).to_have_text("connected")
     await expect(page.locator("#session-list li")).to_have_count(1)
@@ -138,12 +138,12 @@ async def test_a_session_that_is_gone_is_replaced_by_one_that_is_there(lab: Lab)
 @in_background
 async def test_a_server_without_memory_gives_a_fresh_session(lab: Lab) -> None:  # noqa: F811
     lab.requests_may_fail = True
-    with await asyncio.to_thread(Child) as child:
+    with await asyncio.to_thread(ServerProcess) as child:
         page = await lab.page(child.url)
         await say(page, "hello")
         await expect(page.locator(".answer")).to_have_text("I begin.")
         port = child.port
-    with await asyncio.to_thread(Child, port=port):
+    with await asyncio.to_thread(ServerProcess, port=port):
         await expect(page.locator(".toast.error")).to_contain_text("not on the server any more")
         await expect(page.locator("#connection")).to_have_text("connected")
         await expect(page.locator(".turn")).to_have_count(0)
@@ -152,7 +152,7 @@ async def test_a_server_without_memory_gives_a_fresh_session(lab: Lab) -> None: 
 @in_background
 async def test_the_token_comes_with_the_address_and_leaves_it_at_once(lab: Lab) -> None:  # noqa: F811
     lab.requests_may_fail = True
-    faucet = Faucet()
+    faucet = ControlledModel()
     served = await lab.serve(Agent(faucet), token="secret-token")
     stranger = await lab.page(served.url)
     await expect(stranger.locator(".toast.error")).to_contain_text("needs a token")

@@ -14,8 +14,8 @@ from safepoint.agent import Agent
 from safepoint.errors import UsageError
 from safepoint.server import Server
 from safepoint.session import LocalHost
-from tests.server.child import Child
-from tests.server.lab import Faucet
+from tests.kit.server_process import ServerProcess
+from tests.kit.servers import ControlledModel
 
 # Beyond the time that was given: what the machine may need to start and end a process.
 SLACK = 10.0
@@ -23,7 +23,7 @@ SLACK = 10.0
 
 @pytest.mark.parametrize("token", [None, ""])
 async def test_outside_of_loopback_a_token_is_needed(token: str | None):
-    host = LocalHost(Agent(Faucet()))
+    host = LocalHost(Agent(ControlledModel()))
     with pytest.raises(UsageError, match="give a token"):
         Server(host, address="0.0.0.0", token=token)
     Server(host, address="0.0.0.0", token="secret")
@@ -33,7 +33,7 @@ async def test_outside_of_loopback_a_token_is_needed(token: str | None):
 @pytest.mark.parametrize("token", ["ü", "two words", "line\nbreak"])
 async def test_a_token_that_fits_in_no_header_is_refused(token: str):
     with pytest.raises(UsageError, match="ASCII"):
-        Server(LocalHost(Agent(Faucet())), token=token)
+        Server(LocalHost(Agent(ControlledModel())), token=token)
 
 
 async def test_a_port_that_is_taken_or_none_is_said():
@@ -41,19 +41,19 @@ async def test_a_port_that_is_taken_or_none_is_said():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(UsageError, match=r"cannot listen on 127\.0\.0\.1"):
-            await Server(LocalHost(Agent(Faucet())), port=taken.getsockname()[1]).run()
+            await Server(LocalHost(Agent(ControlledModel())), port=taken.getsockname()[1]).run()
     with pytest.raises(UsageError, match=r"cannot listen on 127\.0\.0\.1:99999"):
-        await Server(LocalHost(Agent(Faucet())), port=99_999).run()
+        await Server(LocalHost(Agent(ControlledModel())), port=99_999).run()
 
 
 async def test_answers_are_not_held_back():
-    with Server(LocalHost(Agent(Faucet())), port=0)._bind() as listening:
+    with Server(LocalHost(Agent(ControlledModel())), port=0)._bind() as listening:
         assert listening.proto == socket.IPPROTO_TCP  # by this asyncio knows that it may send small packets at once
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_that_does_nothing_ends_at_once(number: signal.Signals):
-    with Child("--within", "20") as child:
+    with ServerProcess("--within", "20") as child:
         child.session()
         code, took, told, errors = child.end(number)
     assert (code, errors) == (0, "")
@@ -66,7 +66,7 @@ async def test_who_listens_to_other_signals_hears_them_while_it_serves_and_after
     before = signal.getsignal(signal.SIGTERM)
     loop.add_signal_handler(signal.SIGUSR1, seen.set)
     try:
-        host = LocalHost(Agent(Faucet()))
+        host = LocalHost(Agent(ControlledModel()))
         serving = asyncio.create_task(Server(host, port=0, started=lambda url: started.set()).run())
         await started.wait()
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -83,7 +83,7 @@ async def test_who_listens_to_other_signals_hears_them_while_it_serves_and_after
 
 def test_at_the_end_a_turn_stops_at_its_safe_point_and_what_waits_waits_on(tmp_path: Path):
     db = str(tmp_path / "chat.db")
-    with Child("--db", db, "--within", "20") as child:
+    with ServerProcess("--db", db, "--within", "20") as child:
         child.session()
         child.send("steps", "t1")
         child.until("progress_made")
@@ -91,7 +91,7 @@ def test_at_the_end_a_turn_stops_at_its_safe_point_and_what_waits_waits_on(tmp_p
         code, took, _, errors = child.end()
         assert (code, errors) == (0, "")
         assert took < SLACK
-    with Child("--db", db) as child:
+    with ServerProcess("--db", db) as child:
         outcome = child.turn("t1")["outcome"]
         assert (outcome["status"], outcome["reason"]["kind"]) == ("aborted", "shutdown")
         events = child.until("turn_ended", turn_id="t2")
@@ -102,7 +102,7 @@ def test_at_the_end_a_turn_stops_at_its_safe_point_and_what_waits_waits_on(tmp_p
 
 def test_with_resume_the_turn_that_a_sigterm_has_interrupted_goes_on_before_what_waits(tmp_path: Path):
     db = str(tmp_path / "chat.db")
-    with Child("--db", db, "--within", "20", "--resume") as child:
+    with ServerProcess("--db", db, "--within", "20", "--resume") as child:
         child.session()
         child.send("steps", "t1")
         child.until("progress_made")
@@ -110,7 +110,7 @@ def test_with_resume_the_turn_that_a_sigterm_has_interrupted_goes_on_before_what
         code, took, _, errors = child.end()
         assert (code, errors) == (0, "")
         assert took < SLACK
-    with Child("--db", db, "--resume") as child:
+    with ServerProcess("--db", db, "--resume") as child:
         events = child.until("turn_ended", turn_id="t2")
         begun = [event["turn_id"] for event in events if event["kind"] == "turn_started"]
         goes_on = next(event["turn_id"] for event in events if event.get("continues") == "t1")
@@ -120,7 +120,7 @@ def test_with_resume_the_turn_that_a_sigterm_has_interrupted_goes_on_before_what
 
 
 def test_while_it_ends_it_takes_no_new_work_and_readers_see_the_end(tmp_path: Path):
-    with Child("--db", str(tmp_path / "chat.db"), "--within", "6") as child:
+    with ServerProcess("--db", str(tmp_path / "chat.db"), "--within", "6") as child:
         child.session()
         child.send("slow", "t1")
         child.until("progress_made")
@@ -144,14 +144,14 @@ def test_while_it_ends_it_takes_no_new_work_and_readers_see_the_end(tmp_path: Pa
 
 def test_a_tool_stuck_in_c_is_left_behind_in_time_and_named(tmp_path: Path):
     db = str(tmp_path / "chat.db")
-    with Child("--db", db, "--within", "7") as child:
+    with ServerProcess("--db", db, "--within", "7") as child:
         child.session()
         child.send("stuck", "t1")
         child.until("progress_made")
         code, took, told, _ = child.end()
         assert (code, "everything is written" in told) == (0, True)
         assert took < 7 + SLACK
-    with Child("--db", db) as child:
+    with ServerProcess("--db", db) as child:
         receipt = child.turn("t1")["outcome"]["receipt"]
         (left,) = [entry for entry in receipt["entries"] if entry["name"].endswith("/stuck")]
         assert left["fate"] == "still_running"
@@ -161,7 +161,7 @@ def test_a_tool_stuck_in_c_is_left_behind_in_time_and_named(tmp_path: Path):
 @pytest.mark.parametrize("blocked", ["after the signal", "before the signal"])
 def test_even_a_blocked_event_loop_ends_in_time_and_the_turn_is_sealed_later(blocked: str, tmp_path: Path):
     db = str(tmp_path / "chat.db")
-    with Child("--db", db, "--within", "2") as child:
+    with ServerProcess("--db", db, "--within", "2") as child:
         child.session()
         child.send("blocking", "t1")
         child.until("progress_made")
@@ -170,21 +170,21 @@ def test_even_a_blocked_event_loop_ends_in_time_and_the_turn_is_sealed_later(blo
         code, took, _, errors = child.end()
         assert took < 2 + SLACK
         assert (code, "what still runs is cut off" in errors) == (1, True)
-    with Child("--db", db) as child:
+    with ServerProcess("--db", db) as child:
         child.session()
         assert child.turn("t1")["status"] == "aborted"
 
 
 def test_what_was_killed_is_sealed_and_what_had_not_begun_runs(tmp_path: Path):
     db = str(tmp_path / "chat.db")
-    with Child("--db", db) as child:
+    with ServerProcess("--db", db) as child:
         child.session()
         child.send("stall", "t1")
         child.send("hello", "t2")
         child.until("text_streamed")
         child.process.kill()
         child.process.wait(10)
-    with Child("--db", db) as child:
+    with ServerProcess("--db", db) as child:
         events = child.until("turn_ended", turn_id="t2")
         first = child.turn("t1")["outcome"]
         assert (first["status"], first["reason"]["kind"]) == ("aborted", "lease_lost")
@@ -194,7 +194,7 @@ def test_what_was_killed_is_sealed_and_what_had_not_begun_runs(tmp_path: Path):
 
 def test_a_stop_that_was_acknowledged_holds_after_a_kill(tmp_path: Path):
     db = str(tmp_path / "chat.db")
-    with Child("--db", db, "--resume") as child:
+    with ServerProcess("--db", db, "--resume") as child:
         child.session()
         child.send("slow", "t1")
         child.until("progress_made")
@@ -202,7 +202,7 @@ def test_a_stop_that_was_acknowledged_holds_after_a_kill(tmp_path: Path):
         child.until("stop_requested")
         child.process.kill()
         child.process.wait(10)
-    with Child("--db", db, "--resume") as child:
+    with ServerProcess("--db", db, "--resume") as child:
         child.session()
         outcome = child.turn("t1")["outcome"]
         assert (outcome["status"], outcome["reason"]["message"]) == ("aborted", "enough")

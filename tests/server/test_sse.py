@@ -7,7 +7,7 @@ import pytest
 
 from safepoint.agent import Agent
 from safepoint.session import MemoryStore, SqliteStore
-from tests.server.lab import Faucet, Served, serving
+from tests.kit.servers import ControlledModel, Served, serving
 
 Events = list[tuple[int, dict[str, Any]]]
 
@@ -21,7 +21,7 @@ def words(events: Events) -> str:
 
 
 async def test_a_reader_that_comes_back_reads_on_where_it_was(tmp_path: Any):
-    faucet = Faucet()
+    faucet = ControlledModel()
     async with serving(Agent(faucet), SqliteStore(tmp_path / "chat.db")) as served:
         session = await served.session()
         await served.send(session)
@@ -40,7 +40,7 @@ async def test_a_reader_that_comes_back_reads_on_where_it_was(tmp_path: Any):
 
 
 async def test_the_number_may_come_in_the_address_and_the_header_counts_more():
-    async with serving(Agent(Faucet())) as served:
+    async with serving(Agent(ControlledModel())) as served:
         session = await served.session()
         await served.stop(session, "x")
         await served.call("DELETE", f"/api/sessions/{session}")
@@ -63,7 +63,7 @@ async def first_id(response: Any) -> str:
 
 
 async def test_many_readers_read_the_same():
-    faucet = Faucet()
+    faucet = ControlledModel()
     async with serving(Agent(faucet)) as served:
         session = await served.session()
 
@@ -92,7 +92,7 @@ async def read_all(served: Served, session: str, read: Any, ready: asyncio.Event
 
 
 async def test_a_slow_reader_holds_nobody_up_and_misses_nothing():
-    faucet = Faucet()
+    faucet = ControlledModel()
     async with serving(Agent(faucet)) as served:
         session = await served.session()
         async with served.reading(session) as slow:
@@ -108,7 +108,7 @@ async def test_a_slow_reader_holds_nobody_up_and_misses_nothing():
 
 
 async def test_a_reader_that_leaves_while_it_is_behind_is_forgotten():
-    faucet = Faucet()
+    faucet = ControlledModel()
     async with serving(Agent(faucet)) as served:
         session = await served.session()
         async with served.reading(session) as slow:
@@ -126,7 +126,7 @@ async def nobody_reads(served: Served) -> None:
 
 
 async def test_a_disconnect_is_not_a_stop():
-    faucet = Faucet()
+    faucet = ControlledModel()
     async with serving(Agent(faucet)) as served:
         session = await served.session()
         turn = await served.send(session)
@@ -138,7 +138,7 @@ async def test_a_disconnect_is_not_a_stop():
 
 
 async def test_where_the_session_says_so_a_turn_that_nobody_watches_is_stopped():
-    faucet = Faucet()
+    faucet = ControlledModel()
     async with serving(Agent(faucet), on_disconnect=0.05) as served:
         session = await served.session()
         turn = await served.send(session)
@@ -151,7 +151,7 @@ async def test_where_the_session_says_so_a_turn_that_nobody_watches_is_stopped()
 
 
 async def test_a_reader_who_comes_back_in_time_keeps_the_turn():
-    faucet = Faucet()
+    faucet = ControlledModel()
     async with serving(Agent(faucet), on_disconnect=30.0) as served:
         session = await served.session()
         await served.send(session)
@@ -163,7 +163,7 @@ async def test_a_reader_who_comes_back_in_time_keeps_the_turn():
 
 
 async def test_a_head_request_opens_no_stream():
-    async with serving(Agent(Faucet())) as served:
+    async with serving(Agent(ControlledModel())) as served:
         session = await served.session()
         answer = await served.call("HEAD", f"/api/sessions/{session}/events")
         assert answer.status_code == 200
@@ -172,7 +172,7 @@ async def test_a_head_request_opens_no_stream():
 
 @pytest.mark.parametrize("sessions", [200])
 async def test_of_a_crowd_that_is_stopped_no_word_is_stored_after_the_end(sessions: int):
-    faucets = [Faucet() for _ in range(sessions)]
+    faucets = [ControlledModel() for _ in range(sessions)]
     waiting = iter(faucets)
 
     class Each:

@@ -10,7 +10,7 @@ from safepoint.messages import AssistantMessage, ToolResult
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Completed
 from safepoint.session import Host
-from tests.session.watching import end_of
+from tests.kit.hosts import end_of
 
 # What the tool says of its effects; what the person answers, None where nobody can be asked; whether it runs again.
 WORDS: list[tuple[str | None, str | None, bool]] = [

@@ -12,7 +12,7 @@ from typing import Any
 from safepoint.agent import Agent
 from safepoint.models.scripted import ScriptedModel, Stall
 from safepoint.session import LocalHost, SqliteStore
-from tests.session.lab import first_text
+from tests.kit.sessions import first_text
 
 
 def agent(*answers: Any) -> Agent:

@@ -13,9 +13,11 @@ from safepoint.messages import UserMessage
 from safepoint.models.scripted import Stall
 from safepoint.session import LocalHost, SqliteStore, StoreError
 from tests.conftest import counts
+from tests.kit.agents import talker
+from tests.kit.hosts import end_of
+from tests.kit.sessions import first_text, stored
+from tests.kit.stores import FailingStore, GatedStore
 from tests.session import promising
-from tests.session.lab import FailingStore, GatedStore, first_text, stored, talker
-from tests.session.watching import end_of
 
 TIMES = range(counts(2, 12))
 

@@ -12,7 +12,7 @@ from safepoint.events import CallRecorded, ToolEnded, TurnEnded
 from safepoint.run import Completed
 from safepoint.session import SqliteStore
 from tests.conftest import counts
-from tests.session.lab import lines, stored
+from tests.kit.sessions import lines, stored
 
 STORIES = counts(5, 40)
 LIVES = 12  # at most, until the story has to end

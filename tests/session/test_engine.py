@@ -21,19 +21,9 @@ from safepoint.models.scripted import Call, ScriptedModel, Stall
 from safepoint.run import Context, Usage
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, StoreError
 from safepoint.testing import drain_ready_tasks
-from tests.session.lab import (
-    FailingStore,
-    GatedStore,
-    asked,
-    ends,
-    first_text,
-    is_valid,
-    read_all,
-    said,
-    stored,
-    talker,
-    until,
-)
+from tests.kit.agents import asked, talker
+from tests.kit.sessions import ends, first_text, is_valid, read_all, said, stored, until
+from tests.kit.stores import FailingStore, GatedStore
 
 
 def of(turn: str, /, kind: type[Event], **about: Any) -> Event:

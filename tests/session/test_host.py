@@ -15,8 +15,10 @@ from safepoint.models.scripted import Call, Stall
 from safepoint.session import LocalHost, MemoryStore, NotFound, SessionEnded, StoreError
 from safepoint.testing import FakeClock, drain_ready_tasks
 from safepoint.testing.conformance import CASES, Case
-from tests.session.lab import FailingStore, GatedStore, ends, first_text, said, stored, talker, until
-from tests.session.rigs import local
+from tests.kit.agents import talker
+from tests.kit.hosts import local
+from tests.kit.sessions import ends, first_text, said, stored, until
+from tests.kit.stores import FailingStore, GatedStore
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

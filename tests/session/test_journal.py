@@ -10,7 +10,10 @@ from safepoint.events import CallRecorded, ToolCalled
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Aborted, Completed
 from safepoint.session import MemoryStore, Session, StoreError
-from tests.session.lab import FailingStore, ends, happens, stored, talker, until
+from tests.kit.agents import talker
+from tests.kit.sessions import ends, stored, until
+from tests.kit.stores import FailingStore
+from tests.kit.waiting import loop_until
 
 
 def payer(ran: list[str], *answers: Any, **options: Any) -> Agent:
@@ -119,7 +122,7 @@ async def test_a_part_that_is_on_record_does_not_run_again_in_the_next_process()
 
     session = await Session.open("s", agent=agent(), store=store)
     session.send("go", turn_id="1")
-    await happens(lambda: "charge" in ran)
+    await loop_until(lambda: "charge" in ran)
     copy = MemoryStore()
     await copy.append("s", await store.read("s", 0, 1000), durable=True)
     await session.close()

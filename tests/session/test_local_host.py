@@ -20,8 +20,11 @@ from safepoint.events import (
 from safepoint.models.scripted import Call, Stall
 from safepoint.session import LocalHost, MemoryStore, SessionInfo, SqliteStore, StoreError
 from safepoint.testing import drain_ready_tasks
-from tests.session.lab import FailingStore, asked, first_text, happens, held, said, stored, talker
-from tests.session.watching import end_of, seen
+from tests.kit.agents import asked, gated_agent, talker
+from tests.kit.hosts import end_of, seen
+from tests.kit.sessions import first_text, said, stored
+from tests.kit.stores import FailingStore
+from tests.kit.waiting import loop_until
 
 
 def crashed(store: MemoryStore) -> MemoryStore:
@@ -89,7 +92,7 @@ async def test_an_id_shows_what_has_gone_on_with_it_after_several_crashes_also_o
 @pytest.mark.parametrize("state", ["queued", "running", "ended", "edited", "never begun", "lost"])
 async def test_the_same_message_sent_again_under_its_id_is_answered_and_not_run_again(state: str) -> None:
     store = MemoryStore()
-    agent, released = held("done")
+    agent, released = gated_agent("done")
     host = LocalHost(agent, store)
     await host.create("s")
     if state == "never begun":
@@ -244,7 +247,7 @@ async def test_a_function_of_messages_cannot_be_left_and_is_ended_for_good() -> 
     await speaking(host)
     session = await host.live("s")
     waiting = asyncio.create_task(session.save_messages(lambda messages: ["more"], turn_id="made"))
-    await happens(lambda: "made" in session.turns)
+    await loop_until(lambda: "made" in session.turns)
     await host.close()
     outcome = (await waiting).outcome
     assert isinstance(outcome, Aborted)

@@ -15,7 +15,8 @@ from safepoint.events import TurnQueued
 from safepoint.models.scripted import Stall
 from safepoint.session import LocalHost, MemoryStore, Session, SqliteStore, StoreError
 from safepoint.testing import drain_ready_tasks
-from tests.session.lab import first_text, said, stored, talker
+from tests.kit.agents import talker
+from tests.kit.sessions import first_text, said, stored
 
 
 def in_a_thread(work: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:

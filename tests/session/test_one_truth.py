@@ -16,7 +16,10 @@ from safepoint.run.wire import outcome_to_json
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionTurn
 from safepoint.testing import drain_ready_tasks
 from tests.conftest import counts
-from tests.session.lab import GatedStore, happens, held, read_all, stored, talker, until
+from tests.kit.agents import gated_agent, talker
+from tests.kit.sessions import read_all, stored, until
+from tests.kit.stores import GatedStore
+from tests.kit.waiting import loop_until
 
 PARTS = 8
 STATUSES = {"completed", "aborted", "timed_out", "failed"}
@@ -183,7 +186,7 @@ async def test_a_completion_that_comes_after_the_abort_does_not_overwrite_it() -
     store = MemoryStore()
     async with Session.open("s", agent=talker([Call("deaf")], "all done", tools=[deaf]), store=store) as session:
         turn = session.send("hi", turn_id="t")
-        await happens(lambda: turn.status == "running")
+        await loop_until(lambda: turn.status == "running")
         await drain_ready_tasks()
         turn.stop(reason="enough")
         released.set()
@@ -194,14 +197,14 @@ async def test_a_completion_that_comes_after_the_abort_does_not_overwrite_it() -
 
 async def test_a_stop_that_comes_after_the_last_chunk_and_before_the_end_is_one_or_the_other_for_everybody() -> None:
     store = GatedStore()
-    agent, released = held("whole")
+    agent, released = gated_agent("whole")
     async with Session.open("s", agent=agent, store=store) as session:
         turn = session.send("hi", turn_id="t")
         await until(session, lambda event: isinstance(event, ToolCalled))
         await session.saved()
         store.shut()
         released.set()
-        await happens(lambda: turn.outcome is not None)
+        await loop_until(lambda: turn.outcome is not None)
         assert session.stop("t").status == "already_finished"
         closing = asyncio.create_task(session.close())
         await drain_ready_tasks()

@@ -11,7 +11,8 @@ from safepoint.events import LeafAbandoned, StopRequested, event_from_json, even
 from safepoint.models.scripted import Call
 from safepoint.session import LocalHost, MemoryStore, Session
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.session.lab import stored, talker
+from tests.kit.agents import talker
+from tests.kit.sessions import stored
 
 SECONDS = 10.0
 

@@ -17,19 +17,10 @@ from safepoint.run import Context, StopAck
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionInUse, SqliteStore
 from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.conftest import counts
-from tests.session.lab import (
-    GatedStore,
-    asked,
-    ends,
-    first_text,
-    happens,
-    is_valid,
-    read_all,
-    said,
-    stored,
-    talker,
-    until,
-)
+from tests.kit.agents import asked, talker
+from tests.kit.sessions import ends, first_text, is_valid, read_all, said, stored, until
+from tests.kit.stores import GatedStore
+from tests.kit.waiting import loop_until
 
 
 def is_question(event: object) -> bool:
@@ -258,7 +249,7 @@ async def test_a_stopped_turn_goes_on_and_repeats_nothing_that_has_run() -> None
     agent = talker([Call("first"), Call("second")], "finished", tools=[first, second])
     async with Session.open("s", agent=agent, store=store) as session:
         turn = session.send("go", turn_id="1")
-        await happens(lambda: len(ran) == 2)
+        await loop_until(lambda: len(ran) == 2)
         turn.stop()
         assert (await turn).status == "aborted"
     async with Session.open("s", agent=talker("finished", tools=[first, second]), store=store) as session:
@@ -586,13 +577,13 @@ async def test_the_parents_stop_ends_exactly_the_turn_it_drives_and_leaves_no_li
         signals: list[int] = []
         async with Session.open("parent", agent=talker([Call("ask")], name="parent", tools=[ask])) as parent:
             turn = parent.send("go", signal=long_lived.signal)
-            await happens(lambda: len(signals) == rounds)
+            await loop_until(lambda: len(signals) == rounds)
             await until(helper, lambda event: isinstance(event, TextStreamed) and event.text == "helping")
             sibling = helper.send("I wait")
             turn.stop()
             assert (await turn).status == "aborted"
             assert set(signals) == {signals[0]}, "no listener is left by a turn that has ended"
-            await happens(lambda: sibling.status == "running")
+            await loop_until(lambda: sibling.status == "running")
             assert long_lived.signal.observers == 0
             sibling.stop()
             await sibling
@@ -610,7 +601,7 @@ async def test_a_parent_that_is_stopped_before_the_child_has_begun_keeps_it_from
 
         async with Session.open("parent", agent=talker([Call("ask")], name="parent", tools=[ask])) as parent:
             turn = parent.send("go")
-            await happens(lambda: "child" in helper.turns)
+            await loop_until(lambda: "child" in helper.turns)
             turn.stop()
             assert (await turn).status == "aborted"
             outcome = None

@@ -15,7 +15,10 @@ from safepoint.models.scripted import Call, Stall
 from safepoint.session import MemoryStore, Session
 from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.conftest import counts
-from tests.session.lab import GatedStore, ends, first_text, happens, held, stops, stored, talker, until
+from tests.kit.agents import gated_agent, talker
+from tests.kit.sessions import ends, first_text, stops, stored, until
+from tests.kit.stores import GatedStore
+from tests.kit.waiting import loop_until
 
 
 async def test_a_stop_is_in_the_store_before_the_turn_has_ended() -> None:
@@ -236,14 +239,14 @@ async def test_stops_from_many_threads_and_the_loop_end_in_one_truth() -> None:
 async def test_a_stop_while_the_end_is_written_finds_the_end() -> None:
     store = GatedStore()
     controller = AbortController()
-    agent, released = held("whole")
+    agent, released = gated_agent("whole")
     async with Session.open("s", agent=agent, store=store) as session:
         turn = session.send("hi", turn_id="t", signal=controller.signal)
         await until(session, lambda event: isinstance(event, ToolCalled))
         await session.saved()
         store.shut()
         released.set()
-        await happens(lambda: turn.outcome is not None)
+        await loop_until(lambda: turn.outcome is not None)
         ack = session.stop("t")
         controller.abort("too late")
         assert ack.status == "already_finished"

@@ -11,7 +11,8 @@ from safepoint.events import Event, TextStreamed, ToolCalled, TurnEnded, TurnQue
 from safepoint.models.scripted import Call, Stall
 from safepoint.session import Session
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.session.lab import first_text, read_all, talker
+from tests.kit.agents import talker
+from tests.kit.sessions import first_text, read_all
 
 
 async def test_it_has_the_events_of_that_turn_from_its_acceptance_to_its_end() -> None:

@@ -13,7 +13,10 @@ from safepoint.messages import AssistantMessage, Message, SystemMessage, UserMes
 from safepoint.models.scripted import Call, Stall
 from safepoint.session import MemoryStore, Session, SessionTurn
 from safepoint.testing import drain_ready_tasks
-from tests.session.lab import GatedStore, asked, first_text, happens, is_valid, said, stored, talker
+from tests.kit.agents import asked, talker
+from tests.kit.sessions import first_text, is_valid, said, stored
+from tests.kit.stores import GatedStore
+from tests.kit.waiting import loop_until
 
 
 async def test_the_beginning_is_in_the_store_before_the_model_is_asked() -> None:
@@ -22,7 +25,7 @@ async def test_the_beginning_is_in_the_store_before_the_model_is_asked() -> None
         store.shut()
         turn = session.send("hi")
         await store.writing.wait()
-        await happens(lambda: turn.status == "running")
+        await loop_until(lambda: turn.status == "running")
         await drain_ready_tasks()
         assert asked(agent) == 0
         store.gate.set()
@@ -36,7 +39,7 @@ async def test_a_stop_while_the_beginning_is_stored_asks_nobody_and_keeps_the_me
         store.shut()
         turn = session.send("hi")
         await store.writing.wait()
-        await happens(lambda: turn.status == "running")
+        await loop_until(lambda: turn.status == "running")
         turn.stop()
         store.gate.set()
         assert (await turn).status == "aborted"
@@ -54,7 +57,7 @@ async def test_a_continuation_that_is_stopped_while_its_beginning_is_stored_lose
         store.shut()
         again = session.continue_turn()
         await store.writing.wait()
-        await happens(lambda: again.status == "running")
+        await loop_until(lambda: again.status == "running")
         again.stop()
         store.gate.set()
         assert (await again).status == "aborted"

@@ -11,7 +11,7 @@ from safepoint.errors import UsageError
 from safepoint.messages import ToolResult
 from safepoint.models.scripted import Call
 from safepoint.session import MemoryStore, Session
-from tests.session.lab import talker
+from tests.kit.agents import talker
 
 Do = Callable[[ToolContext], Awaitable[Any]]
 

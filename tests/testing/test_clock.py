@@ -10,7 +10,7 @@ import pytest
 from safepoint.abort import AbortController, AbortError, AbortSignal, Timer, use_clock
 from safepoint.errors import UsageError
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.abort.programs import wait_until
+from tests.kit.waiting import wait_until
 
 SECONDS = 10.0
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")

@@ -10,7 +10,7 @@ import pytest
 from safepoint.run import StopAck, StopAt
 from safepoint.session import LocalHost
 from safepoint.testing.conformance import CASES, PHASES, SOURCES, Case, Cast, Rig, table
-from tests.session.rigs import local
+from tests.kit.hosts import local
 
 
 def case(phase: str, source: str) -> Case:

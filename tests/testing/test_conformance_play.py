@@ -12,7 +12,7 @@ from safepoint.agent import AgentResult
 from safepoint.events import AnswerStarted, TurnEnded
 from safepoint.session import LocalHost, LoggedEvent, TurnView
 from safepoint.testing.conformance import CASES, Cast, Rig
-from tests.session.rigs import local
+from tests.kit.hosts import local
 
 CASE = next(case for case in CASES if (case.phase, case.source) == ("mid-stream", "stop by id"))
 

@@ -16,8 +16,8 @@ from safepoint.models.scripted import Call, Delay, ScriptedModel, Stall
 from safepoint.run import MemoryCheckpoints, Outcome, StopAt
 from safepoint.testing import FakeClock, Probe, abort_everywhere, drain_ready_tasks
 from safepoint.turns import InterruptedTurn, TurnLoop, TurnPlan
-from tests.rigs.llama import Llama
-from tests.turns.desk import balanced
+from tests.kit.providers.llama import Llama
+from tests.kit.turn_loops import balanced
 
 
 class Chat:

@@ -15,7 +15,7 @@ from safepoint.run import Context, MemoryCheckpoints, StopAt
 from safepoint.testing import FakeClock, drain_ready_tasks
 from safepoint.turns import Preempt, Pushed, Turn, TurnLoop, TurnPlan
 from tests.conftest import counts
-from tests.turns.desk import Desk, balanced
+from tests.kit.turn_loops import ControlledTurns, balanced
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
@@ -75,7 +75,7 @@ WRONG: list[Callable[[TurnLoop[str]], object]] = [
 async def test_a_command_that_makes_no_sense_is_refused_and_changes_nothing(
     call: Callable[[TurnLoop[str]], object],
 ) -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     with pytest.raises(ValueError):
         call(desk.loop)
     assert desk.loop.waiting == ()
@@ -87,7 +87,7 @@ async def test_a_command_that_makes_no_sense_is_refused_and_changes_nothing(
 
 
 async def test_a_push_says_why_it_was_refused(clock: FakeClock) -> None:
-    desk = Desk(max_items=1)
+    desk = ControlledTurns(max_items=1)
     desk.push("a")
     full = desk.loop.push("b", preempt=StopAt.NOW)
     assert (bool(full), full.ack is not None and full.ack.status, "1 items wait" in full.why) == (
@@ -103,7 +103,7 @@ async def test_a_push_says_why_it_was_refused(clock: FakeClock) -> None:
 
 
 async def test_put_waits_for_room_in_order_and_gets_an_answer_when_the_loop_stops() -> None:
-    desk = Desk(max_items=1, batch=1)
+    desk = ControlledTurns(max_items=1, batch=1)
     async with desk.loop, asyncio.TaskGroup() as group:
         desk.push("a")
         await desk.running("a")
@@ -146,7 +146,7 @@ async def test_put_tries_again_when_another_thread_took_the_room() -> None:
 
 
 async def test_an_item_can_be_taken_out_of_the_queue_until_a_turn_has_it() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         for item in ("a", "b", "c"):
             desk.push(item)
@@ -161,7 +161,7 @@ async def test_an_item_can_be_taken_out_of_the_queue_until_a_turn_has_it() -> No
 
 
 async def test_a_strategy_looks_at_the_turn_and_decides() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     seen: list[list[str] | None] = []
 
     def decide(turn: Turn[str] | None) -> Preempt | None:
@@ -182,7 +182,7 @@ async def test_a_strategy_looks_at_the_turn_and_decides() -> None:
 
 
 async def test_a_strategy_that_breaks_breaks_the_push_and_nothing_else() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     desk.auto = True
     async with desk.loop:
         with pytest.raises(ZeroDivisionError):
@@ -235,7 +235,7 @@ async def test_a_turn_cannot_wait_for_its_own_loop() -> None:
 
 
 async def test_a_stop_is_answered_at_once_and_settles_with_the_receipt_of_the_turn() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -248,7 +248,7 @@ async def test_a_stop_is_answered_at_once_and_settles_with_the_receipt_of_the_tu
 
 
 async def test_a_stop_of_an_idle_loop_does_not_settle_with_the_receipt_of_an_earlier_turn() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -262,7 +262,7 @@ async def test_a_stop_of_an_idle_loop_does_not_settle_with_the_receipt_of_an_ear
 
 
 async def test_settled_gives_up_after_its_time_and_the_stop_goes_on(clock: FakeClock) -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -277,7 +277,7 @@ async def test_settled_gives_up_after_its_time_and_the_stop_goes_on(clock: FakeC
 
 
 async def test_leaving_the_block_by_an_error_stops_now_and_by_the_end_lets_the_turn_finish() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     with pytest.raises(ZeroDivisionError):
         async with desk.loop:
             desk.push("a")
@@ -285,7 +285,7 @@ async def test_leaving_the_block_by_an_error_stops_now_and_by_the_end_lets_the_t
             raise ZeroDivisionError
     assert (await desk.exit()).interrupted == ["a"]
 
-    desk = Desk()
+    desk = ControlledTurns()
     async with asyncio.TaskGroup() as group:
         async with desk.loop:
             desk.push("a")
@@ -295,7 +295,7 @@ async def test_leaving_the_block_by_an_error_stops_now_and_by_the_end_lets_the_t
 
 
 async def test_whoever_is_told_to_go_while_the_block_ends_leaves_no_turn_behind() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
 
     async def use() -> None:
         async with desk.loop:
@@ -315,7 +315,7 @@ async def test_whoever_is_told_to_go_while_the_block_ends_leaves_no_turn_behind(
 
 async def test_an_outside_signal_ends_the_loop_as_a_stop_now_does() -> None:
     outside = AbortController()
-    desk = Desk(signal=outside.signal)
+    desk = ControlledTurns(signal=outside.signal)
     async with desk.loop:
         desk.push("a")
         desk.push("b")
@@ -325,7 +325,7 @@ async def test_an_outside_signal_ends_the_loop_as_a_stop_now_does() -> None:
         exit = await desk.exit()
     assert (exit.reason, exit.interrupted, exit.unhandled, exit.late) == (None, ["a"], ["b"], ["late"])
 
-    idle = Desk(signal=(outside := AbortController()).signal)
+    idle = ControlledTurns(signal=(outside := AbortController()).signal)
     async with idle.loop:
         await drain_ready_tasks()
         await asyncio.to_thread(outside.abort)
@@ -333,7 +333,7 @@ async def test_an_outside_signal_ends_the_loop_as_a_stop_now_does() -> None:
 
 
 async def test_the_loop_tells_what_was_asked_of_it() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -348,7 +348,7 @@ async def test_the_loop_tells_what_was_asked_of_it() -> None:
 
 
 async def test_a_preempt_is_told_when_it_happens_and_not_when_it_is_asked_for(clock: FakeClock) -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -368,7 +368,7 @@ async def test_a_preempt_is_told_when_it_happens_and_not_when_it_is_asked_for(cl
 
 
 async def test_a_preempt_of_a_turn_that_is_planned_is_told_when_that_turn_begins() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     desk.hold = asyncio.Event()
     async with desk.loop:
         desk.push("a")
@@ -436,7 +436,7 @@ async def test_what_a_thread_of_its_own_reports_is_heard_in_the_thread_of_the_lo
 
 def test_a_stop_settles_in_the_event_loop_of_another_thread() -> None:
     """`stop()` may come from any thread: so whoever waits for its end there must be woken there."""
-    desk_ready, desk_holder = threading.Event(), list[Desk]()
+    desk_ready, desk_holder = threading.Event(), list[ControlledTurns]()
     settled: list[object] = []
 
     async def foreign() -> None:
@@ -449,7 +449,7 @@ def test_a_stop_settles_in_the_event_loop_of_another_thread() -> None:
         asyncio.run(foreign())
 
     async def main() -> None:
-        desk = Desk()
+        desk = ControlledTurns()
         desk_holder.append(desk)
         thread = threading.Thread(target=other_thread)
         thread.start()
@@ -464,7 +464,7 @@ def test_a_stop_settles_in_the_event_loop_of_another_thread() -> None:
 
 
 async def test_the_idle_stop_is_told_too(clock: FakeClock) -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.loop.stop(when_idle_for=5, reason="quiet")
         await clock.elapse(5)
@@ -473,7 +473,7 @@ async def test_the_idle_stop_is_told_too(clock: FakeClock) -> None:
 
 
 async def test_pausing_lets_the_running_turn_end_and_begins_no_other(clock: FakeClock) -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         desk.push("b")
@@ -489,7 +489,7 @@ async def test_pausing_lets_the_running_turn_end_and_begins_no_other(clock: Fake
 
 
 async def test_without_a_resume_function_the_items_of_a_paused_turn_wait_again_before_all_others() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         desk.push("b")
@@ -506,7 +506,7 @@ async def test_without_a_resume_function_the_items_of_a_paused_turn_wait_again_b
 
 
 async def test_a_paused_loop_is_not_idle_and_its_time_begins_anew(clock: FakeClock) -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         await drain_ready_tasks()
         desk.loop.stop(when_idle_for=10)
@@ -522,7 +522,7 @@ async def test_a_paused_loop_is_not_idle_and_its_time_begins_anew(clock: FakeClo
 
 
 async def test_a_pause_after_a_stop_changes_nothing() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -534,7 +534,7 @@ async def test_a_pause_after_a_stop_changes_nothing() -> None:
 
 
 async def test_a_paused_loop_can_be_stopped() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -548,7 +548,7 @@ async def test_a_paused_loop_can_be_stopped() -> None:
 
 async def test_the_first_idle_time_starts_when_it_is_asked_for(clock: FakeClock) -> None:
     """A loop that has been idle for an hour is not stopped at once: whoever asks for a minute gets a minute."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         await clock.elapse(3600)
         desk.loop.stop(when_idle_for=60)
@@ -559,7 +559,7 @@ async def test_the_first_idle_time_starts_when_it_is_asked_for(clock: FakeClock)
 
 
 async def test_an_idle_stop_that_has_come_to_pass_cannot_be_withdrawn(clock: FakeClock) -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         assert not desk.loop.withdraw_idle_stop(), "there is none"
         desk.loop.stop(when_idle_for=5)
@@ -627,7 +627,7 @@ async def test_pushes_near_the_idle_deadline_are_handled_if_they_were_accepted()
 async def test_an_item_that_came_in_the_moment_of_the_idle_deadline_is_handled_and_then_it_is_over(
     clock: FakeClock,
 ) -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.loop.stop(when_idle_for=5)
         await drain_ready_tasks()

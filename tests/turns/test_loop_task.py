@@ -13,7 +13,7 @@ from safepoint.events import Event, TurnEnded
 from safepoint.run import Context, MemoryCheckpoints, Outcome, StopAt
 from safepoint.testing import FakeClock, drain_ready_tasks
 from safepoint.turns import InterruptedTurn, LoopExit, Turn, TurnLoop, TurnPlan
-from tests.turns.desk import Desk, balanced
+from tests.kit.turn_loops import ControlledTurns, balanced
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
@@ -40,7 +40,7 @@ async def forever(ctx: Context, value: object) -> None:
 
 
 async def test_turns_run_one_after_the_other_each_with_its_events(clock: FakeClock) -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     desk.auto = True
     desk.push("a")
     desk.push("b")
@@ -55,7 +55,7 @@ async def test_turns_run_one_after_the_other_each_with_its_events(clock: FakeClo
 
 
 async def test_a_turn_that_fails_is_reported_and_the_loop_goes_on() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         desk.push("b")
@@ -98,7 +98,7 @@ async def test_a_plan_that_was_aborted_before_it_began_never_begins() -> None:
 
     gone = AbortController()
     gone.abort("too late")
-    desk = Desk(plan=plan)
+    desk = ControlledTurns(plan=plan)
     exit = await ended(desk.loop, "a")
     assert (exit.interrupted, desk.began) == (["a"], [])
 
@@ -254,7 +254,7 @@ async def test_if_that_fails_the_loop_ends_with_it_and_the_items_are_not_lost() 
 async def test_a_task_that_is_told_to_go_puts_its_items_into_the_books_once() -> None:
     for phase in ("planning", "active", "saving"):
         store = Slow()
-        desk = Desk(checkpoints=store, checkpoint_id="k")
+        desk = ControlledTurns(checkpoints=store, checkpoint_id="k")
         desk.hold = asyncio.Event() if phase == "planning" else None
         desk.loop.start()
         desk.push("a")
@@ -318,7 +318,7 @@ async def test_a_lease_that_cannot_be_given_back_doubles_nothing() -> None:
         async def __aexit__(self, *_: object) -> None:
             raise OSError("the lock is stuck")
 
-    desk = Desk(checkpoints=Sticky(), checkpoint_id="k")
+    desk = ControlledTurns(checkpoints=Sticky(), checkpoint_id="k")
     async with desk.loop:
         desk.push("a")
         desk.push("b")
@@ -350,7 +350,7 @@ async def test_thousands_of_turns_leave_nothing_on_the_loop() -> None:
 async def test_a_preempt_comes_before_a_pause_and_a_stop_before_both(clock: FakeClock) -> None:
     """The ack said that the turn makes way: then it does not come back when the loop goes on."""
     for first in ("pause", "preempt"):
-        desk = Desk()
+        desk = ControlledTurns()
         async with desk.loop:
             desk.push("a")
             await desk.running("a")
@@ -371,7 +371,7 @@ async def test_a_preempt_comes_before_a_pause_and_a_stop_before_both(clock: Fake
 
 async def test_an_error_in_a_turn_that_was_to_make_way_is_kept() -> None:
     """5.2-11: theirs swallows it."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -494,7 +494,7 @@ async def test_a_turn_whose_own_time_is_up_before_it_could_make_way_was_interrup
     async def plan(items: list[str]) -> TurnPlan[str]:
         return TurnPlan(desk.work, items[0], consumed=items[:1], remaining=items[1:], timeout=5)
 
-    desk = Desk(plan=plan)
+    desk = ControlledTurns(plan=plan)
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -577,7 +577,7 @@ async def test_work_that_has_returned_is_handled_when_its_task_is_told_to_go_in_
 
 async def test_a_pause_while_a_turn_is_planned_keeps_it_from_beginning() -> None:
     for at in (StopAt.TURN_END, StopAt.SAFE_POINT, StopAt.NOW):
-        desk = Desk()
+        desk = ControlledTurns()
         desk.hold = asyncio.Event()
         async with desk.loop:
             for item in ("a", "b"):
@@ -688,7 +688,7 @@ async def test_a_stop_while_the_checkpoint_is_written_plans_nothing_more() -> No
             await written.wait()
             await super().save(key, text)
 
-    desk = Desk(checkpoints=Waits(), checkpoint_id="k", item_type=str)
+    desk = ControlledTurns(checkpoints=Waits(), checkpoint_id="k", item_type=str)
     async with desk.loop:
         desk.push("a")
         await writing.wait()

@@ -18,7 +18,7 @@ from safepoint.run import CheckpointInUse
 from safepoint.testing import drain_ready_tasks
 from safepoint.turns import TurnLoop, TurnPlan
 from tests.conftest import counts
-from tests.turns.desk import Desk
+from tests.kit.turn_loops import ControlledTurns
 from tests.turns.worker import store_at
 
 ROOT = Path(__file__).parents[2]
@@ -104,12 +104,12 @@ def test_a_stopped_loop_goes_on_in_another_process(kind: str, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_second_loop_on_the_same_id_gets_a_clear_error_and_loses_nothing(kind: str, tmp_path: Path) -> None:
     store = store_at(kind, str(tmp_path / "store"))
-    first = Desk(checkpoints=store, checkpoint_id="k")
+    first = ControlledTurns(checkpoints=store, checkpoint_id="k")
     async with first.loop:
         first.push("a")
         while "a" not in first.began:
             await asyncio.sleep(0.001)  # real time: the store is on disk
-        second = Desk(checkpoints=store, checkpoint_id="k")
+        second = ControlledTurns(checkpoints=store, checkpoint_id="k")
         second.push("b")
         second.loop.start()
         exit = await second.exit()
@@ -120,7 +120,7 @@ async def test_a_second_loop_on_the_same_id_gets_a_clear_error_and_loses_nothing
         await first.finish("a")
         await drain_ready_tasks()
     assert (await first.exit()).handled == 1
-    third = Desk(checkpoints=store, checkpoint_id="k")
+    third = ControlledTurns(checkpoints=store, checkpoint_id="k")
     third.loop.stop()
     third.loop.start()
     assert (await third.exit()).reason is None, "the lease ended with its loop"

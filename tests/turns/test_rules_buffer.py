@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.turns.desk import Desk
+from tests.kit.turn_loops import ControlledTurns
 
 # The starred cases of the catalogue, sections 4.9 to 4.13.
 STARRED = (
@@ -18,7 +18,7 @@ STARRED = (
 
 async def test_b5_a_wake_up_is_not_an_end_and_loses_no_item(clock: FakeClock) -> None:
     """Case 196 ☆."""
-    desk = Desk()
+    desk = ControlledTurns()
     desk.auto = True
     async with desk.loop:
         await drain_ready_tasks()

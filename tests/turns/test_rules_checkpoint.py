@@ -11,13 +11,13 @@ from safepoint.events import Event, TurnEnded
 from safepoint.run import CheckpointError, Context, MemoryCheckpoints, StopAt
 from safepoint.testing import drain_ready_tasks
 from safepoint.turns import InterruptedTurn, TurnLoop, TurnPlan
-from tests.turns.desk import Desk
+from tests.kit.turn_loops import ControlledTurns
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
 
-def kept(store: MemoryCheckpoints, **options: Any) -> Desk:
-    return Desk(checkpoints=store, checkpoint_id="k", **options)
+def kept(store: MemoryCheckpoints, **options: Any) -> ControlledTurns:
+    return ControlledTurns(checkpoints=store, checkpoint_id="k", **options)
 
 
 async def content(store: MemoryCheckpoints) -> tuple[list[str], list[str]] | None:
@@ -285,7 +285,7 @@ async def test_t48_the_way_a_turn_runs_is_the_plans_own_and_survives_any_number_
     """Case 214 ☆. There is no streaming mode to lose: work is given again by `resume`, every time."""
     store = MemoryCheckpoints()
     await left(store, "a")
-    desks: list[Desk] = []
+    desks: list[ControlledTurns] = []
 
     async def resume(stopped: InterruptedTurn[str], items: list[str]) -> TurnPlan[str]:
         return TurnPlan(desks[-1].work, "a", consumed=stopped.items)

@@ -11,14 +11,14 @@ from safepoint.run import Context, MemoryCheckpoints, StopAt
 from safepoint.testing import FakeClock, drain_ready_tasks
 from safepoint.turns import TurnLoop, TurnPlan
 from tests.conftest import counts
-from tests.turns.desk import Desk, balanced
+from tests.kit.turn_loops import ControlledTurns, balanced
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
 
 async def test_t1_a_loop_is_made_started_once_and_waited_for_by_anyone() -> None:
     """Cases 115 (run is idempotent), 117: here waiting before the start is an error at once, not a wait for ever."""
-    desk = Desk()
+    desk = ControlledTurns()
     with pytest.raises(UsageError, match="not been started"):
         await desk.loop.wait()
     desk.push("a")
@@ -37,12 +37,12 @@ async def test_t1_a_loop_is_made_started_once_and_waited_for_by_anyone() -> None
 async def test_t2_a_start_loads_the_checkpoint_and_the_end_of_the_signal_closes_the_queue() -> None:
     """Case 137 ☆: cancelled before the first item is received."""
     store, outside = MemoryCheckpoints(), AbortController()
-    desk = Desk(checkpoints=store, checkpoint_id="k")
+    desk = ControlledTurns(checkpoints=store, checkpoint_id="k")
     desk.push("a")
     desk.loop.stop()
     desk.loop.start()
     await desk.exit()
-    again = Desk(checkpoints=store, checkpoint_id="k", signal=outside.signal)
+    again = ControlledTurns(checkpoints=store, checkpoint_id="k", signal=outside.signal)
     again.push("b")
     again.loop.start()
     await again.running("a")
@@ -51,7 +51,7 @@ async def test_t2_a_start_loads_the_checkpoint_and_the_end_of_the_signal_closes_
     exit = await again.exit(loaded=["a"])
     assert (exit.interrupted, exit.unhandled, exit.late) == (["a"], ["b"], ["late"])
 
-    gone = Desk(signal=outside.signal)
+    gone = ControlledTurns(signal=outside.signal)
     gone.accepted += ["c"] if gone.loop.push("c") else []
     gone.loop.start()
     assert (await gone.exit()).unhandled == ["c"]
@@ -59,7 +59,7 @@ async def test_t2_a_start_loads_the_checkpoint_and_the_end_of_the_signal_closes_
 
 async def test_t3_each_turn_looks_for_a_stop_waits_for_an_item_and_takes_all_that_wait(clock: FakeClock) -> None:
     """Case 137 ★: the signal ends a loop that is blocked, idle."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         await drain_ready_tasks()
         assert desk.planned == []
@@ -71,7 +71,7 @@ async def test_t3_each_turn_looks_for_a_stop_waits_for_an_item_and_takes_all_tha
         await desk.finish("a")
     assert (await desk.exit()).unhandled == ["b", "c"]
     outside = AbortController()
-    idle = Desk(signal=outside.signal)
+    idle = ControlledTurns(signal=outside.signal)
     idle.loop.start()
     await drain_ready_tasks()
     outside.abort("enough")
@@ -94,7 +94,7 @@ async def test_t4_a_plan_that_fails_or_is_stopped_gives_all_items_back_in_the_or
         return TurnPlan(None if how == "no work" else desk.work)  # type: ignore[arg-type]
 
     planning, gate = asyncio.Event(), asyncio.Event()
-    desk = Desk(plan=plan)
+    desk = ControlledTurns(plan=plan)
     for item in ("a", "b", "c"):
         desk.push(item)
     desk.loop.start()
@@ -122,7 +122,7 @@ async def test_t5_what_fails_between_the_choice_and_the_turn_keeps_the_order_too
         assert chosen.consumed == ["b"]
         raise ConnectionError("no agent")
 
-    desk = Desk(plan=plan)
+    desk = ControlledTurns(plan=plan)
     for item in ("a", "b", "c"):
         desk.push(item)
     desk.loop.start()
@@ -131,7 +131,7 @@ async def test_t5_what_fails_between_the_choice_and_the_turn_keeps_the_order_too
 
 
 async def test_t6_what_remains_comes_before_what_arrived_meanwhile() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     desk.hold = asyncio.Event()
     async with desk.loop:
         for item in ("a", "b"):
@@ -171,7 +171,7 @@ async def test_t7_a_turn_runs_under_a_stop_of_its_own_and_what_its_listener_rais
 
 async def test_t8_a_turn_ends_when_its_work_has_ended_and_no_listener_can_end_it_earlier() -> None:
     """Cases 162 ★, 199 (a10): a callback that returns early. There is none here: listeners hear events one by one."""
-    desk = Desk(on_event=lambda event: None)
+    desk = ControlledTurns(on_event=lambda event: None)
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -186,7 +186,7 @@ async def test_t8_a_turn_ends_when_its_work_has_ended_and_no_listener_can_end_it
 
 async def test_t9_a_turn_that_made_way_or_failed_lets_the_loop_go_on_and_its_report_says_how() -> None:
     """Theirs ends the loop when a turn fails, and swallows errors of a turn that made way."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         for item in ("a", "b"):
             desk.push(item)
@@ -212,7 +212,7 @@ async def test_t10_a_listener_cannot_hide_an_abort_and_its_own_error_hides_nothi
             event.outcome.unwrap() if raised is AbortError else _raise(ValueError("broken"))
 
     store = MemoryCheckpoints()
-    desk = Desk(on_event=hears, checkpoints=store, checkpoint_id="k")
+    desk = ControlledTurns(on_event=hears, checkpoints=store, checkpoint_id="k")
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -256,10 +256,10 @@ async def test_t11_commands_from_inside_of_plan_work_and_listener_are_legal(plac
 
 async def test_case_118_pushes_from_a_thread_while_the_loop_starts_are_all_accounted_for() -> None:
     for _ in range(counts(30, 1000)):
-        desk = Desk(on_event=None)
+        desk = ControlledTurns(on_event=None)
         desk.auto = True
 
-        def produce(desk: Desk = desk) -> None:
+        def produce(desk: ControlledTurns = desk) -> None:
             for number in range(20):
                 desk.push(str(number))
 
@@ -283,7 +283,7 @@ async def test_case_138_five_hundred_pushes_while_the_loop_ends_and_its_store_bl
 
     saving, gate, blocking = asyncio.Event(), asyncio.Event(), asyncio.Event()
     store = Blocks()
-    desk = Desk(checkpoints=store, checkpoint_id="k")
+    desk = ControlledTurns(checkpoints=store, checkpoint_id="k")
     desk.loop.start()
     desk.push("first")
     await desk.running("first")
@@ -302,7 +302,7 @@ async def test_case_138_five_hundred_pushes_while_the_loop_ends_and_its_store_bl
     exit = await desk.exit()
     assert exit.interrupted == ["first"]
     assert len(exit.unhandled) + len(exit.late) == 500
-    after = Desk(checkpoints=store, checkpoint_id="k")
+    after = ControlledTurns(checkpoints=store, checkpoint_id="k")
     after.loop.stop()
     after.loop.start()
     assert (await after.exit(loaded=["first", *exit.unhandled])).unhandled == ["first", *exit.unhandled]

@@ -12,7 +12,7 @@ from safepoint.run import Stop, StopAt
 from safepoint.testing import FakeClock, drain_ready_tasks
 from safepoint.turns import Preempt, PreemptAck, Pushed, Turn, TurnPlan
 from tests.conftest import counts
-from tests.turns.desk import Desk
+from tests.kit.turn_loops import ControlledTurns
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
@@ -24,7 +24,7 @@ def ack(pushed: Pushed) -> PreemptAck:
 
 async def test_t12_a_push_never_waits_and_says_whether_it_is_in() -> None:
     """Case 192: what was refused is late, in order, as often as one looks, also after the end."""
-    desk = Desk()
+    desk = ControlledTurns()
     desk.loop.start()
     assert desk.push("a")
     await desk.running("a")
@@ -38,7 +38,7 @@ async def test_t12_a_push_never_waits_and_says_whether_it_is_in() -> None:
 
 async def test_t13_a_plain_push_stops_nothing() -> None:
     """Case 146 ☆."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -52,7 +52,7 @@ async def test_t13_a_plain_push_stops_nothing() -> None:
 
 async def test_t14_a_preempt_is_bound_to_the_turn_seen_at_push_time() -> None:
     """Cases 139 ☆, 140 ★, 170 ☆: the strategy's turn is noted, then the item is queued, then that turn is asked."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -77,7 +77,7 @@ def desk_preempt() -> Preempt:
 
 async def test_t15_with_nothing_to_preempt_it_is_a_no_op_and_says_so() -> None:
     """Case 149 ☆: not started; between turns; turn over; loop stopped."""
-    desk = Desk()
+    desk = ControlledTurns()
     assert ack(desk.push("a", preempt=StopAt.NOW)).status == "no_turn"
     async with desk.loop:
         await desk.running("a")
@@ -94,7 +94,7 @@ async def test_t15_with_nothing_to_preempt_it_is_a_no_op_and_says_so() -> None:
 
 async def test_t16_a_preempt_during_planning_waits_for_the_turn_that_is_planned() -> None:
     """Case 148 ★."""
-    desk = Desk()
+    desk = ControlledTurns()
     desk.hold = asyncio.Event()
     async with desk.loop:
         desk.push("a")
@@ -112,7 +112,7 @@ async def test_t16_a_preempt_during_planning_waits_for_the_turn_that_is_planned(
 
 async def test_t17_requests_that_wait_together_join_and_are_answered_together() -> None:
     """Case 172 ☆: points, scope, the earliest deadline, all acks."""
-    desk = Desk()
+    desk = ControlledTurns()
     desk.hold = asyncio.Event()
     async with desk.loop:
         desk.push("a")
@@ -137,7 +137,7 @@ async def test_t17_requests_that_wait_together_join_and_are_answered_together() 
 
 async def test_t18_the_ack_comes_when_the_turn_was_asked_and_not_when_it_has_ended() -> None:
     """Case 142 ★; and every ack comes: asked, turn over, planning broken off, loop stopped."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -155,7 +155,7 @@ async def test_t18_the_ack_comes_when_the_turn_was_asked_and_not_when_it_has_end
 
     for command, status in (("error", "turn_over"), ("stop", "loop_stopped"), ("now", "loop_stopped")):
         gate = asyncio.Event()
-        broken = Desk(plan=plan)
+        broken = ControlledTurns(plan=plan)
         broken.push("a")
         broken.loop.start()
         await drain_ready_tasks()
@@ -168,7 +168,7 @@ async def test_t18_the_ack_comes_when_the_turn_was_asked_and_not_when_it_has_end
 
 
 async def test_t19_a_request_is_answered_once() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -182,7 +182,7 @@ async def test_t19_a_request_is_answered_once() -> None:
 
 async def test_t20_a_delayed_preempt_never_hits_a_later_turn(clock: FakeClock) -> None:
     """Cases 147 ★, 178 ★, 174 ☆ (the loop ends during the delay)."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -209,7 +209,7 @@ async def test_t20_a_delayed_preempt_never_hits_a_later_turn(clock: FakeClock) -
 
 async def test_t21_no_turn_is_planned_while_a_strategy_decides() -> None:
     """Case 158 ☆. One thread: by construction. Another: what it saw is what it hits, or nothing."""
-    desk = Desk()
+    desk = ControlledTurns()
     looking, decided = threading.Event(), threading.Event()
 
     def decide(turn: Turn[str] | None) -> StopAt:
@@ -236,7 +236,7 @@ async def test_t21_no_turn_is_planned_while_a_strategy_decides() -> None:
 
 async def test_t22_a_strategy_sees_no_turn_between_turns_and_the_planned_one_during_planning() -> None:
     """Case 158: theirs hides the turn that is planned, though a preempt hits it; ours shows what it would hit."""
-    desk = Desk()
+    desk = ControlledTurns()
     seen: list[str | None] = []
 
     def decide(turn: Turn[str] | None) -> StopAt | None:
@@ -260,7 +260,7 @@ async def test_t22_a_strategy_sees_no_turn_between_turns_and_the_planned_one_dur
 
 async def test_t23_the_items_of_a_turn_that_made_way_are_kept_in_their_own_bucket() -> None:
     """Cases 140 ★, 162: theirs discards them. They are not planned again; what remained and came new is."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         for item in ("a", "b"):
             desk.push(item)
@@ -276,7 +276,7 @@ async def test_t23_the_items_of_a_turn_that_made_way_are_kept_in_their_own_bucke
 
 async def test_t24_a_second_preempt_of_the_same_turn_makes_it_stricter() -> None:
     """Case 144 ☆."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -295,7 +295,7 @@ async def test_t24_a_second_preempt_of_the_same_turn_makes_it_stricter() -> None
 
 async def test_t25_preempt_turn_preempt_turn_and_the_loop_lives() -> None:
     """Cases 150 ★, 151 ☆ (ten at once), 152 ★ (beside a stop)."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -312,18 +312,20 @@ async def test_t25_preempt_turn_preempt_turn_and_the_loop_lives() -> None:
 
 async def test_case_152_preempts_and_stops_from_threads_deadlock_nobody() -> None:
     for _ in range(counts(20, 1000)):
-        desk = Desk(on_event=None)
+        desk = ControlledTurns(on_event=None)
         desk.loop.start()
         desk.push("a")
         await desk.running("a")
         start = threading.Barrier(2)
         pushed: list[Pushed] = []
 
-        def preempt(desk: Desk = desk, start: threading.Barrier = start, pushed: list[Pushed] = pushed) -> None:
+        def preempt(
+            desk: ControlledTurns = desk, start: threading.Barrier = start, pushed: list[Pushed] = pushed
+        ) -> None:
             start.wait()
             pushed.append(desk.push("b", preempt=StopAt.NOW))
 
-        def stop(desk: Desk = desk, start: threading.Barrier = start) -> None:
+        def stop(desk: ControlledTurns = desk, start: threading.Barrier = start) -> None:
             start.wait()
             desk.loop.stop(at=StopAt.SAFE_POINT, within=0.01)
 
@@ -340,7 +342,7 @@ async def test_case_152_preempts_and_stops_from_threads_deadlock_nobody() -> Non
 
 
 async def test_case_157_the_interrupted_items_are_those_of_the_stopped_turn() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -377,7 +379,7 @@ async def test_a_preempt_is_of_the_root_alone_and_its_escalation_takes_the_tree(
     async def plan(items: list[str]) -> TurnPlan[str]:
         return TurnPlan(root if items == ["old"] else desk.work, items[0])
 
-    desk = Desk(plan=plan)
+    desk = ControlledTurns(plan=plan)
     desk.auto = True
     async with desk.loop:
         desk.push("old")

@@ -13,14 +13,14 @@ from safepoint.run import Context, StopAt
 from safepoint.testing import FakeClock, drain_ready_tasks
 from safepoint.turns import TurnLoop, TurnPlan
 from tests.conftest import counts
-from tests.turns.desk import Desk
+from tests.kit.turn_loops import ControlledTurns
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
 
 async def test_t26_a_stop_closes_the_door_and_what_it_does_to_the_running_turn_is_another_matter() -> None:
     """Case 195: a bare stop commits without touching the turn."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -34,7 +34,7 @@ async def test_t26_a_stop_closes_the_door_and_what_it_does_to_the_running_turn_i
 
 async def test_t27_a_stop_before_the_start_lets_nothing_run() -> None:
     """Cases 188 ☆, 189 ☆."""
-    desk = Desk()
+    desk = ControlledTurns()
     desk.push("a")
     desk.loop.stop()
     desk.push("b")
@@ -45,7 +45,7 @@ async def test_t27_a_stop_before_the_start_lets_nothing_run() -> None:
 
 async def test_t28_a_bare_stop_lets_the_turn_finish_and_leaves_the_rest() -> None:
     """Case 181 ★."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         desk.push("b")
@@ -60,7 +60,7 @@ async def test_t28_a_bare_stop_lets_the_turn_finish_and_leaves_the_rest() -> Non
 async def test_t29_a_stop_while_a_turn_is_planned_lets_it_not_begin() -> None:
     """Case 195 ★ (a stop before the watcher starts). Theirs hands the stop to the turn; here none begins after it."""
     for at in (None, StopAt.SAFE_POINT, StopAt.NOW):
-        desk = Desk()
+        desk = ControlledTurns()
         desk.hold = asyncio.Event()
         async with desk.loop:
             desk.push("a")
@@ -83,7 +83,7 @@ STOPS: list[Callable[[TurnLoop[str]], object]] = [
 @pytest.mark.parametrize("later", STOPS, ids=range(len(STOPS)))
 async def test_t30_no_later_stop_makes_an_earlier_one_weaker(later: Callable[[TurnLoop[str]], object]) -> None:
     """Cases 183 ★, 184 ☆, 194."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -102,7 +102,7 @@ async def test_t30_no_later_stop_makes_an_earlier_one_weaker(later: Callable[[Tu
 
 async def test_case_185_ten_mixed_stops_from_threads_end_the_loop() -> None:
     for _ in range(counts(10, 300)):
-        desk = Desk(on_event=None)
+        desk = ControlledTurns(on_event=None)
         desk.loop.start()
         desk.push("a")
         await desk.running("a")
@@ -117,7 +117,7 @@ async def test_case_185_ten_mixed_stops_from_threads_end_the_loop() -> None:
 
 async def test_t31_the_deadline_of_a_stop_counts_from_the_call(clock: FakeClock) -> None:
     """Case 194 ☆: a deadline that has passed when the turn could begin is an abort."""
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -132,7 +132,7 @@ async def test_t31_the_deadline_of_a_stop_counts_from_the_call(clock: FakeClock)
     (outcome,) = desk.outcomes
     assert isinstance(outcome, Aborted)
     assert outcome.receipt.escalated
-    planning = Desk()
+    planning = ControlledTurns()
     planning.hold = asyncio.Event()
     async with planning.loop:
         planning.push("b")
@@ -145,7 +145,7 @@ async def test_t31_the_deadline_of_a_stop_counts_from_the_call(clock: FakeClock)
 
 async def test_t32_until_idle_touches_nothing_and_an_item_begins_the_time_anew(clock: FakeClock) -> None:
     """Case 191 ☆★: fires; resets on push; does not touch a turn, asked for before or during it; 5 pushes, 6 turns."""
-    desk = Desk()
+    desk = ControlledTurns()
     desk.loop.stop(when_idle_for=2, reason="quiet", skip_checkpoint=True)
     desk.push("a")
     desk.loop.start()
@@ -166,13 +166,13 @@ async def test_t32_until_idle_touches_nothing_and_an_item_begins_the_time_anew(c
     desk.push("late")
     assert (await desk.exit()).late == ["late"]
     with pytest.raises(UsageError, match="never touches"):
-        Desk().loop.stop(at=StopAt.NOW, when_idle_for=1)  # theirs drops one of the two silently
+        ControlledTurns().loop.stop(at=StopAt.NOW, when_idle_for=1)  # theirs drops one of the two silently
 
 
 async def test_t33_the_first_duration_stays_and_any_other_stop_comes_before_it(clock: FakeClock) -> None:
     """Case 191 ☆: overridden by a bare stop, by NOW, by a graceful one; before the start too."""
     for at in (None, StopAt.NOW, StopAt.SAFE_POINT):
-        desk = Desk()
+        desk = ControlledTurns()
         desk.loop.stop(when_idle_for=60)
         desk.loop.stop(when_idle_for=1)
         desk.loop.start()
@@ -185,7 +185,7 @@ async def test_t33_the_first_duration_stays_and_any_other_stop_comes_before_it(c
         await desk.finish("a")
         assert desk.loop.finished
         await desk.exit()
-    early = Desk()
+    early = ControlledTurns()
     early.loop.stop(when_idle_for=60)
     early.loop.stop()
     early.loop.start()
@@ -194,7 +194,7 @@ async def test_t33_the_first_duration_stays_and_any_other_stop_comes_before_it(c
 
 async def test_t34_until_idle_wakes_a_loop_that_is_blocked_without_losing_items(clock: FakeClock) -> None:
     """Cases 191, 196 ☆ (no item is lost by a wake-up; no exit without a reason)."""
-    desk = Desk()
+    desk = ControlledTurns()
     desk.auto = True
     async with desk.loop:
         await drain_ready_tasks()
@@ -208,7 +208,7 @@ async def test_t34_until_idle_wakes_a_loop_that_is_blocked_without_losing_items(
         assert desk.loop.finished
     assert (await desk.exit()).handled == 1
     outside = AbortController()
-    idle = Desk(signal=outside.signal)
+    idle = ControlledTurns(signal=outside.signal)
     idle.loop.stop(when_idle_for=5)
     idle.loop.start()
     await drain_ready_tasks()
@@ -251,7 +251,7 @@ async def test_t35_work_that_ignores_the_stop_is_waited_for_and_named(
 async def test_t36_the_end_of_the_outside_signal_is_a_stop_now_and_loses_nothing() -> None:
     """Theirs: an error, no checkpoint. Ours: an abort is no error; see test_rules_checkpoint.py for what is kept."""
     outside = AbortController()
-    desk = Desk(signal=outside.signal)
+    desk = ControlledTurns(signal=outside.signal)
     async with desk.loop:
         desk.push("a")
         desk.push("b")
@@ -262,7 +262,7 @@ async def test_t36_the_end_of_the_outside_signal_is_a_stop_now_and_loses_nothing
 
 
 async def test_t37_interrupted_are_the_items_of_the_stopped_turn_alone() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -278,7 +278,7 @@ async def test_t37_interrupted_are_the_items_of_the_stopped_turn_alone() -> None
 
 
 async def test_t38_after_a_clean_end_nothing_is_interrupted() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     desk.auto = True
     async with desk.loop:
         desk.push("a")
@@ -290,7 +290,7 @@ async def test_t38_after_a_clean_end_nothing_is_interrupted() -> None:
 
 async def test_t39_late_items_are_those_that_were_refused_in_order() -> None:
     """Case 192."""
-    desk = Desk()
+    desk = ControlledTurns()
     desk.loop.stop()
     desk.loop.start()
     for item in ("x", "y", "z"):
@@ -315,7 +315,7 @@ async def test_case_186_a_stop_now_reaches_an_agent_inside_of_an_agent() -> None
     async def plan(items: list[str]) -> TurnPlan[str]:
         return TurnPlan(root, items[0])
 
-    desk = Desk(plan=plan)
+    desk = ControlledTurns(plan=plan)
     async with desk.loop:
         desk.push("go")
         await inside.wait()
@@ -325,12 +325,12 @@ async def test_case_186_a_stop_now_reaches_an_agent_inside_of_an_agent() -> None
 
 
 async def test_case_190_the_first_cause_that_says_something_stays() -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     assert (await _stopped(desk, "", "deploy", "impatience")) == "deploy"
-    assert (await _stopped(Desk(), "", "")) == ""
+    assert (await _stopped(ControlledTurns(), "", "")) == ""
 
 
-async def _stopped(desk: Desk, *causes: str) -> str:
+async def _stopped(desk: ControlledTurns, *causes: str) -> str:
     async with desk.loop:
         desk.push("a")
         await desk.running("a")
@@ -346,14 +346,14 @@ async def _stopped(desk: Desk, *causes: str) -> str:
 
 async def test_stop_comes_before_preempt_in_every_order(clock: FakeClock) -> None:
     """5.2-10: theirs lets chance decide."""
-    calls: list[Callable[[Desk], object]] = [
+    calls: list[Callable[[ControlledTurns], object]] = [
         lambda desk: desk.push("b", preempt=StopAt.SAFE_POINT),
         lambda desk: desk.loop.preempt(StopAt.NOW, delay=1),
         lambda desk: desk.loop.stop(at=StopAt.SAFE_POINT),
         lambda desk: desk.loop.stop(),
     ]
     for first in range(4):
-        desk = Desk()
+        desk = ControlledTurns()
         async with desk.loop:
             desk.push("a")
             await desk.running("a")
@@ -366,7 +366,7 @@ async def test_stop_comes_before_preempt_in_every_order(clock: FakeClock) -> Non
 
 
 async def test_a_delayed_preempt_that_falls_due_after_a_bare_stop_leaves_the_last_turn_alone(clock: FakeClock) -> None:
-    desk = Desk()
+    desk = ControlledTurns()
     async with desk.loop:
         desk.push("a")
         await desk.running("a")

@@ -14,8 +14,8 @@ from safepoint.agent import Agent, ToolContext, tool
 from safepoint.events import CallRecorded
 from safepoint.worker import NatsBroker
 from safepoint.worker.broker import BrokerConnection
+from tests.kit.workers import logged
 from tests.session.paying import CLERK, ROUNDS, scripted
-from tests.worker.lab import logged
 from tests.worker.toiling import FOLDER, note
 
 NATS, NAMESPACE, KILLS = "PAY_NATS", "PAY_NAMESPACE", "PAY_KILLS"

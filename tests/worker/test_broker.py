@@ -2,7 +2,8 @@
 
 import asyncio
 
-from tests.worker.lab import New, each_broker, eventually, linked
+from tests.kit.waiting import eventually
+from tests.kit.workers import New, each_broker, linked
 
 pytestmark = each_broker
 

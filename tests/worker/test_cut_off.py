@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.kit.workers import New, each_broker, hosting, working
 from tests.session.cut_off import WORDS, CutOff
-from tests.worker.lab import New, each_broker, hosting, working
 
 
 @each_broker

@@ -4,8 +4,8 @@ import pytest
 
 from safepoint.errors import UsageError
 from safepoint.session import NotFound, SessionEnded
-from tests.session.lab import talker
-from tests.worker.lab import New, each_broker, hosting, memory, working
+from tests.kit.agents import talker
+from tests.kit.workers import New, each_broker, hosting, memory, working
 
 
 async def test_without_a_worker_there_is_nothing_to_open():

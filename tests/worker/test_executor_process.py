@@ -6,9 +6,11 @@ import signal
 from pathlib import Path
 
 from safepoint.worker import RemoteHost
+from tests.kit.programs import gone
+from tests.kit.waiting import eventually
+from tests.kit.worker_process import WorkerProcess, worker_process
+from tests.kit.workers import hosting, nats, until_kind
 from tests.worker.cast import TARGET
-from tests.worker.lab import eventually, gone, hosting, nats, until_kind
-from tests.worker.processes import WorkerProcess, worker_process
 
 LEASE = 1.5
 

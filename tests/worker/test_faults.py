@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TORTURE, counts
-from tests.rigs.nats import nats_server
+from tests.kit.nats import nats_server
 from tests.worker.faulty import lab
 
 KILLS = counts(4, 50)

@@ -11,7 +11,7 @@ import nats
 import pytest
 
 from tests.conftest import TORTURE, counts
-from tests.rigs.nats import NatsServer, free_port, nats_server
+from tests.kit.nats import NatsServer, free_port, nats_server
 from tests.worker.faulty import PATIENCE, Lab, lab
 
 AWAY = 5.0  # seconds for the answer to a stop while the broker is away

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rigs.nats import nats_server
+from tests.kit.nats import nats_server
 from tests.worker.faulty import Client, Lab, Member, lab
 from tests.worker.paying import NAMESPACE, NATS
 

@@ -16,7 +16,7 @@ from safepoint.run import Aborted, Completed
 from safepoint.session import LoggedEvent, SessionBusy
 from safepoint.worker import BrokerError
 from tests.conftest import counts
-from tests.rigs.nats import NatsServer, nats_server
+from tests.kit.nats import NatsServer, nats_server
 from tests.worker.faulty import Lab, _read, lab
 from tests.worker.paying import KILLS, NAMESPACE, NATS
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import counts
-from tests.rigs.nats import nats_server
+from tests.kit.nats import nats_server
 from tests.worker.faulty import LEASE, Lab, Member, lab
 from tests.worker.faulty import Client as Talker
 

@@ -10,7 +10,7 @@ import nats
 import pytest
 
 from tests.conftest import counts
-from tests.rigs.nats import NatsServer, nats_server
+from tests.kit.nats import NatsServer, nats_server
 from tests.worker.faulty import LEASE, Lab, Wire, lab
 from tests.worker.laws import SLACK
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from safepoint.worker import Broker, LeaseInForce, MemoryBroker, NatsBroker, Worker
-from tests.session.lab import held, talker
-from tests.worker.lab import New, each_broker, ends, eventually, hosting, linked, logged, until_kind, working
+from tests.kit.agents import gated_agent, talker
+from tests.kit.waiting import eventually
+from tests.kit.workers import New, each_broker, ends, hosting, linked, logged, until_kind, working
 
 
 def with_lease(broker: Broker, lease: float) -> Broker:
@@ -29,7 +30,7 @@ async def refused(agent: Any, broker: Broker, **options: Any) -> str:
 @each_broker
 async def test_a_worker_with_another_lease_is_refused_and_the_turn_that_runs_is_left_alone(new: New):
     broker = new(lease=6.0)
-    agent, released = held("the end")
+    agent, released = gated_agent("the end")
     async with hosting(broker) as host, linked(broker) as connection, working(agent, broker, name="w1") as worker:
         await host.create("s")
         await host.send("s", "hello", turn_id="t1")

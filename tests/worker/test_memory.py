@@ -8,7 +8,7 @@ import pytest
 
 from safepoint.errors import UsageError
 from safepoint.worker import MemoryBroker
-from tests.worker.lab import SECONDS, linked
+from tests.kit.workers import SECONDS, linked
 
 
 class Elsewhere:

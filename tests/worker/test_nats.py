@@ -11,8 +11,8 @@ from nkeys import PREFIX_BYTE_USER, encode_seed, from_seed
 
 from safepoint.errors import UsageError
 from safepoint.worker import BrokerError, NatsBroker
-from tests.rigs.nats import free_port, nats_server, shared_url
-from tests.worker.lab import linked, nats
+from tests.kit.nats import free_port, nats_server, shared_url
+from tests.kit.workers import linked, nats
 
 
 async def test_a_broker_can_be_sent_to_another_process():
@@ -44,7 +44,7 @@ async def test_a_server_that_is_not_there_is_named():
 
 
 async def test_a_server_without_jetstream_is_told_apart(tmp_path: Path):
-    from tests.rigs.nats import server_binary
+    from tests.kit.nats import server_binary
 
     port = free_port()
     process = subprocess.Popen([server_binary(), "-a", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL)

@@ -6,8 +6,8 @@ import pytest
 
 from safepoint.errors import UsageError
 from safepoint.worker import NatsBroker
-from tests.rigs.nats import nats_server
-from tests.worker.lab import SECONDS, linked, nats
+from tests.kit.nats import nats_server
+from tests.kit.workers import SECONDS, linked, nats
 
 
 async def test_who_does_not_want_to_be_told_of_returns_is_not():

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.worker.lab import linked, nats
+from tests.kit.workers import linked, nats
 
 
 async def test_streams_that_are_there_stay_as_they_are():

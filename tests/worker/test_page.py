@@ -6,12 +6,12 @@ from contextlib import AsyncExitStack
 from playwright.async_api import expect
 
 from safepoint.worker import MemoryBroker, NatsBroker, RemoteHost, Worker
-from tests.rigs.nats import free_port, new_namespace, shared_url
-from tests.server.background import in_background
-from tests.server.browser import Lab, chromium, is_idle, is_running, lab, picture, say, stop_button  # noqa: F401
-from tests.server.lab import serving_host
+from tests.kit.background import in_background
+from tests.kit.browser import Lab, chromium, is_idle, is_running, lab, picture, say, stop_button  # noqa: F401
+from tests.kit.nats import free_port, new_namespace, shared_url
+from tests.kit.servers import serving_host
+from tests.kit.worker_process import worker_process
 from tests.worker.agents import helper
-from tests.worker.processes import worker_process
 
 WORKERS = 3
 

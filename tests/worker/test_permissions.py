@@ -10,7 +10,7 @@ import pytest
 
 from safepoint.events import TextStreamed
 from safepoint.worker import BrokerError, NatsBroker, RemoteHost, Worker
-from tests.rigs.nats import nats_server, new_namespace
+from tests.kit.nats import nats_server, new_namespace
 from tests.worker.agents import helper
 
 STREAMS = ("log", "inbox", "stops", "sessions", "workers", "dead", "orders")

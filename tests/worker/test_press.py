@@ -7,8 +7,8 @@ from typing import Any
 from safepoint import AbortReason
 from safepoint.agent import tool
 from safepoint.models.scripted import Call
-from tests.session.lab import talker
-from tests.worker.lab import SECONDS, New, each_broker, hosting, until_kind, working
+from tests.kit.agents import talker
+from tests.kit.workers import SECONDS, New, each_broker, hosting, until_kind, working
 from tests.worker.test_remote_tool import parent_of, the_session
 
 

@@ -9,9 +9,9 @@ from safepoint.errors import UsageError
 from safepoint.models.scripted import Stall
 from safepoint.testing.conformance import CASES, Case
 from safepoint.worker import Broker
-from tests.session.lab import talker
-from tests.worker.lab import SECONDS, New, each_broker, hosting, memory, until_kind, working
-from tests.worker.rigs import memory_broker, nats_broker, remote
+from tests.kit.agents import talker
+from tests.kit.hosts import memory_broker, nats_broker, remote
+from tests.kit.workers import SECONDS, New, each_broker, hosting, memory, until_kind, working
 
 BROKERS = {"memory": memory_broker, "nats": nats_broker}
 

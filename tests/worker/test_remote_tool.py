@@ -13,20 +13,10 @@ from safepoint.models.scripted import Call, Error, Stall
 from safepoint.run import Aborted
 from safepoint.session import Host, LocalHost, LoggedEvent, MemoryStore, Session
 from safepoint.worker import Broker, BrokerError, MemoryBroker, RemoteHost, remote_tool
-from tests.session.lab import asked, talker, until
-from tests.worker.lab import (
-    SECONDS,
-    New,
-    each_broker,
-    ends,
-    eventually,
-    hosting,
-    linked,
-    logged,
-    memory,
-    until_kind,
-    working,
-)
+from tests.kit.agents import asked, talker
+from tests.kit.sessions import until
+from tests.kit.waiting import eventually
+from tests.kit.workers import SECONDS, New, each_broker, ends, hosting, linked, logged, memory, until_kind, working
 
 
 @asynccontextmanager

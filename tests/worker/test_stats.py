@@ -1,7 +1,8 @@
 """Owns the tests of what a worker counts."""
 
-from tests.session.lab import talker
-from tests.worker.lab import eventually, hosting, memory, until_kind, working
+from tests.kit.agents import talker
+from tests.kit.waiting import eventually
+from tests.kit.workers import hosting, memory, until_kind, working
 
 
 async def test_orders_are_counted_and_told_to_whoever_lists_the_workers():

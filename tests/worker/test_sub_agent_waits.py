@@ -8,9 +8,10 @@ import pytest
 from safepoint.agent import Agent
 from safepoint.models.scripted import Call, ScriptedModel, Stall
 from safepoint.worker import RemoteHost, remote_tool
-from tests.session.lab import talker
+from tests.kit.agents import talker
+from tests.kit.waiting import eventually
+from tests.kit.workers import New, each_broker, hosting, nats, until_kind, working
 from tests.worker.chiefs import CHIEF, NAMESPACE, RESEARCHER, URL
-from tests.worker.lab import New, each_broker, eventually, hosting, nats, until_kind, working
 
 
 def chief_of(host: RemoteHost, name: str, below: str, *, calls: int = 1) -> Agent:

@@ -1,18 +1,8 @@
 """Owns the tests of a worker's control plane: what it takes, gives up, finds again, and how it makes way."""
 
 from safepoint.models.scripted import Stall
-from tests.session.lab import talker
-from tests.worker.lab import (
-    New,
-    each_broker,
-    ends,
-    hosting,
-    linked,
-    logged,
-    memory,
-    until_kind,
-    working,
-)
+from tests.kit.agents import talker
+from tests.kit.workers import New, each_broker, ends, hosting, linked, logged, memory, until_kind, working
 
 
 @each_broker

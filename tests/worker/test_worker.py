@@ -10,15 +10,14 @@ from safepoint.agent import tool
 from safepoint.errors import UsageError
 from safepoint.models.scripted import Call, Stall
 from safepoint.worker import BrokerError, MemoryBroker, NatsBroker, RemoteHost, Worker
-from tests.rigs.nats import free_port
-from tests.session.lab import held, talker
-from tests.worker.cast import TARGET, actor
-from tests.worker.lab import (
+from tests.kit.agents import gated_agent, talker
+from tests.kit.nats import free_port
+from tests.kit.waiting import eventually
+from tests.kit.workers import (
     SECONDS,
     New,
     each_broker,
     ends,
-    eventually,
     hosting,
     linked,
     logged,
@@ -27,6 +26,7 @@ from tests.worker.lab import (
     until_kind,
     working,
 )
+from tests.worker.cast import TARGET, actor
 
 
 async def outcome(host: RemoteHost, session: str, turn_id: str) -> Any:
@@ -184,7 +184,7 @@ async def test_a_deadline_counts_on_when_another_worker_goes_on(new: New):
 @each_broker
 async def test_a_rolling_deploy_loses_no_turn(new: New):
     broker = new()
-    agent, released = held("the end")
+    agent, released = gated_agent("the end")
     async with hosting(broker) as host, linked(broker) as connection:
         first = Worker(agent, broker, idle_for=0.05)
         await first.start()

@@ -16,8 +16,8 @@ import pytest
 
 from safepoint.abort import callbacks
 from safepoint.abort.callbacks import BLOCKED_SECONDS, WARN_SECONDS, CallbackThreads, _Worker
-from tests.abort.programs import wait_until
 from tests.conftest import counts
+from tests.kit.waiting import wait_until
 
 SECONDS = 10.0
 

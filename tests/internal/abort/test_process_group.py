@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from safepoint.abort import process_group
 from safepoint.abort.process_group import MARK, has_procfs, marked, members, send
-from tests.abort.programs import wait_until
+from tests.kit.waiting import wait_until
 
 
 @contextmanager

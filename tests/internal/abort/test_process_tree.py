@@ -19,7 +19,8 @@ from safepoint.abort.process_tree import (
     parent_of,
     send,
 )
-from tests.abort.programs import alive, wait_until
+from tests.kit.programs import alive
+from tests.kit.waiting import wait_until
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from safepoint.abort import (
     processes,
     run_process,
 )
-from tests.abort.programs import alive, wait_until
 from tests.abort.test_processes import LONG, STUBBORN, aborted, running, sh
+from tests.kit.programs import alive
+from tests.kit.waiting import wait_until
 
 
 class Folder:

@@ -19,8 +19,8 @@ from safepoint.abort import (
     threads,
 )
 from safepoint.testing import drain_ready_tasks
-from tests.abort.programs import wait_until
 from tests.abort.test_threads import SECONDS
+from tests.kit.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import pytest
 from safepoint import Aborted, Completed
 from safepoint.run import StopAt
 from safepoint.run.stop import Scope
-from tests.agent.lab import statuses, stopped
 from tests.agent.test_algebra import AFTER_MODEL, AFTER_TOOLS, BEGUN, NOW, SAFE_POINT, Tree
+from tests.kit.agents import statuses, stopped
 
 
 @pytest.mark.parametrize(

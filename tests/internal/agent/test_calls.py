@@ -12,7 +12,7 @@ from safepoint.agent import Agent, ToolContext, tool
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Context
 from safepoint.run.partial_work import PartialWork
-from tests.agent.lab import called, contents, stopped
+from tests.kit.agents import called, contents, stopped
 
 
 async def test_system_exit_is_meant_for_the_program_and_leaves_every_call_with_a_result():

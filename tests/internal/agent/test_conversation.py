@@ -8,7 +8,7 @@ from safepoint.agent.conversation import Conversation, PartialAnswer
 from safepoint.agent.history import INTERRUPTED, NOT_RUN, UNKNOWN
 from safepoint.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from safepoint.run import Usage
-from tests.agent.lab import called
+from tests.kit.agents import called
 
 HI = UserMessage(text="hi there")
 REQUEST = ModelRequest(messages=(HI,))

@@ -17,8 +17,8 @@ from safepoint.run import (
     MemoryCheckpoints,
     SqliteCheckpoints,
 )
-from tests.flow.lab import Trail, one
 from tests.flow.test_checkpoint_saver import EACH, ID, given
+from tests.kit.flows import Trail, one
 
 
 @pytest.fixture(params=["memory", "folder", "sqlite"])

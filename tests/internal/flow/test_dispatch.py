@@ -12,14 +12,14 @@ from safepoint import Completed
 from safepoint.flow import NodeContext
 from safepoint.flow.dispatch import LEAVE_SECONDS
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.flow.lab import FOREVER, Lab, Trail
 from tests.flow.test_dispatch import tidied
+from tests.kit.flows import FOREVER, NodeRecorder, Trail
 
 
 async def test_a_clean_up_that_fails_or_hangs_is_a_warning_and_not_the_outcome(
     clock: FakeClock, caplog: pytest.LogCaptureFixture
 ):
-    flow = Lab().line("flow", "a")
+    flow = NodeRecorder().line("flow", "a")
     after: list[str] = []
 
     @flow.cleanup

@@ -6,12 +6,12 @@ One execution of a flow: stopped at safe points, saved before anyone is told.
 from safepoint import AbortController, Aborted
 from safepoint.flow.flow_run import SAVE_SECONDS
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.flow.lab import Lab, Trail
 from tests.flow.test_flow_run import Failing
+from tests.kit.flows import NodeRecorder, Trail
 
 
 async def test_a_store_that_hangs_does_not_keep_a_stopped_flow(clock: FakeClock):
-    lab, store = Lab(), Failing()
+    lab, store = NodeRecorder(), Failing()
     store.hanging = True
     controller = AbortController()
     flow = lab.line("flow", "a", "b")

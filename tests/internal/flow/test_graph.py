@@ -7,12 +7,12 @@ from typing import Any
 
 from safepoint.flow import END, End, Flow
 from safepoint.flow.graph import Graph, children
-from tests.flow.lab import Lab, Trail
 from tests.flow.test_graph import nothing
+from tests.kit.flows import NodeRecorder, Trail
 
 
 def fingerprint(*names: str, **more: Any) -> str:
-    return Lab().line("flow", *names, **more).graph().fingerprint
+    return NodeRecorder().line("flow", *names, **more).graph().fingerprint
 
 
 def test_the_fingerprint_changes_with_the_shape_and_only_with_it():
@@ -27,11 +27,11 @@ def test_the_fingerprint_changes_with_the_shape_and_only_with_it():
         flow.route("sub", END)
         return flow.graph()
 
-    assert around(Lab().line("c", "x")).fingerprint != around(Lab().line("c", "y")).fingerprint
+    assert around(NodeRecorder().line("c", "x")).fingerprint != around(NodeRecorder().line("c", "y")).fingerprint
 
 
 def test_the_flows_inside_a_node_are_known_by_name():
-    lab = Lab()
+    lab = NodeRecorder()
     flow: Flow[Trail, Any] = Flow("flow", start="sub")
     left = lab.line("left", "l")
     flow.subflow("sub", left)

@@ -17,7 +17,7 @@ from safepoint.run import CheckpointError, Context
 from safepoint.run.journal import Journal
 from safepoint.run.partial_work import PartialWork
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.flow.lab import Lab, Trail, one
+from tests.kit.flows import NodeRecorder, Trail, one
 
 
 class Waiting(Journal):
@@ -62,7 +62,7 @@ class Call:
 
 
 async def test_in_a_tool_call_it_tells_where_it_is_before_the_first_node_and_after_every_node():
-    call, lab = Call(), Lab()
+    call, lab = Call(), NodeRecorder()
     state = await lab.line("report", "a", "b")(call.ctx, Trail())
     assert state.notes == ["a", "b"]
     assert [event.flow for event in call.saved] == ["report"] * 3
@@ -72,7 +72,7 @@ async def test_in_a_tool_call_it_tells_where_it_is_before_the_first_node_and_aft
 
 
 async def test_each_of_these_places_can_be_gone_on_from():
-    call, lab = Call(), Lab()
+    call, lab = Call(), NodeRecorder()
     flow = lab.line("report", "a", "b", "c")
     await flow(call.ctx, Trail())
     for saved, rest in zip(call.saved, (["a", "b", "c"], ["b", "c"], ["c"], []), strict=True):
@@ -82,7 +82,7 @@ async def test_each_of_these_places_can_be_gone_on_from():
 
 
 async def test_it_goes_on_when_what_it_told_is_on_record():
-    journal, lab = Waiting(), Lab()
+    journal, lab = Waiting(), NodeRecorder()
     journal.gate = asyncio.Event()
     call = Call(journal=journal)
     running = asyncio.ensure_future(lab.line("report", "a", "b")(call.ctx, Trail()))
@@ -94,7 +94,7 @@ async def test_it_goes_on_when_what_it_told_is_on_record():
 
 
 async def test_a_stop_ends_the_wait_for_the_record():
-    journal, lab = Waiting(), Lab()
+    journal, lab = Waiting(), NodeRecorder()
     journal.gate = asyncio.Event()
     call = Call(journal=journal)
     running = asyncio.ensure_future(lab.line("report", "a", "b")(call.ctx, Trail()))
@@ -108,7 +108,7 @@ async def test_a_stop_ends_the_wait_for_the_record():
 
 
 async def test_what_cannot_be_recorded_fails_the_flow_and_no_node_begins():
-    journal, lab = Waiting(), Lab()
+    journal, lab = Waiting(), NodeRecorder()
     journal.error = CheckpointError("the disk is full")
     with pytest.raises(CheckpointError, match="the disk is full"):
         await lab.line("report", "a")(Call(journal=journal).ctx, Trail())
@@ -116,7 +116,7 @@ async def test_what_cannot_be_recorded_fails_the_flow_and_no_node_begins():
 
 
 async def test_inside_of_a_scatter_it_tells_at_most_four_times_a_second(clock: FakeClock):
-    call, lab = Call(), Lab()
+    call, lab = Call(), NodeRecorder()
 
     async def body(item: int, ctx: NodeContext[Any]) -> None:
         await ctx.signal.sleep(0.01)
@@ -140,7 +140,7 @@ async def test_inside_of_a_scatter_it_tells_at_most_four_times_a_second(clock: F
 
 
 async def test_a_flow_called_in_a_node_is_told_with_the_flow_around_it_only():
-    call, lab = Call(), Lab()
+    call, lab = Call(), NodeRecorder()
     inner = lab.line("inner", "i1", "i2")
 
     async def node(state: Trail, ctx: NodeContext[Any]) -> None:
@@ -151,7 +151,7 @@ async def test_a_flow_called_in_a_node_is_told_with_the_flow_around_it_only():
 
 
 async def test_the_keys_of_its_nodes_come_from_the_call_and_are_the_same_when_it_begins_again():
-    lab = Lab()
+    lab = NodeRecorder()
     flow, other = lab.line("report", "a"), lab.line("other", "b")
     for _ in range(2):  # the call runs again, after a crash before anything was told, say
         ctx = Call("talk:call-1").ctx
@@ -182,7 +182,7 @@ async def test_a_state_that_is_not_json_runs_and_it_is_said_once_what_that_means
 
 
 async def test_what_other_work_has_left_behind_is_refused():
-    flow = Lab().line("report", "a")
+    flow = NodeRecorder().line("report", "a")
     with pytest.raises(UsageError, match="cannot go on from what work of the kind 'crawl' has left behind"):
         await flow(Call().ctx, PartialWork("crawl", "{}"))
     with pytest.raises(CheckpointError, match="what the stopped tool call has left behind cannot be read"):

@@ -12,7 +12,7 @@ from safepoint import Retry
 from safepoint.errors import UsageError
 from safepoint.flow import FlowError
 from safepoint.flow.node_options import checked_name, checked_policy, field, make_step
-from tests.flow.lab import Trail
+from tests.kit.flows import Trail
 
 
 async def scout(state: Trail) -> str:

@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safepoint.flow.position import ParallelAt, Position, ScatterAt, SubflowAt
-from tests.flow.lab import Lab, Trail
+from tests.kit.flows import NodeRecorder, Trail
 
 
 def at(*names: str, flow: str = "flow") -> Position:
-    return Position.start(Lab().line(flow, *names).graph(), Trail())
+    return Position.start(NodeRecorder().line(flow, *names).graph(), Trail())
 
 
 def test_it_starts_before_the_first_node_and_moves_on():

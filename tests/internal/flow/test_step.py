@@ -4,7 +4,7 @@ One node that is a function: its attempts, its copy of the state, and whether to
 """
 
 from safepoint.flow.step import adapted
-from tests.flow.lab import Trail, one
+from tests.kit.flows import Trail, one
 
 
 async def test_a_node_may_do_without_the_context():

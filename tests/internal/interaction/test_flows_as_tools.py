@@ -15,8 +15,8 @@ from safepoint.events import FlowSaved, event_from_json, event_to_json
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Outcome
 from safepoint.run.partial_work import PartialWork
-from tests.agent.lab import contents, statuses, stopped
 from tests.interaction.test_flows_as_tools import ASK, DONE, Office, stop_in_b, through_json
+from tests.kit.agents import contents, statuses, stopped
 
 
 @pytest.mark.parametrize("travels", [stopped, through_json], ids=["as an object", "as JSON"])

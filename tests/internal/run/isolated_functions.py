@@ -14,7 +14,8 @@ from typing import Any
 
 from safepoint.abort import AbortSignal, current_signal
 from safepoint.run.isolate import run_isolated
-from tests.abort.programs import alive, wait_until
+from tests.kit.programs import alive
+from tests.kit.waiting import wait_until
 
 FOREVER = 60.0  # longer than any test
 

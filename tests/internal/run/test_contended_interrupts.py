@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from safepoint.run import AbortInterrupt
-from tests.abort.programs import SOURCES, VERSIONS, python_of, wait_until
 from tests.conftest import counts
 from tests.internal.run.test_interrupt import Gate, Worker, nap
+from tests.kit.programs import SOURCES, VERSIONS, python_of
+from tests.kit.waiting import wait_until
 
 PROGRAM = Path(__file__).with_name("interrupts_program.py")
 

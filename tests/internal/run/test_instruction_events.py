@@ -9,9 +9,9 @@ from functools import partial
 
 from safepoint.run import AbortInterrupt, instruction_events
 from safepoint.run.interrupt import InterruptibleCall
-from tests.abort.programs import wait_until
 from tests.internal.run.test_contended_interrupts import tracing
 from tests.internal.run.test_interrupt import SECONDS, Gate, Worker, nap
+from tests.kit.waiting import wait_until
 
 
 def test_it_is_switched_on_by_the_first_and_off_by_the_last():

@@ -21,8 +21,8 @@ import pytest
 from safepoint.errors import UsageError
 from safepoint.run import AbortInterrupt
 from safepoint.run.interrupt import InterruptibleCall
-from tests.abort.programs import wait_until
 from tests.conftest import counts
+from tests.kit.waiting import wait_until
 
 SECONDS = 20.0
 let_go = partial(time.sleep, 0)  # real time: none, it only lets other threads run

@@ -21,11 +21,11 @@ from safepoint.abort import AbortController, AbortError, AbortSignal, AbortTimeo
 from safepoint.errors import RemoteError, UsageError
 from safepoint.run import ChildDied, isolate
 from safepoint.run.isolate import IsolatedEnd, run_isolated, target_of
-from tests.abort.programs import alive
 from tests.conftest import counts
 from tests.internal.run import isolated_functions as functions
 from tests.internal.run.isolated_functions import Counter, Folder, running
 from tests.internal.run.test_isolated_calls import LONG, NEVER, aborted, both_loops
+from tests.kit.programs import alive
 
 
 @pytest.fixture

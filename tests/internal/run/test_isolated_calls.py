@@ -7,9 +7,9 @@ import textwrap
 import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal
-from tests.abort.programs import alive
 from tests.internal.run import isolated_functions as functions
 from tests.internal.run.isolated_functions import Folder, running
+from tests.kit.programs import alive
 
 LONG = 60.0  # a grace that no test waits for
 

@@ -18,10 +18,11 @@ from safepoint.abort import AbortController, AbortError, AbortReason, AbortSigna
 from safepoint.run import isolated_child
 from safepoint.run.isolate import run_isolated
 from safepoint.run.isolated_child import HEADER, CallRaised, CallReturned, Channel, ChildCall, ParentConnection
-from tests.abort.programs import alive, wait_until
 from tests.internal.run import isolated_functions as functions
 from tests.internal.run.isolated_functions import Folder
 from tests.internal.run.test_isolated_programs import NEVER, ROOT, program
+from tests.kit.programs import alive
+from tests.kit.waiting import wait_until
 
 
 @pytest.fixture

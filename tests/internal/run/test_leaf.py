@@ -5,8 +5,8 @@ Leaves: the gate, the ladder, the receipt. Awaits, threads, processes and stream
 
 from safepoint.run import Context, Policy
 from safepoint.run.leaf import kind_of
+from tests.kit.leaves import forever
 from tests.run import leaf_functions
-from tests.run.bench import forever
 
 
 def test_what_is_declared_async_is_awaited_and_everything_else_gets_a_thread():

@@ -18,8 +18,8 @@ from safepoint.server.metrics import Metrics
 from safepoint.server.openapi import document
 from safepoint.session import LocalHost
 from tests.conftest import counts
-from tests.server.background import Background
-from tests.server.lab import Faucet, Served, serving
+from tests.kit.background import Background
+from tests.kit.servers import ControlledModel, Served, serving
 
 PARTS = [(path, method) for path, calls in document()["paths"].items() for method in calls if method != "parameters"]
 OPERATIONS = [part for part in PARTS if part[0] != "/api/sessions/{session}/events"]
@@ -37,10 +37,10 @@ class Parrot:
 
 async def test_the_document_is_served_and_describes_every_route_and_no_other():
     described = {(method.upper(), path) for path, method in PARTS}
-    routes: list[Route] = Api(LocalHost(Agent(Faucet())), Limits(), Metrics()).routes()
+    routes: list[Route] = Api(LocalHost(Agent(ControlledModel())), Limits(), Metrics()).routes()
     there = {(method, route.path) for route in routes for method in (route.methods or set()) - {"HEAD"}}
     assert described == there | {("GET", "/healthz"), ("GET", "/metrics")}
-    async with serving(Agent(Faucet())) as served:
+    async with serving(Agent(ControlledModel())) as served:
         assert (await served.call("GET", "/openapi.json")).json() == document()
 
 

@@ -25,8 +25,8 @@ from safepoint.events import (
 from safepoint.session import Session, SqliteStore
 from safepoint.session.log import read
 from tests.conftest import counts
+from tests.kit.sessions import lines
 from tests.session import crashing
-from tests.session.lab import lines
 
 KILLS = counts(10, 200)
 ROUND = 5  # kills of one file

@@ -24,18 +24,10 @@ from safepoint.run.wire import WireError
 from safepoint.session import MemoryStore, Session, SessionInUse
 from safepoint.session.store import LogRecord
 from safepoint.testing import drain_ready_tasks
-from tests.session.lab import (
-    GatedStore,
-    asked,
-    ends,
-    first_text,
-    happens,
-    held,
-    is_valid,
-    said,
-    talker,
-    until,
-)
+from tests.kit.agents import asked, gated_agent, talker
+from tests.kit.sessions import ends, first_text, is_valid, said, until
+from tests.kit.stores import GatedStore
+from tests.kit.waiting import loop_until
 from tests.session.test_engine import of, stop
 
 
@@ -183,14 +175,14 @@ async def test_a_turn_that_was_taken_up_after_a_crash_can_be_stopped_in_the_queu
 
 async def test_a_second_writer_is_noticed_and_nothing_is_told_as_done() -> None:
     store = GatedStore()
-    agent, released = held("hello")
+    agent, released = gated_agent("hello")
     session = await Session.open("s", agent=agent, store=store)
     turn = session.send("hi", turn_id="t")
     await until(session, lambda event: isinstance(event, ToolCalled))
     await session.saved()
     store.shut()
     released.set()
-    await happens(lambda: turn.outcome is not None)
+    await loop_until(lambda: turn.outcome is not None)
     stranger = LogRecord(10_000, event_to_json(await an_end("t")), "t")
     await MemoryStore.append(store, "s", [stranger], durable=True)
     store.gate.set()

@@ -9,7 +9,7 @@ from safepoint.models.scripted import Stall
 from safepoint.session import LocalHost, MemoryStore
 from safepoint.session.store import LogRecord
 from safepoint.testing import drain_ready_tasks
-from tests.session.lab import talker
+from tests.kit.agents import talker
 from tests.session.test_host import ended
 
 

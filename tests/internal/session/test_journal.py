@@ -13,7 +13,10 @@ from safepoint.run import Aborted
 from safepoint.session import MemoryStore, Session
 from safepoint.session.store import LogRecord
 from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.session.lab import GatedStore, happens, stored, talker, until
+from tests.kit.agents import talker
+from tests.kit.sessions import stored, until
+from tests.kit.stores import GatedStore
+from tests.kit.waiting import loop_until
 from tests.session.test_journal import payer
 
 
@@ -48,7 +51,7 @@ async def test_a_tool_that_only_reads_waits_for_no_record() -> None:
     async with Session.open("s", agent=payer(ran, effects="read"), store=store) as session:
         turn = session.send("go", turn_id="1")
         await store.writing.wait()
-        await happens(lambda: ran)
+        await loop_until(lambda: ran)
         store.gate.set()
         assert (await turn).status == "completed"
 

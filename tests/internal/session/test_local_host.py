@@ -10,9 +10,9 @@ from safepoint.models.scripted import Stall
 from safepoint.session import LocalHost, MemoryStore
 from safepoint.session.session_state import MAX_RESUMES
 from safepoint.session.store import LogRecord
-from tests.session.lab import talker
+from tests.kit.agents import talker
+from tests.kit.hosts import end_of, seen
 from tests.session.test_local_host import crashed, speaking
-from tests.session.watching import end_of, seen
 
 
 async def test_deploys_do_not_count_as_attempts() -> None:

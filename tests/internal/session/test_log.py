@@ -17,7 +17,7 @@ from safepoint.session.log import PAGE, RECENT, SessionLog
 from safepoint.session.store import LogRecord
 from safepoint.testing import drain_ready_tasks
 from tests.conftest import counts
-from tests.session.lab import FailingStore, GatedStore
+from tests.kit.stores import FailingStore, GatedStore
 
 
 def text(words: str) -> Event:

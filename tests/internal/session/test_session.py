@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from safepoint.session import MemoryStore, Session
 from safepoint.session.store import LogRecord
 from tests.conftest import counts
-from tests.session.lab import (
-    talker,
-)
+from tests.kit.agents import talker
 
 
 class Paperless(MemoryStore):

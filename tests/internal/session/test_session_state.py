@@ -23,7 +23,7 @@ from safepoint.events import (
 from safepoint.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from safepoint.session.session_state import SessionState, TurnRecord
 from safepoint.session.unfinished_work import UnfinishedWork
-from tests.session.lab import said
+from tests.kit.sessions import said
 
 RECEIPT = Receipt(None, None, 0.0)
 

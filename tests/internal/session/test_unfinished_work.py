@@ -17,7 +17,7 @@ from safepoint.events import (
 from safepoint.messages import ToolResult, UserMessage
 from safepoint.run.partial_work import PartialWork
 from safepoint.session.unfinished_work import UnfinishedWork
-from tests.agent.lab import agents_kept
+from tests.kit.agents import agents_kept
 
 HI = UserMessage(text="hi")
 

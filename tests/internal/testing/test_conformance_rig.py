@@ -4,7 +4,7 @@ import pytest
 
 from safepoint.session import Session
 from safepoint.testing.conformance_rig import Cast
-from tests.session.lab import said, until
+from tests.kit.sessions import said, until
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,3 @@
 """Owns the servers that the tests beside it may ask for."""
 
-from tests.rigs.llama import llama as llama
+from tests.kit.providers.llama import llama as llama

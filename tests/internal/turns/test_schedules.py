@@ -25,7 +25,7 @@ from safepoint.run.stop import NO_STOP
 from safepoint.testing import FakeClock, drain_ready_tasks
 from safepoint.turns import InterruptedTurn, PreemptAck, Turn, TurnLoop, TurnPlan
 from tests.conftest import TORTURE, counts
-from tests.turns.desk import SAFE, balanced
+from tests.kit.turn_loops import SAFE, balanced
 
 
 @pytest.fixture(scope="module", autouse=True)

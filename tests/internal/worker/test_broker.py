@@ -10,7 +10,8 @@ import pytest
 
 from safepoint.worker import BrokerError
 from safepoint.worker.broker import Fenced, Key, NoResponders, Order, Queue, RequestTimeout, StreamEntry
-from tests.worker.lab import LEASE, New, each_broker, eventually, linked
+from tests.kit.waiting import eventually
+from tests.kit.workers import LEASE, New, each_broker, linked
 
 ANY: Queue = ("any", "helper")
 

@@ -12,8 +12,9 @@ from safepoint.models.scripted import Stall
 from safepoint.session import NotFound
 from safepoint.worker.broker import BrokerConnection
 from safepoint.worker.protocol import Placement, SendCall, StopCall, from_json, to_json
-from tests.session.lab import talker
-from tests.worker.lab import New, each_broker, eventually, hosting, linked, memory, until_kind, working
+from tests.kit.agents import talker
+from tests.kit.waiting import eventually
+from tests.kit.workers import New, each_broker, hosting, linked, memory, until_kind, working
 
 
 @each_broker

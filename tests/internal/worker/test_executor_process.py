@@ -7,9 +7,11 @@ import signal
 import time
 
 from safepoint.worker.executor_process import ORPHAN_SECONDS
+from tests.kit.programs import gone
+from tests.kit.waiting import eventually
+from tests.kit.worker_process import worker_process
+from tests.kit.workers import hosting, nats
 from tests.worker.cast import TARGET
-from tests.worker.lab import eventually, gone, hosting, nats
-from tests.worker.processes import worker_process
 from tests.worker.test_executor_process import LEASE, QUICK, at_work
 
 

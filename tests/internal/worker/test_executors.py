@@ -15,9 +15,11 @@ from safepoint.worker.broker import BrokerConnection
 from safepoint.worker.executors import Executor, InlineExecutor, ProcessExecutor
 from safepoint.worker.protocol import Assignment, CloseCall, Ending, SendCall, StopCall, to_json
 from safepoint.worker.worker_loop import WorkerLoop
-from tests.session.lab import talker
+from tests.kit.agents import talker
+from tests.kit.programs import gone
+from tests.kit.waiting import eventually
+from tests.kit.workers import SECONDS, ends, linked, logged, nats
 from tests.worker.cast import TARGET
-from tests.worker.lab import SECONDS, ends, eventually, gone, linked, logged, nats
 
 ORDER = Assignment("s", "actor", "w", idle_for=0.01)
 

@@ -6,7 +6,7 @@ Two who take themselves for the owner of a session: cut off, stalled, or given o
 from pathlib import Path
 
 from safepoint.worker.protocol import Reply, StopCall, from_json, to_json
-from tests.rigs.nats import nats_server
+from tests.kit.nats import nats_server
 from tests.worker.faulty import lab
 from tests.worker.test_faults_owners import LONG
 

@@ -11,8 +11,8 @@ import pytest
 
 from safepoint.worker import LeaseInForce, Worker, supervisor
 from safepoint.worker.broker import Queue
-from tests.session.lab import talker
-from tests.worker.lab import SECONDS, New, each_broker, linked, working
+from tests.kit.agents import talker
+from tests.kit.workers import SECONDS, New, each_broker, linked, working
 from tests.worker.test_lease_agreement import refused, with_lease
 
 ANY: Queue = ("any", "talker")
@@ -90,7 +90,7 @@ async def test_a_worker_that_was_not_seen_for_long_and_finds_another_lease_leave
 
 async def test_a_worker_whose_connection_comes_back_finds_the_lease_that_is_in_force_then():
     from safepoint.worker.nats_connection import NatsConnection
-    from tests.worker.lab import nats
+    from tests.kit.workers import nats
 
     broker = nats(lease=6.0)
     async with linked(broker) as connection, linked(replace(broker, lease=3.0)) as other:

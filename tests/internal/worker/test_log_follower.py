@@ -16,8 +16,10 @@ from safepoint.worker import MemoryBroker
 from safepoint.worker.broker import BrokerConnection, Key
 from safepoint.worker.log_follower import LogFollower
 from safepoint.worker.store import BrokerStore
-from tests.session.lab import talker, until
-from tests.worker.lab import SECONDS, New, each_broker, eventually, linked
+from tests.kit.agents import talker
+from tests.kit.sessions import until
+from tests.kit.waiting import eventually
+from tests.kit.workers import SECONDS, New, each_broker, linked
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from safepoint.worker import MemoryBroker, log_reader, store
 from safepoint.worker.broker import BrokerConnection
 from safepoint.worker.log_reader import LogReader, RecordUnpacker, last_seq
 from safepoint.worker.store import BrokerStore, packed
-from tests.worker.lab import New, each_broker, linked
+from tests.kit.workers import New, each_broker, linked
 
 SMALL = 7  # characters of a message in these tests
 texts = st.text(max_size=3 * SMALL)

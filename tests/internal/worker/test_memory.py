@@ -11,7 +11,7 @@ import pytest
 
 from safepoint.worker import MemoryBroker
 from safepoint.worker.broker import NoResponders, Queue
-from tests.worker.lab import SECONDS, linked
+from tests.kit.workers import SECONDS, linked
 from tests.worker.test_memory import Elsewhere
 
 ANY: Queue = ("any", "helper")

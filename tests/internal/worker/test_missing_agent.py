@@ -5,7 +5,7 @@ from safepoint.messages import AssistantMessage, ToolCall, UserMessage
 from safepoint.run import Context, Failed, settle
 from safepoint.session import Session
 from safepoint.worker.missing_agent import MissingAgent
-from tests.session.lab import said
+from tests.kit.sessions import said
 
 WHY = "worker 'w' has no agent 'poet'"
 

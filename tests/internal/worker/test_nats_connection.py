@@ -10,8 +10,8 @@ import pytest
 
 from safepoint.worker import BrokerError, NatsBroker
 from safepoint.worker.broker import Fenced, Queue
-from tests.rigs.nats import nats_server
-from tests.worker.lab import SECONDS, linked, nats
+from tests.kit.nats import nats_server
+from tests.kit.workers import SECONDS, linked, nats
 
 ANY: Queue = ("any", "helper")
 

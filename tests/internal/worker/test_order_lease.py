@@ -22,7 +22,8 @@ from safepoint.worker.protocol import (
     to_json,
 )
 from safepoint.worker.stats import Stats
-from tests.worker.lab import SECONDS, eventually, linked
+from tests.kit.waiting import eventually
+from tests.kit.workers import SECONDS, linked
 
 ANY: Queue = ("any", "helper")
 GRACE = 0.1

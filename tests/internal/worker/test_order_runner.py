@@ -30,8 +30,10 @@ from safepoint.worker.protocol import (
     StopCall,
     to_json,
 )
-from tests.session.lab import asked, held, said, talker
-from tests.worker.lab import SECONDS, ends, eventually, linked, logged
+from tests.kit.agents import asked, gated_agent, talker
+from tests.kit.sessions import said
+from tests.kit.waiting import eventually
+from tests.kit.workers import SECONDS, ends, linked, logged
 
 USER = AbortReason("user", "enough").to_dict()
 
@@ -133,7 +135,7 @@ async def test_the_inbox_is_worked_off_in_order_and_then_nothing_is_left():
 
 async def test_a_message_that_comes_later_is_found_also_if_nobody_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("safepoint.worker.order_runner.LOOK_SECONDS", 0.02)
-    agent, released = held("one")
+    agent, released = gated_agent("one")
     async with linked(MemoryBroker()) as connection:
         await send(connection, "t1")
         async with at_work(connection, agent) as work:
@@ -187,7 +189,7 @@ async def test_a_stop_that_cannot_be_read_is_one_and_its_turn_is_not_put_aside()
 
 
 async def test_a_stop_that_was_recorded_while_its_session_was_open_keeps_the_turn_from_beginning():
-    agent, released = held("one")
+    agent, released = gated_agent("one")
     async with linked(MemoryBroker()) as connection:
         await send(connection, "t1")
         async with at_work(connection, agent) as work:
@@ -201,7 +203,7 @@ async def test_a_stop_that_was_recorded_while_its_session_was_open_keeps_the_tur
 
 
 async def test_a_stop_of_a_turn_that_is_not_here_yet_hits_no_other_one():
-    agent, released = held("one")
+    agent, released = gated_agent("one")
     async with linked(MemoryBroker()) as connection:
         await send(connection, "t1")
         async with at_work(connection, agent) as work:
@@ -220,7 +222,7 @@ async def test_a_stop_of_a_turn_that_is_not_here_yet_hits_no_other_one():
 
 async def test_the_end_of_a_turn_that_never_began_is_not_taken_for_the_end_of_the_one_that_runs():
     """Whoever ends what does not stop would take nothing to be running, and would end nothing."""
-    agent, released = held("one")
+    agent, released = gated_agent("one")
     async with linked(MemoryBroker()) as connection:
         await send(connection, "t1", "t2")
         async with at_work(connection, agent) as work:
@@ -484,7 +486,7 @@ async def test_a_message_of_a_newer_version_ends_as_failed_and_says_why():
 
 
 async def test_a_turn_that_did_not_want_to_wait_is_refused_where_one_runs():
-    agent, released = held("one")
+    agent, released = gated_agent("one")
     async with linked(MemoryBroker()) as connection:
         await send(connection, "t1")
         async with at_work(connection, agent) as work:

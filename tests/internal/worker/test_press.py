@@ -11,8 +11,8 @@ from safepoint.errors import UsageError
 from safepoint.models.scripted import Call
 from safepoint.worker.protocol import StopCall, Unreadable, from_json, to_json
 from safepoint.worker.stop_sender import recorded_stops
-from tests.session.lab import talker
-from tests.worker.lab import SECONDS, New, each_broker, hosting, linked, until_kind, working
+from tests.kit.agents import talker
+from tests.kit.workers import SECONDS, New, each_broker, hosting, linked, until_kind, working
 from tests.worker.test_press import Deaf
 
 

@@ -11,10 +11,11 @@ import pytest
 from safepoint.worker import NatsBroker, Worker, process_pool
 from safepoint.worker.executors import ProcessExecutor
 from safepoint.worker.process_pool import CannotStart
-from tests.rigs.nats import free_port
+from tests.kit.nats import free_port
+from tests.kit.waiting import eventually
+from tests.kit.worker_process import ROOT
+from tests.kit.workers import SECONDS, ends, hosting, linked, logged, nats, until_kind, working
 from tests.worker.breaking import BROKEN, TARGET
-from tests.worker.lab import SECONDS, ends, eventually, hosting, linked, logged, nats, until_kind, working
-from tests.worker.processes import ROOT
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from safepoint.errors import UsageError
 from safepoint.worker import MemoryBroker
 from safepoint.worker.protocol import Placement, Reply, SendCall, to_json
-from tests.session.lab import talker
-from tests.worker.lab import New, each_broker, hosting, linked, logged, until_kind, working
+from tests.kit.agents import talker
+from tests.kit.workers import New, each_broker, hosting, linked, logged, until_kind, working
 
 
 async def test_an_end_that_is_not_written_is_not_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,7 @@ from safepoint.events import ToolCalled
 from safepoint.run import Completed
 from safepoint.session.log import read
 from safepoint.session.session_state import OWN
-from tests.worker.lab import (
-    New,
-    each_broker,
-)
+from tests.kit.workers import New, each_broker
 from tests.worker.test_remote_tool import heard, lost_parent, results
 
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from safepoint.worker.stall_detector import BEAT_SECONDS, LATE_SECONDS, StallDetector
-from tests.worker.lab import eventually
+from tests.kit.waiting import eventually
 
 
 async def test_a_pulse_that_has_not_begun_or_has_ended_is_never_late() -> None:

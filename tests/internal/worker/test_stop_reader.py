@@ -13,8 +13,9 @@ from safepoint.worker.protocol import StopCall, to_json
 from safepoint.worker.stall_detector import StallDetector
 from safepoint.worker.stop_reader import LOOKS, StopReader
 from tests.internal.worker.test_order_runner import at_work, record, send
-from tests.session.lab import happens, talker
-from tests.worker.lab import ends, logged
+from tests.kit.agents import talker
+from tests.kit.waiting import loop_until
+from tests.kit.workers import ends, logged
 
 
 class Counted:
@@ -87,7 +88,7 @@ async def test_who_looks_while_a_request_is_on_its_way_waits_for_the_next_one() 
     async with reading() as made, asyncio.TaskGroup() as group:
         made.counted.open.clear()
         first = group.create_task(made.reader.look())
-        await happens(lambda: made.counted.requests == 1)
+        await loop_until(lambda: made.counted.requests == 1)
         await made.record("t1")  # after the broker has read what it will answer
         second = group.create_task(made.reader.look())
         await asyncio.sleep(0)
@@ -115,7 +116,7 @@ async def test_a_look_lasts_until_the_broker_answers_or_the_reader_is_closed() -
         assert (made.applied, made.counted.requests) == (["t1"], 3)
         made.counted.open.clear()
         waiting = group.create_task(made.reader.look())
-        await happens(lambda: made.counted.requests == 4)
+        await loop_until(lambda: made.counted.requests == 4)
         made.reader.close()
         await waiting
         await made.reader.look()
@@ -154,7 +155,7 @@ async def test_a_broken_connection_lets_no_tool_begin_and_the_wait_ends_when_the
     async with at_work(counted.connection, payer(ran)) as work:
         await work.begins("t1")
         counted.open.clear()
-        await happens(lambda: any(e.event.kind == "call_recorded" for e in work.session._engine.log._recent))
+        await loop_until(lambda: any(e.event.kind == "call_recorded" for e in work.session._engine.log._recent))
         work.runner.cut("the lease is lost")
         assert await work.left() == "left"
     assert ran == []

@@ -9,7 +9,7 @@ from safepoint.session.loop_tasks import LoopTasks
 from safepoint.worker.broker import BrokerConnection
 from safepoint.worker.protocol import Reply, StopCall, from_json, to_json
 from safepoint.worker.stop_sender import StopSender, recorded_stops
-from tests.worker.lab import New, each_broker, linked
+from tests.kit.workers import New, each_broker, linked
 
 CALL = StopCall("t1", "NOW")
 

@@ -7,7 +7,8 @@ from safepoint.session.store import LogRecord
 from safepoint.worker.broker import StreamEntry
 from safepoint.worker.log_reader import last_seq
 from safepoint.worker.store import BrokerStore, LogAppended, packed
-from tests.worker.lab import New, each_broker, eventually, linked
+from tests.kit.waiting import eventually
+from tests.kit.workers import New, each_broker, linked
 
 
 @each_broker

@@ -12,13 +12,13 @@ from safepoint.models.scripted import Stall
 from safepoint.worker import Broker, MemoryBroker
 from safepoint.worker.broker import BrokerConnection, Queue
 from safepoint.worker.protocol import Placement, SendCall, to_json
-from tests.session.lab import held, talker
-from tests.worker.lab import (
+from tests.kit.agents import gated_agent, talker
+from tests.kit.waiting import eventually
+from tests.kit.workers import (
     SECONDS,
     New,
     each_broker,
     ends,
-    eventually,
     hosting,
     linked,
     logged,
@@ -111,8 +111,8 @@ async def test_an_order_that_was_tried_too_often_is_a_dead_letter_and_its_turn_i
 async def give_back(connection: BrokerConnection, times: int) -> None:
     """As often as that somebody took the order and came to nothing."""
     for _ in range(times):
-        (held,) = await connection.take([ANY], 1, 5)
-        await held.give_back()
+        (gated_agent,) = await connection.take([ANY], 1, 5)
+        await gated_agent.give_back()
 
 
 @each_broker
@@ -164,7 +164,7 @@ async def test_an_order_that_nobody_can_read_is_given_up_like_any_other(new: New
 
 async def test_an_order_for_what_is_being_worked_on_here_is_given_back():
     broker = nats()
-    agent, released = held("one")
+    agent, released = gated_agent("one")
     async with linked(broker) as connection, working(agent, broker) as worker, hosting(broker) as host:
         await host.create("s")
         await host.send("s", "hello", turn_id="t")

@@ -7,8 +7,9 @@ import time
 from safepoint.worker import MemoryBroker
 from safepoint.worker.protocol import Assignment, CloseCall, SendCall, StopCall, to_json
 from safepoint.worker.worker_loop import WorkerLoop
-from tests.session.lab import talker
-from tests.worker.lab import SECONDS, ends, eventually, linked, logged
+from tests.kit.agents import talker
+from tests.kit.waiting import eventually
+from tests.kit.workers import SECONDS, ends, linked, logged
 
 
 async def test_work_that_is_begun_in_another_thread_runs_in_the_loop_of_the_workshop():

@@ -9,14 +9,14 @@ import time
 from safepoint import run_process
 from safepoint.run import Completed, Context, Policy, leaf, settle
 from safepoint.run.wire import outcome_from_json, outcome_to_json
-from tests.abort.programs import alive
-from tests.run.bench import Bench
-from tests.run.owned.lab import children, stop, until
+from tests.kit.leaves import LeafRig, stop
+from tests.kit.programs import alive, children
+from tests.kit.waiting import until
 from tests.run.owned.test_programs import seconds
 
 
 async def test_a_receipt_that_is_asked_for_later_says_that_a_program_has_ended_since():
-    bench, started = Bench(), []
+    bench, started = LeafRig(), []
 
     def tool(ctx: Context, value: object) -> None:
         started.append(subprocess.Popen(["sleep", "300"]))
@@ -163,7 +163,7 @@ async def test_a_run_inside_of_a_run_names_what_is_its_own():
 
 
 async def test_the_accounts_of_many_leaves_do_not_add_up():
-    bench = Bench()
+    bench = LeafRig()
 
     def tool(ctx: Context, value: object) -> None:
         subprocess.run(["true"], check=False)

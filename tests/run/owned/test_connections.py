@@ -14,7 +14,9 @@ import urllib.request
 import pytest
 
 from safepoint.run import Context, Policy
-from tests.run.owned.lab import Gate, silent_server, stop, until
+from tests.kit.leaves import Gate, stop
+from tests.kit.programs import silent_server
+from tests.kit.waiting import until
 
 ENDLESS = "with recursive r(x) as (select 1 union all select x + 1 from r) select count(*) from r"
 

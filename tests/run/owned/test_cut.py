@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.abort.programs import CORE, VERSIONS, python_of
 from tests.conftest import counts
+from tests.kit.programs import CORE, VERSIONS, python_of
 
 PROGRAM = """
 import asyncio, json, socket, subprocess, threading, urllib.request

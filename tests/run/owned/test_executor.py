@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from safepoint.run import Context, detached, leaf, settle
-from tests.run.owned.lab import Gate, children, stop, until
+from tests.kit.leaves import Gate, stop
+from tests.kit.programs import children
+from tests.kit.waiting import until
 from tests.run.owned.test_programs import seconds
 
 

@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from safepoint.run import Context, Policy, leaf, settle
-from tests.abort.programs import VERSIONS, printed, run_core
-from tests.run.owned.lab import Gate, silent_server, stop, until
+from tests.kit.leaves import Gate, stop
+from tests.kit.programs import VERSIONS, printed, run_core, silent_server
+from tests.kit.waiting import until
 
 
 def test_it_is_installed_with_the_first_leaf_and_not_at_import():

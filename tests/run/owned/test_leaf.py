@@ -12,8 +12,9 @@ from safepoint import Aborted, Agent, tool
 from safepoint.messages import ToolResult
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Context, LeafTimeout, Policy, leaf
-from tests.run.bench import Bench
-from tests.run.owned.lab import Gate, children, stop, until
+from tests.kit.leaves import Gate, LeafRig, stop
+from tests.kit.programs import children
+from tests.kit.waiting import until
 from tests.run.owned.test_programs import seconds
 
 pytestmark = [
@@ -93,7 +94,7 @@ async def test_a_call_that_ended_with_all_it_started_is_told_as_interrupted():
 
 async def test_a_leaf_whose_caller_is_told_to_go_while_it_waits_for_its_programs_is_written_down():
     begun = asyncio.Event()
-    bench = Bench()
+    bench = LeafRig()
 
     async def starts(ctx: Context, value: object) -> None:
         processes.append(subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 300 & wait; wait"]))
@@ -140,7 +141,7 @@ async def swallows_the_interruption(ctx: Context, length: str) -> str:
 @pytest.mark.parametrize("abandon", [None, 20.0], ids=["inline", "in a task"])
 @pytest.mark.parametrize("work", [blocks_the_loop, swallows_the_interruption])
 async def test_what_an_async_leaf_makes_of_a_program_that_its_limit_has_ended_is_dropped(work, abandon):
-    bench = Bench()
+    bench = LeafRig()
     with pytest.raises(LeafTimeout):
         await leaf(bench.ctx, work, seconds(), policy=Policy(timeout=0.3, abandon_after=abandon))
     assert bench.entries()[-1].fate == "stopped"

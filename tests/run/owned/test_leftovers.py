@@ -7,8 +7,8 @@ import anyio.to_thread
 import pytest
 
 from safepoint.run import Context, Policy, leaf
-from tests.abort.programs import printed
-from tests.run.owned.lab import Gate, stop
+from tests.kit.leaves import Gate, stop
+from tests.kit.programs import printed
 
 
 @pytest.mark.backends("asyncio", "uvloop", "eager")

@@ -13,9 +13,9 @@ from multiprocessing.util import spawnv_passfds
 import pytest
 
 from safepoint.run import Context, Policy, Receipt, detached, leaf
-from tests.abort.programs import alive
-from tests.run.bench import Bench
-from tests.run.owned.lab import children, stop, until
+from tests.kit.leaves import LeafRig, stop
+from tests.kit.programs import alive, children
+from tests.kit.waiting import until
 
 pytestmark = [
     pytest.mark.usefixtures("programs_of_closed_loops"),
@@ -343,7 +343,7 @@ async def test_a_forked_program_of_a_finished_leaf_is_known():
     def start(ctx: Context, value: object) -> None:
         pids.append(os.posix_spawnp("sleep", ["sleep", "300"], os.environ))
 
-    bench = Bench()
+    bench = LeafRig()
     await leaf(bench.ctx, start)
     [_, entry] = bench.entries()
     assert (entry.kind, entry.fate, entry.pid) == ("program", "still_running", pids[0])

@@ -14,7 +14,9 @@ import pytest
 
 from safepoint import AbortController
 from safepoint.run import Context, Policy, leaf, settle
-from tests.run.owned.lab import Gate, children, silent_server, stop, until
+from tests.kit.leaves import Gate, stop
+from tests.kit.programs import children, silent_server
+from tests.kit.waiting import until
 from tests.run.owned.test_programs import seconds
 
 pytestmark = [

@@ -9,7 +9,7 @@ import pytest
 
 from safepoint import run_in_thread
 from safepoint.run import Context, Policy
-from tests.run.owned.lab import Gate, stop
+from tests.kit.leaves import Gate, stop
 
 
 async def test_a_loop_inside_a_tool_is_ended_through_its_main_task():

@@ -6,11 +6,11 @@ The account of a leaf: what it lists, what it ends, and what it says of it later
 from typing import Any
 
 from safepoint.run import Context, leaf
-from tests.run.bench import Bench
+from tests.kit.leaves import LeafRig
 
 
 async def test_a_leaf_that_starts_nothing_has_no_account():
-    bench = Bench()
+    bench = LeafRig()
     runs: list[Any] = []
 
     async def tool(ctx: Context, value: object) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from safepoint.run.owned import connections
-from tests.abort.programs import wait_until
+from tests.kit.waiting import wait_until
 
 
 def test_a_connection_that_merely_lies_in_a_variable_is_not_touched():

@@ -8,7 +8,7 @@ import pytest
 from safepoint.run import Policy
 from safepoint.run.leaf_run import LeafRun
 from safepoint.testing import FakeClock
-from tests.run.bench import Bench
+from tests.kit.leaves import LeafRig
 
 pytestmark = [
     pytest.mark.usefixtures("programs_of_closed_loops"),
@@ -28,7 +28,7 @@ pytestmark = [
 async def test_when_a_leaf_is_being_interrupted_its_policy_says(
     clock: FakeClock, policy: Policy, at_once: bool, after_grace: bool
 ):
-    bench = Bench()
+    bench = LeafRig()
     run = LeafRun(bench.ctx, "tool", "await", policy)
     run.begin()
     assert not run.being_interrupted
@@ -40,7 +40,7 @@ async def test_when_a_leaf_is_being_interrupted_its_policy_says(
 
 
 async def test_its_own_limit_interrupts_a_leaf_that_only_sees_the_signal(clock: FakeClock):
-    bench = Bench()
+    bench = LeafRig()
     run = LeafRun(bench.ctx, "tool", "await", Policy(on_abort="cooperate", timeout=2))
     run.begin()
     clock.advance(2)

@@ -8,7 +8,7 @@ from typing import Any
 
 from safepoint.run.interrupt import InterruptibleCall
 from safepoint.run.owned.threads import FIRST_SECONDS, LAST_SECONDS, Sampler, ThreadWork
-from tests.abort.programs import wait_until
+from tests.kit.waiting import wait_until
 
 
 class Nobody:

@@ -1,4 +1,4 @@
-"""Owns a `safepoint serve` in a child process, and how a test talks to it."""
+"""`safepoint serve` in a child process, and a client for it."""
 
 import json
 import os
@@ -15,8 +15,8 @@ import httpx
 ROOT = Path(__file__).parents[2]
 
 
-class Child:
-    """One server. `with Child("--db", path) as child:`; whatever is left of it at the end is killed."""
+class ServerProcess:
+    """One server. `with ServerProcess("--db", path) as child:`; whatever is left of it at the end is killed."""
 
     def __init__(self, *options: str, agent: str | None = "tests.server.agents:helper", port: int = 0) -> None:
         named = [] if agent is None else [agent]
@@ -38,7 +38,7 @@ class Child:
         self.url = self.address.partition("/#")[0]
         self.client = httpx.Client(base_url=self.url, timeout=20, trust_env=False, verify=False)
 
-    def __enter__(self) -> "Child":
+    def __enter__(self) -> "ServerProcess":
         return self
 
     def __exit__(self, *about: object) -> None:

@@ -1,4 +1,4 @@
-"""Flows to try things on: nodes that say that they ran, and wait where they are told to."""
+"""Flows for tests: nodes that record that they ran, and that wait or fail where the test wants it."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class Trail:
     found: list[str] = field(default_factory=list)
 
 
-class Lab:
+class NodeRecorder:
     """Makes nodes. `ran`: those that began, in order; `keys`: with which idempotency keys.
 
     Those in `stuck` wait for ever, once, and say so with `reached`; those in `broken` raise; those in `after` wait.

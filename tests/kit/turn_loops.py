@@ -1,4 +1,4 @@
-"""Owns what tests of turn loops stand on: turns that do what a test tells them, and a strict look at the books."""
+"""A turn loop whose turns do what the test says, and a check that every accepted item is in exactly one bucket."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ SAFE = object()
 Told = Callable[[], object]
 
 
-class Desk:
+class ControlledTurns:
     """A loop with one item per turn. A turn waits to be told: `step` (a safe point), `finish`, `fail`."""
 
     def __init__(self, **options: Any) -> None:

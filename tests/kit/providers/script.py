@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
-from tests.rigs.wire import Answering, Exchange, WireServer
+from tests.kit.providers.wire import Answering, Exchange, WireServer
 
 __all__ = [
     "Answer",

@@ -1,4 +1,4 @@
-"""Owns clocks that bring about moments which no amount of waiting would hit."""
+"""Clocks that bring about moments which no amount of waiting would hit."""
 
 from collections.abc import Callable
 

@@ -1,11 +1,13 @@
-"""Owns programs that tests run beside themselves, and waiting for what they do."""
+"""Programs that tests run beside themselves, the processes that are alive, and a server that never answers."""
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -72,11 +74,56 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    """Block this thread until the condition is true. Bounded."""
-    __tracebackhide__ = True
-    for _ in range(10_000):
-        if condition():
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError("it did not come true in time")
+def gone(*pids: int) -> bool:
+    """Whether none of these processes runs; one that waits to be collected does not."""
+
+    def runs(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    return not any(map(runs, pids))
+
+
+def children(command: str) -> list[int]:
+    """The living processes with this command line; a word alone may stand anywhere in it."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/cmdline", "rb") as file:
+                    words = file.read()
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    state = file.read().rpartition(b")")[2].split()[0]
+            except OSError:
+                continue
+            # Several words are a whole command: not that of a program which is about to become it, such as `env`.
+            wanted = words.startswith(command.encode()) if "\0" in command else command.encode() in words
+            if wanted and state not in (b"Z", b"X"):
+                found.append(int(entry))
+    return found
+
+
+@contextmanager
+def silent_server() -> Iterator[tuple[str, list[socket.socket]]]:
+    """A server that takes connections and never says anything: its address, and the connections it has."""
+    connections: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            while True:
+                try:
+                    connections.append(listener.accept()[0])
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/", connections
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(SECONDS)
+            for connection in connections:
+                connection.close()

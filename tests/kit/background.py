@@ -1,4 +1,4 @@
-"""Owns an event loop in a thread of its own, for tests that must not run on one: browsers, fuzzers, child processes."""
+"""An event loop in a thread of its own, for tests that must not run on one: browsers, fuzzers, child processes."""
 
 import asyncio
 import functools

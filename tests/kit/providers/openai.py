@@ -15,8 +15,8 @@ no answer. It is served by a thread of its own; `exchange.closed.wait(5)` waits 
 import json
 from typing import Any
 
-from tests.rigs import history
-from tests.rigs.script import End, Fails, ScriptedServer, ToolCall, new_id
+from tests.kit.providers import openai_rules as history
+from tests.kit.providers.script import End, Fails, ScriptedServer, ToolCall, new_id
 
 __all__ = ["Provider"]
 

@@ -1,7 +1,7 @@
 """Owns a real inference server for tests: llama.cpp's own, in a process of its own, with a tiny random model.
 
     # conftest.py
-    from tests.rigs.llama import llama as llama       # a session-scoped fixture; xdist workers have one each
+    from tests.kit.providers.llama import llama as llama  # a session-scoped fixture; xdist workers have one each
 
     async def test_something(llama: Llama):
         model = OpenAIModel("tiny", base_url=llama.base_url, api_key="any")

@@ -1,19 +1,20 @@
-"""Owns what tests of agents stand on: models that say anything, and reading what came out of a run."""
+"""Agents and models for tests, and ways to read the result of a run."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from safepoint import Aborted, AbortSignal, Completed, TimedOut
+from safepoint import Aborted, AbortSignal, Agent, Completed, TimedOut, tool
 from safepoint.agent import AgentResult, AgentRun, AnswerEnded, CallDelta, Chunk, ModelRequest, TextDelta, validate
 from safepoint.events import Event
 from safepoint.messages import AssistantMessage, Message, ToolResult
+from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Outcome, Retry
 
 ONCE = Retry(attempts=1)
 
 
-class Raw:
+class ChunkModel:
     """A model that yields exactly these chunks, one list per request; an exception among them is raised."""
 
     name = "raw"
@@ -102,6 +103,24 @@ def of_kind(events: Iterable[Event], kind: type[Any]) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
-async def within(seconds: float, awaitable: Any) -> Any:
-    async with asyncio.timeout(seconds):
-        return await awaitable
+def talker(*answers: Any, name: str = "talker", **options: Any) -> Agent:
+    return Agent(ScriptedModel(*answers), name=name, **options)
+
+
+def gated_agent(answer: str) -> tuple[Agent, asyncio.Event]:
+    """An agent that answers when it is let go, and not before."""
+    released = asyncio.Event()
+
+    @tool
+    async def hold() -> str:
+        await released.wait()
+        return "go"
+
+    return talker([Call("hold")], answer, tools=[hold]), released
+
+
+def asked(agent: Agent) -> int:
+    """How often its model was asked."""
+    model = agent.model
+    assert isinstance(model, ScriptedModel)
+    return len(model.requests)

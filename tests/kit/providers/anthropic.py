@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tests.rigs.script import End, Fails, ScriptedServer, ToolCall, new_id
+from tests.kit.providers.script import End, Fails, ScriptedServer, ToolCall, new_id
 
 __all__ = ["Anthropic"]
 

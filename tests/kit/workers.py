@@ -1,11 +1,9 @@
-"""Owns what tests of workers stand on: both brokers, links that end with the test, and how to wait for what happens."""
+"""Brokers, hosts and workers that end with the test, and ways to read what the broker has on record."""
 
 import asyncio
-import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from safepoint.events import Event
 from safepoint.session import Host, LoggedEvent
 from safepoint.worker import Broker, MemoryBroker, NatsBroker, RemoteHost, Worker
 from safepoint.worker.broker import BrokerConnection
-from tests.rigs.nats import shared_url
+from tests.kit.nats import shared_url
 
 SECONDS = 15.0
 LEASE = 1.5
@@ -61,15 +59,6 @@ async def working(agents: Any, broker: Broker, **options: Any) -> AsyncIterator[
         await worker.close()
 
 
-async def eventually(fact: Callable[[], Awaitable[Any]], seconds: float = SECONDS) -> Any:
-    """Ask again and again until the answer is true: of what happens in other threads and processes."""
-    limit = time.monotonic() + seconds
-    while not (found := await fact()):
-        assert time.monotonic() < limit, "it did not happen"
-        await asyncio.sleep(0.01)  # real time: it happens elsewhere
-    return found
-
-
 async def until(host: Host, session: str, wanted: Callable[[Event], bool], after: int = 0) -> LoggedEvent:
     """The first event that fits."""
     async with asyncio.timeout(SECONDS), aclosing(host.events(session, after)) as events:
@@ -109,15 +98,3 @@ def ends(events: list[Event]) -> dict[str, Any]:
             assert turn_id not in found, f"turn {turn_id} has two ends"
             found[turn_id] = outcome
     return found
-
-
-def gone(*pids: int) -> bool:
-    """Whether none of these processes runs; one that waits to be collected does not."""
-
-    def runs(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-
-    return not any(map(runs, pids))

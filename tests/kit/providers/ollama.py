@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tests.rigs.script import End, Fails, ScriptedServer, ToolCall
+from tests.kit.providers.script import End, Fails, ScriptedServer, ToolCall
 
 __all__ = ["Ollama"]
 

@@ -1,4 +1,4 @@
-"""Owns workers in processes of their own, as an operator starts them, and kills them."""
+"""`safepoint worker` in a child process, which a test kills or drains."""
 
 import asyncio
 import os

@@ -13,8 +13,8 @@ import pytest
 from playwright.async_api import Browser, BrowserContext, Locator, Page, async_playwright, expect
 
 from safepoint.agent import Agent
-from tests.server.background import Background
-from tests.server.lab import Served, serving
+from tests.kit.background import Background
+from tests.kit.servers import Served, serving
 
 PICTURES = Path(__file__).parents[2] / ".cache" / "pages"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -1,4 +1,4 @@
-"""Owns a real server on loopback for tests: an agent whose words the test lets out, a client, a reader of events."""
+"""A real server on loopback, an agent whose words the test releases, an HTTP client and a reader of events."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from safepoint.session import Host, LocalHost, Store
 SECONDS = 20.0
 
 
-class Faucet:
+class ControlledModel:
     """A model that says what the test lets out, when it lets it out. `asked` counts the requests."""
 
     name = "faucet"
