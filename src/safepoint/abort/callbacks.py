@@ -1,11 +1,15 @@
-"""Owns the threads that run callbacks of a clock's timers, so that one which blocks delays no other. Knows no timers.
+"""Owns the threads that run the callbacks of a clock's timers, so that a callback that blocks delays no other.
 
-Callbacks run in the order in which they were posted, one after the other, on one thread. If one has not returned after
-`BLOCKED_SECONDS`, a new thread goes on with the next one, and the old thread ends when its callback returns. So a
-thousand quick callbacks need one thread, and a callback that blocks costs a thread but holds up nothing. One that has
-not returned after `WARN_SECONDS` is named in a warning.
+Callbacks run one after the other on one thread, in the order in which they were posted. If one has not returned after
+`BLOCKED_SECONDS`, a new thread continues with the next one, and the old thread ends when its callback returns. So a
+thousand quick callbacks need one thread, and a callback that blocks costs one thread but delays nothing. A callback
+that has not returned after `WARN_SECONDS` is named in a warning.
 
-Threads blocked in callbacks cannot watch themselves. The timer thread watches them: it alone calls `post` and `look`.
+A thread that is blocked in a callback cannot watch itself. The timer thread does that: it alone calls `post` and
+`look`, so their state needs no lock. Between the timer thread and a callback thread there is one race, when a callback
+returns at the moment at which its thread counts as blocked. Both then try to take the one item of `_Worker.turn` with
+`pop()`, which is atomic. Exactly one gets it and runs the next callback: the callback thread continues, or the timer
+thread starts a new thread and the old one ends. Two threads would run callbacks out of order, none would stop them all.
 """
 
 import logging
@@ -32,42 +36,44 @@ _FOLDER = os.path.dirname(__file__) + os.sep
 
 
 class _Worker:
-    """One callback thread, and the callback that it runs now."""
+    """One callback thread and the callback that it is running."""
 
     __slots__ = ("began", "callback", "thread_id", "turn", "warned")
 
     def __init__(self) -> None:
-        # Holds one item while a callback runs: the right to run the next callback. `pop()` is atomic, so exactly one
-        # of two gets it: this thread, when its callback returns, or the timer thread, which starts another thread.
+        # Holds one item while a callback runs: the right to run the next callback.
         self.turn: list[None] = []
-        self.began: float | None = None  # None: no callback runs
+        self.began: float | None = None  # None while no callback runs
         self.callback: Callback | None = None
         self.thread_id = 0
         self.warned = False
 
 
 class CallbackThreads:
-    """Runs what is posted, in order. Neither `post` nor `look` waits for a callback."""
+    """Runs the posted callbacks in order. Neither `post` nor `look` waits for a callback."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Iterator[Callback]] = SimpleQueue()
         self._posted = 0  # changed by the timer thread only
         self._finished = 0  # changed only by the thread whose turn it is, as is `_job`
         self._job: Iterator[Callback] | None = None
-        self._worker: _Worker | None = None  # None: there is no thread yet, or the last one could not be started
+        self._worker: _Worker | None = None  # None if no thread was started yet, or the last one could not be started
         self._blocked: list[_Worker] = []
         self._reporting = False
 
     def post(self, job: Iterable[Callback]) -> None:
-        """Call each of these, one after the other; the next one is taken only when it is to be called."""
+        """Run these callbacks one after the other. Each is taken from the iterable only when it is about to run."""
         self._posted += 1
         self._jobs.put(iter(job))
 
     def look(self, now: float) -> float:
-        """Let another thread go on where one is blocked; warn of those blocked for long.
+        """Start a new thread if the current one is blocked, and warn of callbacks that block for long.
+
+        Args:
+            now: The time, by `time.monotonic()`.
 
         Returns:
-            When to look again. `inf`: nothing runs, or only what has been warned of.
+            The time of the next look; `inf` if nothing runs but callbacks that were already reported.
         """
         self._blocked = [worker for worker in self._blocked if worker.began is not None]
         worker = self._worker
@@ -85,8 +91,8 @@ class CallbackThreads:
 
     @property
     def _patience(self) -> float:
-        # The more threads are blocked already, the sooner the next one counts as blocked. Otherwise 200 callbacks that
-        # all block would have to wait for each other, the last one for 200 times the patience.
+        # The more threads are blocked, the sooner the next one counts as blocked. With a constant limit, the last of
+        # 200 callbacks that all block would start after 200 times that limit.
         return BLOCKED_SECONDS / (1 + len(self._blocked))
 
     def _start(self) -> None:
@@ -101,10 +107,10 @@ class CallbackThreads:
             worker.turn.append(None)
             worker.began = time.monotonic()
             call(worker.callback)
-            worker.callback = None  # dropped while it is watched: this may run somebody's `__del__`
+            worker.callback = None  # while `began` is still set: this may run a `__del__` that blocks
             worker.began = None
             if not _take(worker.turn):
-                return  # it took too long: another thread has gone on
+                return  # the callback took too long, and another thread has continued
 
     def _next(self) -> Callback:
         while True:
@@ -116,14 +122,14 @@ class CallbackThreads:
                 self._job = None
                 self._finished += 1
             except BaseException as error:
-                # Logging may block, so it is a callback like any other.
+                # Logging may block, so it runs as a callback, too.
                 self._job = iter([partial(log_failure, self._job, error)])
 
     def _warn(self, now: float) -> float:
         due = [worker for worker in self._blocked if not worker.warned and _runs_for(worker, now) >= WARN_SECONDS]
-        # On a thread of its own, as logging may be the very thing that blocks; on one at a time for the same reason.
+        # Logging may be what blocks, so warnings have a thread of their own, and no more than one at a time.
         if due and not self._reporting:
-            self._reporting = True  # before it starts: it says itself when it has ended
+            self._reporting = True  # set before the start: the thread itself resets it
             if _started(partial(self._report, due), "safepoint-watchdog"):
                 for worker in due:
                     worker.warned = True
@@ -135,29 +141,29 @@ class CallbackThreads:
         try:
             for worker in workers:
                 callback = worker.callback
-                what = _describe(callback, sys._current_frames().get(worker.thread_id))
-                if worker.began is not None:  # looked at last: what was read before is of this callback
+                description = _describe(callback, sys._current_frames().get(worker.thread_id))
+                if worker.began is not None:  # checked last: the description is of a callback that still runs
                     log.warning(
-                        "A timer's callback or an abort listener has not returned for %g s: %s. Other timers go on"
-                        " without it, but it keeps a thread. It should not block: see docs/signal.md",
+                        "A timer's callback or an abort listener has not returned for %g s: %s. Other timers continue"
+                        " without it, but it occupies a thread. It should not block: see docs/signal.md",
                         WARN_SECONDS,
-                        what,
+                        description,
                     )
         finally:
             self._reporting = False
 
 
 def call(callback: Callback) -> None:
-    """Call it. What it raises is logged: the thread outlives the mistakes of those who gave it something to call."""
+    """Run the callback and log what it raises, so that its thread survives."""
     try:
         callback()
     except BaseException as error:
-        with suppress(BaseException):  # a logging handler that fails as well: there is nobody left to tell
+        with suppress(BaseException):  # the logging handler failed, too: there is no way left to report it
             log_failure(callback, error)
 
 
 def log_failure(callback: object, error: BaseException) -> None:
-    """Log what a timer's callback raised."""
+    """Log the error that a timer's callback raised."""
     log.error("A timer's callback failed: %r", callback, exc_info=error)
 
 
@@ -170,7 +176,7 @@ def _take(turn: list[None]) -> bool:
 
 
 def _started(target: Callback, name: str) -> bool:
-    """False: the system has no thread to give; whoever asked tries again later."""
+    """Start a daemon thread. False if the system has no thread available; the caller tries again later."""
     try:
         threading.Thread(target=target, name=name, daemon=True).start()
     except RuntimeError:
@@ -179,25 +185,25 @@ def _started(target: Callback, name: str) -> bool:
 
 
 def _runs_for(worker: _Worker, now: float) -> float:
-    """For how many seconds its callback runs; 0 when it runs none."""
+    """For how many seconds the worker's callback has been running; 0 if it runs none."""
     began = worker.began
     return 0.0 if began is None else now - began
 
 
 def _describe(callback: Callback | None, innermost: FrameType | None) -> str:
-    """The function that was called, the line it has reached, and the line of what it has called."""
+    """The function that was called and the line it has reached, and the innermost line below it."""
     frames = []  # from the inside out, up to the loop of the callback thread
     frame = innermost
     while frame is not None and frame.f_code is not CallbackThreads._serve.__code__:
         frames.append(frame)
         frame = frame.f_back
-    # Between that loop and somebody's function stands only what is in this folder, such as `Registration.run`.
+    # Between that loop and the user's function there are only frames of this folder, such as `Registration.run`.
     outside = [frame for frame in frames if not frame.f_code.co_filename.startswith(_FOLDER)]
     if not outside:
         return repr(callback)
     function, inner = outside[-1], frames[0]
-    told = f"{function.f_code.co_qualname} at {_place(function)}"
-    return told if inner is function else f"{told} (in {_place(inner)} in {inner.f_code.co_name})"
+    text = f"{function.f_code.co_qualname} at {_place(function)}"
+    return text if inner is function else f"{text} (in {_place(inner)} in {inner.f_code.co_name})"
 
 
 def _place(frame: FrameType) -> str:

@@ -1,8 +1,9 @@
-"""Owns time: what deadlines, sleeps and timers ask. Knows nothing of signals.
+"""Owns time: the clock behind deadlines, sleeps and timers. Knows nothing of signals.
 
-The system clock's timers live on one daemon thread, so that a deadline needs no event loop, outlives the loop that
-first looked at it, and never keeps the process alive. That thread calls only what never blocks (`NonBlocking`); other
-callbacks it hands to the threads of `callbacks.py`. A test puts a clock of its own in place with `use_clock`.
+The system clock's timers live on one daemon thread. A deadline therefore needs no event loop, outlives the loop in
+which it was created, and never keeps the process alive. The timer thread itself calls only code that never blocks
+(`NonBlocking`) and passes other callbacks to the threads of `callbacks.py`. Tests install another clock with
+`use_clock`.
 """
 
 import _thread
@@ -30,32 +31,32 @@ SWEEP = 64
 
 
 class Timer:
-    """A callback that is due at a time. `disarm()` is allowed anywhere, also in `__del__` and signal handlers."""
+    """A callback that is due at a time. `disarm()` is allowed anywhere, even in `__del__` and signal handlers."""
 
     __slots__ = ("_callback", "when")
 
     def __init__(self, when: float, callback: Callable[[], object]) -> None:
         self.when = when
-        # A list, because `pop()` is atomic: of a firing and a disarming thread exactly one gets the callback.
+        # A list, because `pop()` is atomic: if one thread fires and another disarms, exactly one gets the callback.
         self._callback = [callback]
 
     @property
     def armed(self) -> bool:
-        """True until it fired or was disarmed."""
+        """Whether the timer has neither fired nor been disarmed."""
         return bool(self._callback)
 
     def disarm(self) -> bool:
-        """True: the callback will not run, because of this call."""
+        """Prevent the callback from running. True if this call did; False if it ran or was disarmed before."""
         return self.take() is not None
 
     def fire(self) -> None:
-        """Run the callback, if nobody has yet. What it raises is logged: a clock outlives its users' mistakes."""
+        """Run the callback unless it was taken before, and log what it raises, so that the clock keeps working."""
         callback = self.take()
         if callback is not None:
             call(callback)
 
     def take(self) -> Callable[[], object] | None:
-        """The callback, for the one caller who gets it; None for everybody else."""
+        """Take the callback out of the timer. Only the first call gets it, later ones get None."""
         try:
             return self._callback.pop()
         except IndexError:
@@ -63,11 +64,14 @@ class Timer:
 
 
 class NonBlocking:
-    """A timer's callback whose first part never blocks: `first()` posts or wakes, and returns what may block.
+    """A timer's callback whose first part never blocks.
 
-    The system clock's timer thread calls `first` itself, so that nothing can delay it: no thread has to be free and
-    no other callback has to return. What `first` returns it hands to other threads, which call each by itself. To a
-    clock that knows nothing of this it is a plain callback, which does all of it in the thread that calls.
+    The system clock's timer thread calls `first` itself, so it is delayed neither by a lack of threads nor by other
+    callbacks. Other threads then run the callbacks that `first` returned. For a clock without this distinction it is a
+    plain callback, which runs both parts in the calling thread.
+
+    Args:
+        first: Does the part that never blocks, and returns callbacks that may block.
     """
 
     __slots__ = ("first",)
@@ -87,26 +91,26 @@ class NonBlocking:
 
 
 class Clock(Protocol):
-    """What a clock must do. Times are absolute seconds of this clock, durations relative ones."""
+    """The interface of a clock. A time is an absolute number of seconds of this clock, a duration a relative one."""
 
     def monotonic(self) -> float:
-        """The time now."""
+        """The current time."""
         ...
 
     def time(self) -> float:
-        """The date now, in seconds since 1970: for people and records, never for waiting."""
+        """The current date in seconds since 1970. It is for people and records; waiting uses `monotonic()`."""
         ...
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
-        """Call back once `when` has come, in any thread."""
+        """Run `callback` once the time `when` is reached, in any thread."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Suspend the current task."""
+        """Suspend the current task for `seconds`."""
         ...
 
     def acquire(self, lock: threading.Lock, seconds: float | None) -> bool:
-        """Block this thread until it has the lock (True) or the time is up (False)."""
+        """Block this thread until it has acquired the lock (True) or `seconds` have passed (False)."""
         ...
 
 
@@ -123,8 +127,8 @@ class SystemClock:
         timer = Timer(when, callback)
         alarms = self._alarms
         if alarms is None:
-            # Two threads may get here at once and both start a timer thread: wasteful once, harmless, and no lock
-            # that a signal handler could find held. For the same reason not a `threading.Thread`, which takes one.
+            # Two threads may get here at once and both start a timer thread. That is wasteful but harmless, and it
+            # needs no lock, which a signal handler could find held. `threading.Thread` would take one.
             alarms = _Alarms()
             _thread.start_new_thread(alarms.serve, ())
             self._alarms = alarms
@@ -140,35 +144,41 @@ class SystemClock:
         return lock.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))
 
     def forget_thread(self) -> None:
-        """In a forked child the timer thread does not exist: start a new one when next needed."""
+        """Forget the timer thread, which does not exist in a forked child; the next timer starts a new one."""
         self._alarms = None
 
 
 class _Alarms:
-    """The timers of a clock, and the thread that waits for them. It alone owns the heap; others only add to its inbox.
+    """The timers of a clock and the thread that waits for them.
 
-    It calls nothing that could block, so that no callback can delay the timer of another. While it sleeps it is woken
-    only for what comes before its own time: waking it costs more than all the rest.
+    Only the timer thread touches the heap; other threads add to the inbox. The timer thread calls nothing that could
+    block, so no callback delays another timer. While it sleeps, it is woken only for a timer that is due before its
+    own wake-up time, because waking a thread costs more than everything else here.
+
+    That needs a lock-free agreement between `add` and `serve`. `add` first publishes (appends to the inbox), then
+    checks (compares with `_wakes_at`). `serve` first publishes the time until which it will sleep (`_wakes_at`), then
+    checks the inbox. Whatever the interleaving, one of the two sees what the other has published: `add` sees the sleep
+    and wakes the thread, or the thread sees the timer and does not sleep. If either side checked before it publishes,
+    both could miss each other, and the timer would fire only when the thread wakes up for another reason.
     """
 
     def __init__(self) -> None:
         self._inbox: deque[Timer] = deque()
         self._nudges: SimpleQueue[None] = SimpleQueue()
-        self._wakes_at = -math.inf  # while it is awake nobody has to wake it
+        self._wakes_at = -math.inf  # -inf while the thread is awake: then no timer needs to wake it
         self._heap: list[tuple[float, int, Timer]] = []
-        self._order = itertools.count()  # equal times fire in the order in which they were asked for
+        self._order = itertools.count()  # timers with equal times fire in the order in which they were added
         self._sweep_at = SWEEP
         self._callbacks = CallbackThreads()
 
     def add(self, timer: Timer) -> None:
-        """Any thread, and in the middle of anything."""
-        # It is in the inbox before the time is looked at, and the thread does the reverse: one sees the other.
-        self._inbox.append(timer)
+        """Add a timer. May be called from any thread, signal handler or `__del__`."""
+        self._inbox.append(timer)  # before `_wakes_at` is read: see the class docstring
         if timer.when < self._wakes_at or len(self._inbox) > SWEEP:
             self._nudges.put(None)
 
     def serve(self) -> None:
-        """The timer thread."""
+        """Run the timer thread."""
         threading.current_thread().name = "safepoint-timers"
         while True:
             self._take_in()
@@ -176,7 +186,7 @@ class _Alarms:
                 self._fire(heapq.heappop(self._heap)[2])
             next_look = self._callbacks.look(time.monotonic())
             self._wakes_at = min(next_look, self._heap[0][0] if self._heap else math.inf)
-            if not self._inbox:
+            if not self._inbox:  # after `_wakes_at` is set: see the class docstring
                 self._sleep(self._wakes_at)
             self._wakes_at = -math.inf
 
@@ -194,13 +204,13 @@ class _Alarms:
             self._callbacks.post(rest)
 
     def _take_in(self) -> None:
-        """All there are, before any fires: the first in the inbox need not be the first in time."""
+        """Move all timers from the inbox to the heap, before any fires: the inbox is not ordered by time."""
         while self._inbox:
             timer = self._inbox.popleft()
             heapq.heappush(self._heap, (timer.when, next(self._order), timer))
         if len(self._heap) > self._sweep_at:
-            # Disarmed timers of far-off deadlines would otherwise stay until their time: drop them each time the
-            # heap has doubled, which costs nothing per timer.
+            # Disarmed timers of distant deadlines would otherwise stay until their time. Dropping them each time the
+            # heap has doubled costs O(1) per timer.
             self._heap = [entry for entry in self._heap if entry[2].armed]
             heapq.heapify(self._heap)
             self._sweep_at = max(SWEEP, 2 * len(self._heap))
@@ -209,7 +219,7 @@ class _Alarms:
         wait = None if until == math.inf else max(0.0, until - time.monotonic())
         try:
             self._nudges.get(timeout=None if wait is None else min(wait, threading.TIMEOUT_MAX))
-            while True:  # one waking is enough for all who asked for it
+            while True:  # one wake-up serves all requests that have arrived
                 self._nudges.get_nowait()
         except Empty:
             pass
@@ -222,13 +232,13 @@ os.register_at_fork(after_in_child=SYSTEM.forget_thread)
 
 
 def current_clock() -> Clock:
-    """The clock of the code that asks: the system's, unless `use_clock` put another in its place."""
+    """The clock of the calling code: the system clock, unless `use_clock` has installed another."""
     return _clock.get()
 
 
 @contextmanager
 def use_clock(clock: C) -> Iterator[C]:
-    """Everything made inside the block runs on this clock, also in tasks and `run_in_thread` calls started there."""
+    """Use this clock inside the block, and in tasks and `run_in_thread` calls that are started there."""
     token = _clock.set(clock)
     try:
         yield clock
@@ -237,7 +247,19 @@ def use_clock(clock: C) -> Iterator[C]:
 
 
 def check_seconds(name: str, seconds: object) -> float:
-    """A relative duration: a number that is not negative and not NaN. The error names the argument."""
+    """Validate a relative duration.
+
+    Args:
+        name: The name of the argument, for the error message.
+        seconds: The duration to check.
+
+    Returns:
+        The duration as a float.
+
+    Raises:
+        TypeError: It is not a number.
+        UsageError: It is negative or NaN.
+    """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise TypeError(f"{name} must be a number of seconds, not {type(seconds).__name__}")
     if not seconds >= 0:

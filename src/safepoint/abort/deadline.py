@@ -1,7 +1,8 @@
-"""Owns the signal that aborts when its time has come. Knows nothing of who set the time.
+"""Owns the signal that aborts at a given time. Knows nothing of who set the time.
 
-Asked, it looks at its clock: that needs no loop, no thread and no timer. Only while somebody observes it does it have a
-timer, one for all. When it fires, guards are woken by the clock's timer thread itself, listeners run elsewhere.
+A deadline that is only asked (`aborted`) compares its time with the clock: that needs no loop, thread or timer. Only
+an observed deadline has a timer, one for all observers. When it fires, the clock's timer thread itself wakes the
+guards, and other threads run the listeners, which may block.
 """
 
 import os
@@ -18,9 +19,11 @@ from .signal import CompositeSignal, RootSignal
 
 __all__ = ["Deadline"]
 
-# Deadlines with listeners, which nobody else may hold on to: they are kept until their time or the last removal.
+# Deadlines with listeners. There may be no other reference to them, so they are kept alive here until they have
+# aborted or the last listener is removed.
 _kept: "dict[Deadline, bool]" = {}
-# How often this process is a fork of a fork. A timer of an earlier one has no thread here that would fire it.
+# The generation of this process: how many forks lie between it and the first one. A timer that was set in an earlier
+# generation will not fire, because its thread does not exist in this process.
 _forks = [0]
 
 
@@ -32,7 +35,13 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Deadline(RootSignal):
-    """The root that aborts when its time has come. Asked, it looks at the clock; observed, it sets one timer."""
+    """The root signal that aborts at a given time.
+
+    Args:
+        seconds: How long after now it aborts.
+        kind: The kind of its reason.
+        origin: The `file:line` of the code that set the time.
+    """
 
     __slots__ = ("_clock", "_forks", "_kind", "_origin", "_seconds", "_timer", "deadline")
 
@@ -43,8 +52,8 @@ class Deadline(RootSignal):
         self._kind: ReasonKind = kind
         self._origin = origin
         self._timer: Timer | None = None
-        self._forks = 0  # at the time when the timer was set
-        # A slot in place of the property: it is read at every look.
+        self._forks = 0  # the generation of the process that set the timer
+        # A slot instead of the property, for speed: every check reads it.
         self.deadline: float | None = self._clock.monotonic() + seconds  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @property
@@ -75,13 +84,13 @@ class Deadline(RootSignal):
         forgotten = super()._forget(registration)
         if not self._listeners:
             _kept.pop(self, None)
-            if self._listeners:  # another thread has just come to listen
+            if self._listeners:  # another thread added a listener in between
                 _kept[self] = True
         return forgotten
 
     def _arm(self) -> None:
-        # After a fork whoever observes it in the child sets the timer anew. It is not set by the fork itself: what was
-        # registered before belongs to the parent, and would send its signals and messages twice.
+        # In a forked child the first new observer sets the timer again. The fork itself does not: observers that were
+        # registered before it belong to the parent, and would act twice.
         if self._timer is not None and self._forks == _forks[0]:
             return
 
@@ -89,13 +98,13 @@ class Deadline(RootSignal):
             signal = ref()
             return () if signal is None else signal._expire()
 
-        # Weak, so that a far-off deadline does not keep what its guards and listeners held.
+        # A weak reference, so that the timer of a distant deadline does not keep the deadline and its observers alive.
         ref = weakref.ref(self, lambda _: timer.disarm())
         self._forks = _forks[0]
         timer = self._timer = self._clock.call_at(self.at, NonBlocking(expire))
 
     def _expire(self) -> Iterable[Callback]:
-        """Wake the guards. Returns what is left of `announce()`: to run the listeners, which may block."""
+        """Wake the guards, and return the rest of `announce()`: running the listeners, which may block."""
         if not self.aborted:  # some clocks fire early
             self._timer = None
             self._arm()

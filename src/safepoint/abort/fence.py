@@ -1,4 +1,8 @@
-"""Owns the fence: a resource that no longer answers once its user was aborted. Knows nothing of the resource."""
+"""Owns the fence: a proxy that refuses every use of a resource once a signal is aborted. Knows nothing of the resource.
+
+Types: of the resource only the type variable of `fence()` is known. Inside, the two functions that return the resource
+give `Any`, because a proxy forwards operations whether or not its resource has them; all other values are `object`.
+"""
 
 import datetime
 import decimal
@@ -11,7 +15,7 @@ import os
 import types
 import uuid
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from .reason import AbortError
 from .signal import AbortSignal
@@ -19,11 +23,12 @@ from .signal import AbortSignal
 __all__ = ["fence"]
 
 T = TypeVar("T")
-# Values: they do nothing, and are compared, added up and sometimes told apart by identity.
+Function: TypeAlias = Callable[..., object]
+# Values are returned unfenced: they have no effects, and code compares them, sometimes by identity.
 PLAIN = (
     *(type(None), bool, int, float, complex, decimal.Decimal, str, bytes, tuple, frozenset, enum.Enum, uuid.UUID),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, type, types.ModuleType),
-    # What C code hands to C code, such as the memory of an array; a name for the type is new in Python 3.13.
+    # A capsule, which passes a pointer between C modules. Python 3.13 has a name for this type.
     type(datetime.datetime_CAPI),
 )
 ROUTINES = (
@@ -36,14 +41,21 @@ ROUTINES = (
 
 
 def fence(obj: T, signal: AbortSignal) -> T:
-    """A stand-in for `obj` on which every call, read, write and operator raises AbortError once the signal is aborted.
+    """A proxy of `obj` whose calls, reads, writes and operators raise AbortError once the signal is aborted.
 
-    An orphaned tool that holds it has no further effect. Objects reached through attributes are fenced too; what calls
-    and operators return is not, so a cursor or a path made before the abort still works after it. Leaving a `with`
-    block is always allowed: it ends something, it begins nothing.
+    An abandoned tool that still holds the proxy has no further effect on the resource. Objects reached through
+    attributes are fenced as well. Results of calls and operators are not, so a cursor or a path made before the abort
+    still works after it. Leaving a `with` block is always allowed, because that only ends something.
 
-    It is no instance of the resource's type for code written in C, which looks at the real type: `"".join()`, a buffer,
-    `re` with a fenced text. `isinstance()` sees the resource's type.
+    `isinstance()` sees the type of the resource. Code written in C sees the real type and rejects the proxy, such as
+    `"".join()` or `re` with a fenced text.
+
+    Args:
+        obj: The resource.
+        signal: The signal after whose abort the resource must not be used.
+
+    Returns:
+        The proxy, typed as the resource.
     """
     if not isinstance(signal, AbortSignal):
         raise TypeError(f"signal must be an AbortSignal, not {type(signal).__name__}")
@@ -51,7 +63,7 @@ def fence(obj: T, signal: AbortSignal) -> T:
 
 
 class Fence:
-    """The stand-in. Special methods are looked up on the type, so each has to stand here."""
+    """The proxy. Python looks up special methods on the type, so each of them is defined here."""
 
     __slots__ = ("_fenced", "_signal")
 
@@ -60,10 +72,10 @@ class Fence:
         object.__setattr__(self, "_signal", signal)
 
     @property  # type: ignore[misc]  # so that isinstance() sees the resource
-    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         return type(_behind(self))
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name: str) -> object:
         if name == "__class__":
             return object.__getattribute__(self, name)
         value = getattr(_through(self), name)
@@ -77,16 +89,16 @@ class Fence:
     def __delattr__(self, name: str) -> None:
         delattr(_through(self), name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return _fenced_result(_through(self)(*args, **kwargs), _signal_of(self))
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> object:
         return _through(self)[key]
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         _through(self)[key] = _own(self, value)
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: object) -> None:
         del _through(self)[key]
 
     def __len__(self) -> int:
@@ -98,40 +110,41 @@ class Fence:
     def __bool__(self) -> bool:
         return bool(_through(self))
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> "Fence":
         return Fence(iter(_through(self)), _signal_of(self))
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         return next(_through(self))
 
-    def __aiter__(self) -> Any:
+    def __aiter__(self) -> "Fence":
         return Fence(aiter(_through(self)), _signal_of(self))
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> object:
         return await anext(_through(self))
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> object:
         entered = _through(self).__enter__()
         return self if entered is _behind(self) else entered
 
-    def __exit__(self, *error: Any) -> Any:
+    def __exit__(self, *error: object) -> object:
         return _behind(self).__exit__(*error)
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> object:
         entered = await _through(self).__aenter__()
         return self if entered is _behind(self) else entered
 
-    async def __aexit__(self, *error: Any) -> Any:
+    async def __aexit__(self, *error: object) -> object:
         return await _behind(self).__aexit__(*error)
 
-    def __reversed__(self) -> Any:
+    def __reversed__(self) -> "Fence":
         return Fence(reversed(_through(self)), _signal_of(self))
 
     def __fspath__(self) -> str | bytes:
         path: str | bytes = os.fspath(_through(self))
         return path
 
-    # What it is stays known after the abort. These give what the resource gives, also where that is no bool.
+    # Comparing and printing remain possible after the abort. `==` and `!=` return what the resource returns, which
+    # need not be a bool.
 
     def __eq__(self, other: object) -> Any:
         return _behind(self) == (_behind(other) if type(other) is Fence else other)
@@ -152,7 +165,10 @@ class Fence:
         return f"fence({_behind(self)!r})"
 
 
-# Functions, not methods: every name on the stand-in is the resource's.
+# Functions, not methods: every name on the proxy is a name of the resource.
+
+
+BinaryMethod: TypeAlias = Callable[[Fence, object], object]
 
 
 def _behind(fence: Fence) -> Any:
@@ -170,36 +186,40 @@ def _through(fence: Fence) -> Any:
 
 
 def _own(fence: Fence, value: object) -> object:
-    """What is put into the resource: of a fence of our own, as after `resource.items += [1]`, what is behind it."""
+    """The value to store in the resource.
+
+    After `fenced.items += [1]`, Python stores the fence of `items` in the resource. It is replaced by the object behind
+    it, if it belongs to the same signal.
+    """
     return _behind(value) if type(value) is Fence and _signal_of(value) is _signal_of(fence) else value
 
 
-def _operand(value: Any) -> Any:
+def _operand(value: object) -> object:
     return _through(value) if type(value) is Fence else value
 
 
-def _operator(operate: Callable[[Any, Any], Any]) -> Callable[[Fence, Any], Any]:
+def _operator(operate: Function) -> BinaryMethod:
     return lambda fence, other: operate(_through(fence), _operand(other))
 
 
-def _reflected(operate: Callable[[Any, Any], Any]) -> Callable[[Fence, Any], Any]:
+def _reflected(operate: Function) -> BinaryMethod:
     return lambda fence, other: operate(_operand(other), _through(fence))
 
 
-def _in_place(operate: Callable[[Any, Any], Any]) -> Callable[[Fence, Any], Any]:
-    def change(fence: Fence, other: Any) -> Any:
+def _in_place(operate: Function) -> BinaryMethod:
+    def change(fence: Fence, other: object) -> object:
         result = operate(_through(fence), _operand(other))
         return fence if result is _behind(fence) else result
 
     return change
 
 
-def _conversion(convert: Callable[..., Any]) -> Callable[..., Any]:
+def _conversion(convert: Function) -> Function:
     return lambda fence, *args: convert(_through(fence), *args)
 
 
-# Special methods are looked up on the type, so every stand-in has them all; where the resource has not, it says so.
-# Not `__index__`: `os.stat()` and others take whatever has it for the number of an open file.
+# The proxy has all of these special methods; if the resource lacks one, using it raises the resource's TypeError.
+# `__index__` is left out: `os.stat()` and others would take any object that has it for a file descriptor.
 ARITHMETIC = (
     "add",
     "sub",
@@ -215,7 +235,7 @@ ARITHMETIC = (
     "or",
     "xor",
 )
-CONVERSIONS: dict[str, Callable[..., Any]] = {
+CONVERSIONS: dict[str, Function] = {
     "neg": operator.neg,
     "pos": operator.pos,
     "abs": operator.abs,
@@ -229,7 +249,7 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     "floor": math.floor,
     "ceil": math.ceil,
 }
-OPERATORS: dict[str, Callable[..., Any]] = {
+OPERATORS: dict[str, Function] = {
     **{name: _operator(getattr(operator, f"__{name}__")) for name in (*ARITHMETIC, "lt", "le", "gt", "ge")},
     **{f"r{name}": _reflected(getattr(operator, f"__{name}__")) for name in ARITHMETIC},
     **{f"i{name}": _in_place(getattr(operator, f"__i{name}__")) for name in ARITHMETIC},
@@ -241,23 +261,23 @@ for _name, _forward in OPERATORS.items():
     setattr(Fence, f"__{_name}__", _forward)
 
 
-def _fenced_call(function: Any, signal: AbortSignal) -> Any:
+def _fenced_call(function: Function, signal: AbortSignal) -> Function:
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         signal.raise_if_aborted()
         return _fenced_result(function(*args, **kwargs), signal)
 
     return call
 
 
-def _fenced_result(result: Any, signal: AbortSignal) -> Any:
+def _fenced_result(result: object, signal: AbortSignal) -> object:
     return _fenced_await(result, signal) if inspect.iscoroutine(result) else result
 
 
-async def _fenced_await(coroutine: Coroutine[Any, Any, Any], signal: AbortSignal) -> Any:
+async def _fenced_await(coroutine: Coroutine[object, None, object], signal: AbortSignal) -> object:
     try:
         signal.raise_if_aborted()
-    except AbortError:  # called before the abort, awaited after it: the body must not begin
+    except AbortError:  # called before the abort, awaited after it: the body must not start
         coroutine.close()
         raise
     return await coroutine

@@ -1,16 +1,31 @@
-"""Owns the way from a signal to the await it interrupts: the ONLY file that cancels tasks.
+"""Owns how an abort interrupts an await: this is the only file that cancels tasks.
 
-Knows of a signal no more than `Observable`. Knows nothing of timers, threads or what the work is.
+It knows a signal only as `Observable`, and knows nothing of timers, threads or the work itself.
 
-A guard registers the current task with a signal for the time of a `with` block. Its life:
+A guard registers the current task with a signal for the duration of a `with` block. Its states:
 
     NEW ──enter──▶ ARMED ──deliver──▶ SENT ────exit──▶ LEFT     CancelledError becomes AbortError
                      │                                   ▲
-                     ├──an inner guard raised it──▶ SERVED ─────┤     the abort is already on its way out
+                     ├──an inner guard raised it──▶ SERVED ─────┤     the abort is already propagating
                      └──────────exit─────────────────────┘     nothing was sent, nothing to balance
 
-Delivery always happens in a callback of the task's own loop, while the task is suspended inside the block. So a
-cancellation is never left over after the block, and which of several nested guards delivers is decided in one place.
+Four things can race: the abort, the end of the awaited operation, a cancellation from outside, and the exit of the
+block. Each case is covered by one rule:
+
+- Abort during exit. Delivery always runs as a callback of the task's own loop, so the task is suspended and cannot
+  leave the block meanwhile. Exit and delivery therefore never overlap, and a callback that runs after the exit finds
+  the state LEFT and does nothing: no cancellation is left over for code behind the block.
+- Abort before the first await. `__enter__` registers first and looks at `aborted` second. In the reverse order, an
+  abort between the two lines would find no guard and would never be delivered.
+- Abort when the result is already there. `deliver()` lets a task whose awaited future is done run first, so that the
+  result is not lost. It tries once more one tick later, with `force`: by then the task either has left the block or
+  waits for something that it began after the abort.
+- Cancellation from outside. `task.cancelling()` counts all requests. `__enter__` notes the count, exit takes back
+  exactly the requests that this guard sent (`uncancel()`), and CancelledError becomes AbortError only if the count is
+  then not above the note. Otherwise somebody else cancelled too, and that cancellation passes through.
+
+With nested guards only the innermost affected one sends; it holds back the outer ones (`_held`) and releases them on
+exit. If it raised the same abort, they send nothing: a second cancellation would interrupt the clean-up code.
 """
 
 import asyncio
@@ -51,23 +66,33 @@ NO_TASK = (
 
 
 class Observable(Protocol):
-    """What a guard needs of a signal."""
+    """The part of a signal that a guard uses."""
 
     @property
     def aborted(self) -> bool: ...
     @property
     def reason(self) -> AbortReason | None: ...
     def attach(self, entry: "Guard | Waiter") -> None:
-        """Deliver to this entry on abort. Checking `aborted` afterwards is the caller's part: no abort is lost."""
+        """Deliver to this entry on abort.
+
+        The caller must check `aborted` afterwards: an abort just before this call does not deliver to the entry.
+        """
         ...
 
     def detach(self, entry: "Guard | Waiter") -> bool:
-        """True: the entry was still attached, so no delivery is under way."""
+        """Remove the entry. True if it was still attached, so that no delivery is under way."""
         ...
 
 
 class Scope:
-    """One link of the chain of signals that surround the running code. `shields`: what lies outside is not heard."""
+    """One link of the chain of signals that surround the running code.
+
+    Attributes:
+        signal: The signal of this link.
+        outer: The next link outward, None for the outermost.
+        shields: Whether signals outside of this link do not interrupt code inside it.
+        task: The guarded task; None if this link guards no task, or its guard was left.
+    """
 
     __slots__ = ("outer", "shields", "signal", "task")
 
@@ -79,7 +104,7 @@ class Scope:
 
 
 class Ambient(Scope):
-    """`with Ambient(signal):` code inside finds the signal with `current_signal()`; nothing is interrupted."""
+    """Make a signal the ambient one inside a `with` block: `current_signal()` finds it, but it interrupts nothing."""
 
     __slots__ = ("_token",)
 
@@ -95,14 +120,17 @@ class Ambient(Scope):
         try:
             scope.reset(self._token)
         except ValueError:
-            pass  # another context: a coroutine whose loop is gone, being collected
+            pass  # left in another context: the coroutine is being garbage-collected after its loop was closed
 
 
 scope: ContextVar[Scope | None] = ContextVar("safepoint_scope", default=None)
 
 
 def enclosing() -> list[Observable]:
-    """The signals around the running code, innermost first. Beyond a shield only the bounds of shields count."""
+    """The signals around the running code, innermost first.
+
+    Outside of a shield, only the time limits of enclosing shields are listed.
+    """
     signals: dict[Observable, None] = {}
     shielded = False
     link = scope.get()
@@ -115,10 +143,14 @@ def enclosing() -> list[Observable]:
 
 
 class Guard(Scope):
-    """`with Guard(signal):` interrupts the await in its body on abort, and AbortError comes out.
+    """A `with` block whose await is interrupted on abort; the block then raises AbortError.
 
-    It delivers at most one cancellation and takes it back; an outer cancellation, a value and any other exception
-    pass through unchanged. Once per object, entered and left by the same task.
+    A guard balances every cancellation that it sends. A cancellation from outside, a value and any other exception
+    pass through unchanged. A guard can be entered once, and must be entered and left by the same task.
+
+    Args:
+        signal: The signal whose abort interrupts the block.
+        shields: Hold back the aborts of all signals outside of this guard until the block is over.
     """
 
     __slots__ = ("_base", "_held", "_inner", "_pending", "_sent", "_state", "_token", "waited_for")
@@ -131,7 +163,7 @@ class Guard(Scope):
     def __enter__(self) -> None:
         if self._state != NEW:
             raise UsageError("This guard was entered before; ask the signal for a new one: `with signal.guard():`")
-        try:  # written out: one call less is a twentieth of the whole guard
+        try:  # `_running_task()` inlined: the call alone would add 5 % to the cost of a guard
             task = current_task()
         except RuntimeError:
             task = None
@@ -140,7 +172,7 @@ class Guard(Scope):
         self.task = task
         base = self._base = task.cancelling()
         if base:
-            # Asked for from outside, but not thrown yet: then the next CancelledError is not ours.
+            # A cancellation from outside was requested but not thrown yet: the next CancelledError is that one.
             self._pending: bool = getattr(task, "_must_cancel", False)
         self._inner: Guard | None = None
         self._held: tuple[Guard, ...] = ()
@@ -175,13 +207,13 @@ class Guard(Scope):
         return self._leave_aborted(task, exc_type)
 
     def _leave_elsewhere(self, task: "asyncio.Task[object] | None", exc: BaseException | None) -> None:
-        """Left in another context, so not by the task that entered: that task must not be touched from here."""
+        """Exit in another context, so not in the task that entered: that task must not be changed from here."""
         self.signal.detach(self)
         self._state = LEFT
         if isinstance(exc, GeneratorExit) and (
             asyncio._get_running_loop() is None or (task is not None and task.get_loop().is_closed())
         ):
-            return  # a coroutine whose loop is gone, being collected, perhaps while another loop runs
+            return  # garbage collection of a coroutine whose loop is closed, perhaps while another loop runs
         raise UsageError(
             "A guard was left by another task than the one that entered it. Was it held across `yield` in an"
             " async generator? Use `async with signal.stream(source)`, or guard each step."
@@ -191,13 +223,13 @@ class Guard(Scope):
         state, self._state = self._state, LEFT
         ours = False
         if state == SENT:
-            left = 0
+            remaining = 0
             for _ in range(self._sent):
-                left = task.uncancel()
+                remaining = task.uncancel()
             ours = (
                 exc_type is not None
                 and issubclass(exc_type, asyncio.CancelledError)
-                and left <= self._base
+                and remaining <= self._base
                 and not (self._base and self._pending)
             )
         for guard in self._held:
@@ -207,50 +239,59 @@ class Guard(Scope):
         return False
 
     def deliver(self, *, force: bool = False) -> None:
-        """Interrupt the body's await, once. Runs as a callback of the task's loop."""
+        """Interrupt the body's await, once. Must run as a callback of the task's loop.
+
+        Args:
+            force: Interrupt even if the awaited future is done.
+        """
         task = self.task
         if self._state != ARMED or task is None:
             return
         inner = self._inner
         while inner is not None:
             if inner.signal.aborted or (inner.shields and not self.shields):
-                inner._held += (self,)  # it is nearer to the await; its exit passes the abort on
+                inner._held += (self,)  # the inner guard is nearer to the await: on exit it releases this one
                 return
             inner = inner._inner
         waiter = getattr(task, "_fut_waiter", None)
         if waiter is not None and waiter.done() and not force:
-            # What the body waits for has come, the task only has not run yet: let it have its result. If it is
-            # still inside the block one tick later, it waits for something that it began after the abort.
+            # The awaited result is there, but the task has not run since: let it take the result. If it is still
+            # inside the block one tick later, it waits for something that it began after the abort.
             task.get_loop().call_soon(lambda: self.deliver(force=True))
             return
         self._state = SENT
         self._sent = 0
-        # Who else hears of the end of this wait, such as a thread that goes on. Afterwards nobody could tell.
+        # The callbacks of the awaited future show what else depended on this wait, such as a call in an executor
+        # thread. They are read before the cancellation, which clears them.
         self.waited_for: object = getattr(waiter, "_callbacks", None)
         self._send(task)
 
     @property
     def delivered(self) -> bool:
-        """True: the interruption has reached the body, or the block is over. False: the body knows nothing of it."""
+        """Whether the interruption was delivered to the body, or the block is over."""
         return self._state != ARMED
 
     @property
     def sent(self) -> bool:
-        """True: the body was interrupted, whatever it made of that."""
+        """Whether a cancellation was sent to the body, even if the body suppressed it."""
         return getattr(self, "_sent", 0) > 0
 
     @property
     def shielded(self) -> bool:
-        """True: the body is inside of a shield, which holds the interruption off."""
+        """Whether the body is inside a shield, which holds the interruption back."""
         inner = self._inner if self._state != NEW else None
         while inner is not None and not inner.shields:
             inner = inner._inner
         return inner is not None
 
     def deliver_again(self) -> bool:
-        """Interrupt once more a body that went on after the first time. True: sent. Call it in the task's loop.
+        """Interrupt a body again that continued after the first interruption. Must be called in the task's loop.
 
-        Each one is taken back on exit. A shield inside the body holds it off: that is clean-up, and bounded.
+        Exit balances each cancellation that was sent.
+
+        Returns:
+            True if it was sent. False if nothing was sent before, the block is over, or the body is inside a shield:
+            that is clean-up, and has a time limit of its own.
         """
         task = self.task
         if self._state != SENT or task is None or self.shielded:
@@ -266,13 +307,13 @@ class Guard(Scope):
         if self._state != ARMED:
             return
         if raised and self.signal.reason is inner.signal.reason:
-            self._state = SERVED  # the same abort: a second cancellation would only hit the clean-up
+            self._state = SERVED  # the same abort: a second cancellation would only interrupt the clean-up
         else:
             task.get_loop().call_soon(self.deliver)
 
 
 class Waiter:
-    """A future of a loop that an abort resolves."""
+    """A future in the running loop that an abort resolves."""
 
     __slots__ = ("future", "task")
 
@@ -281,24 +322,26 @@ class Waiter:
         self.future: asyncio.Future[None] = self.task.get_loop().create_future()
 
     def deliver(self) -> None:
-        """Resolve it. Runs as a callback of the loop."""
+        """Resolve the future. Must run as a callback of its loop."""
         if not self.future.done():
             self.future.set_result(None)
 
 
 def wake(entries: Iterable[Guard | Waiter]) -> int:
-    """Deliver to all of them: one call per loop, from any thread, signal handler or `__del__`. Never blocks.
+    """Schedule the delivery to all entries, with one call per loop. Never blocks.
 
-    Returns how many could not be reached, as their loop is closed. It does not log that itself: logging may block.
+    It may be called from any thread, signal handler or `__del__`. It writes to the loop's wake-up pipe even in the
+    loop's own thread: a signal handler may interrupt `select()`, which then continues to sleep, so a callback added
+    with `call_soon` would wait for the next timer.
 
-    Also from the loop's own thread it goes through the self-pipe: a raw signal handler interrupts `select()`, which
-    then goes on sleeping, and a plain `call_soon` would wait for the next timer.
+    Returns:
+        How many entries were not reached because their loop is closed. The caller logs it: logging may block.
     """
     unreached = 0
     loops: dict[asyncio.AbstractEventLoop, list[Guard | Waiter]] = {}
     for entry in entries:
         task = entry.task
-        if task is not None:  # None: the guard is being left at this moment, in its own thread
+        if task is not None:  # None: the task is leaving the guard at this moment, in another thread
             loops.setdefault(task.get_loop(), []).append(entry)
     for loop, batch in loops.items():
         try:
@@ -309,7 +352,7 @@ def wake(entries: Iterable[Guard | Waiter]) -> int:
 
 
 def log_unreached(count: int) -> None:
-    """Log what `wake` returned."""
+    """Log the number of entries that `wake` did not reach."""
     log.debug("An abort found a closed event loop with %d entries still attached", count)
 
 
@@ -319,14 +362,22 @@ def _deliver_all(batch: list[Guard | Waiter]) -> None:
 
 
 async def run(signal: Observable, awaitable: Awaitable[T]) -> T:
-    """The awaitable's value, or AbortError. An awaitable that could not begin is closed, not left behind."""
+    """Await the awaitable under a guard and return its value.
+
+    Args:
+        signal: The signal that interrupts it.
+        awaitable: What to await. If the signal is aborted already, it is closed without being started.
+
+    Raises:
+        AbortError: The signal was aborted.
+    """
     begun = False
     try:
         with Guard(signal):
             begun = True
             return await awaitable
     except BaseExceptionGroup as group:
-        # Some task groups collect the aborts of their children. If nothing else went wrong, that is the abort.
+        # Task groups may collect the aborts of their children. A group with nothing else in it is the abort.
         if signal.aborted and group.split((AbortError, asyncio.CancelledError))[1] is None:
             raise abort_error(signal) from group
         raise
@@ -336,7 +387,7 @@ async def run(signal: Observable, awaitable: Awaitable[T]) -> T:
 
 
 def discard(awaitable: object) -> None:
-    """End an awaitable nobody will await: as if the abort had come a moment after the await began."""
+    """End an awaitable that will not be awaited, as if the abort had come just after the await began."""
     if inspect.iscoroutine(awaitable):
         awaitable.close()
     elif isinstance(awaitable, asyncio.Future):
@@ -344,7 +395,11 @@ def discard(awaitable: object) -> None:
 
 
 def external_cancel_count() -> int:
-    """How often the running task was asked to end by somebody other than a guard: compare before and after."""
+    """The number of pending requests to cancel the running task.
+
+    Guards balance their own requests, so a difference between two calls outside of guards shows that the task was
+    cancelled from outside in between.
+    """
     return _running_task().cancelling()
 
 
@@ -359,22 +414,22 @@ def _running_task() -> "asyncio.Task[object]":
 
 
 def abort_error(signal: Observable) -> AbortError:
-    """The error for a signal that is aborted."""
+    """The error to raise for a signal that is aborted."""
     reason = signal.reason
-    assert reason is not None, "asked only of an aborted signal"
+    assert reason is not None, "the signal is not aborted"
     return error_from(reason)
 
 
 def end_main_task(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[object]") -> None:
-    """End the main task of a loop that runs in another thread, as Ctrl-C would: for a loop inside a function."""
+    """Cancel the main task of a loop that runs in another thread, as Ctrl-C would."""
     try:
         loop.call_soon_threadsafe(task.cancel, "abort signal")
     except RuntimeError:
-        pass  # that loop has just closed
+        pass  # the loop was closed meanwhile
 
 
 async def end_tasks(tasks: "Iterable[asyncio.Task[object]]", seconds: float) -> None:
-    """End tasks that nobody waits for any more, and wait until they have ended; not longer than this."""
+    """Cancel abandoned tasks and wait until they have ended, at most `seconds`."""
     ending = list(tasks)
     for task in ending:
         task.cancel("abort signal")

@@ -1,6 +1,6 @@
-"""Owns what people hang on a signal: registrations, and the alarm for work that does not end after an abort.
+"""Owns the listeners of a signal: their registrations, and the alarm for work that does not end after an abort.
 
-Knows nothing of how a signal finds out that it is aborted.
+Knows nothing of how a signal is aborted.
 """
 
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger("safepoint")
 
 
 class Registration:
-    """A listener in its place. `remove()` takes it out and says whether that prevented it; also usable as `with`."""
+    """A registered listener. As a context manager it removes the listener at the end of the block."""
 
     __slots__ = ("_callback", "_forget")
 
@@ -29,7 +29,11 @@ class Registration:
         self._forget = forget
 
     def remove(self) -> bool:
-        """True: the listener will never run. False: it has run, is running, or was removed before."""
+        """Remove the listener.
+
+        Returns:
+            True if it will never run. False if it has run, is running, or was removed before.
+        """
         return self._forget(self)
 
     def __enter__(self) -> "Registration":
@@ -41,7 +45,7 @@ class Registration:
         self.remove()
 
     def run(self) -> None:
-        """Call the listener; its exception is logged, so that it cannot keep the others from hearing."""
+        """Call the listener and log its exception, so that the other listeners run as well."""
         try:
             self._callback()
         except Exception:
@@ -49,7 +53,7 @@ class Registration:
 
 
 def run_all(registrations: Iterable[Registration]) -> None:
-    """Run each, in order. KeyboardInterrupt and SystemExit come out at the end, when everybody has heard."""
+    """Run all listeners in order. KeyboardInterrupt and SystemExit are raised at the end, after the last one."""
     fatal: BaseException | None = None
     for registration in registrations:
         try:
@@ -61,11 +65,16 @@ def run_all(registrations: Iterable[Registration]) -> None:
 
 
 def on_abort_timeout(signal: "AbortSignal", seconds: float, callback: Callable[[], object]) -> Registration:
-    """Call back if nobody has removed the registration within `seconds` after the abort.
+    """Run `callback` unless the registration is removed within `seconds` after the abort.
 
-    This finds work that ignores its signal: register when it begins, remove when it ends. On a signal that is
-    already aborted the time is up at once and the callback runs before this returns; otherwise it runs on a
-    callback thread of the clock. If it blocks, other timers go on, and a warning names it.
+    It finds work that ignores its signal: register when the work begins, remove when it ends. If the signal is aborted
+    already, the callback runs before this function returns. Otherwise it runs in a callback thread of the clock; if it
+    blocks there, other timers continue and a warning names it.
+
+    Args:
+        signal: The signal to watch.
+        seconds: How long the work may take to end after the abort.
+        callback: What to run then.
     """
     seconds = check_seconds("seconds", seconds)
     if not callable(callback):
@@ -75,13 +84,13 @@ def on_abort_timeout(signal: "AbortSignal", seconds: float, callback: Callable[[
         registration.run()
         return registration
     clock = current_clock()
-    alarm = Timer(math.inf, callback)  # whoever takes the callback out of it, alarm or removal, has won
+    alarm = Timer(math.inf, callback)  # not scheduled: it decides between the alarm and the removal
     timers: list[Timer] = []
 
     def start() -> None:
         timer = clock.call_at(clock.monotonic() + seconds, alarm.fire)
         timers.append(timer)
-        if not alarm.armed:  # removed while we were starting
+        if not alarm.armed:  # the registration was removed meanwhile
             timer.disarm()
 
     def remove(_: Registration) -> bool:
@@ -93,6 +102,6 @@ def on_abort_timeout(signal: "AbortSignal", seconds: float, callback: Callable[[
 
     starting = Timer(-math.inf, start)
     listener = signal.add_listener(starting.fire)
-    if signal.aborted:  # perhaps since our first look but before the listener had its place: then nobody called it
+    if signal.aborted:  # perhaps aborted before the listener was added: then the signal did not call it
         starting.fire()
     return Registration(callback, remove)

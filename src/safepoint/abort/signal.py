@@ -1,13 +1,20 @@
-"""Owns the state of a signal: aborted or not, why, and who wants to hear of it. No locks, no loop, no threads.
+"""Owns the state of a signal: whether it is aborted, why, and who observes it. No locks, no loop, no threads.
 
-Knows nothing of tasks (`guard.py`) and of what asks for the abort (`controller.py`).
+Knows nothing of tasks (`guard.py`) and of who asks for the abort (`controller.py`).
 
-Two kinds of signal abort by themselves, the roots: a `ControllerSignal` when its controller says so, a `Deadline`
-(`deadline.py`) when its time has come. A `CompositeSignal` only looks at its roots, and is registered with them only
-while somebody listens, so that a signal that lives for days does not grow with the composites made over it.
+Two kinds of signals have a state of their own, the roots: a `ControllerSignal` is aborted by its controller, a
+`Deadline` (`deadline.py`) by time. A `CompositeSignal` reads the state of its roots. It is registered with them only
+while it has listeners, so that a signal that lives for days does not accumulate the composites made of it.
 
 Races are decided by single dict operations, which are atomic: `setdefault` finds the one winner of an abort, `pop`
-the one owner of an entry. A lock would deadlock when `abort()` runs in a signal handler or `__del__`.
+the one caller that may run a listener or wake a guard. A lock would deadlock when `abort()` runs in a signal handler
+or `__del__` that interrupts the code which holds it.
+
+An abort has two steps, and their order matters. `decide()` sets the state; `announce()` then wakes guards and runs
+listeners. So every listener and every woken task finds the signal, and all composites of it, aborted. With the steps
+reversed, a listener that checks `aborted` would find False and start new work. Observers register first and look at
+`aborted` second. An abort between the two either finds the registration (`pop` succeeds in `announce`) or has set the
+state before the look (`pop` succeeds in the observer); since `pop` has one winner, a listener runs exactly once.
 """
 
 import itertools
@@ -33,50 +40,66 @@ _created = itertools.count()
 
 
 class AbortSignal:
-    """The read side: is it aborted, why, tell me when. Made by an `AbortController` or the factories below."""
+    """The read side of an abort: whether it has happened and why, and ways to react to it.
+
+    Signals are made by an `AbortController` or by the factories `any`, `timeout`, `already` and `never`.
+
+    Attributes:
+        aborted: Whether the signal is aborted. It stays so.
+        reason: Why it was aborted; None before. The first reason stays.
+        aborted_at: The time of the abort; None before.
+        deadline: The time at which it will abort by itself; None if it does not.
+    """
 
     __slots__ = ("__weakref__",)
 
     def __init__(self) -> None:
         raise UsageError("AbortSignal() cannot be made directly; use `AbortController().signal` or a factory")
 
-    if TYPE_CHECKING:  # plain slots on a Source, where a property would cost ten times as much
+    if TYPE_CHECKING:  # `ControllerSignal` has slots instead: a property would cost ten times as much
 
         @property
         def aborted(self) -> bool:
-            """True from the abort on, for ever."""
+            """Whether the signal is aborted. It stays so."""
             ...
 
         @property
         def reason(self) -> AbortReason | None:
-            """Why it was aborted, or None. The first reason stays."""
+            """Why it was aborted; None before. The first reason stays."""
 
         @property
         def aborted_at(self) -> float | None:
-            """The absolute time of the abort, or None."""
+            """The absolute time of the abort; None before."""
 
         @property
         def deadline(self) -> float | None:
-            """The absolute time of its clock at which it will abort by itself, or None."""
+            """The absolute time at which it will abort by itself; None if it does not."""
 
     def remaining(self) -> float:
-        """Seconds until the deadline, not below 0; `inf` without one."""
+        """The seconds until the deadline, at least 0; `inf` without a deadline."""
         return math.inf if self.deadline is None else max(0.0, self.deadline - current_clock().monotonic())
 
     def raise_if_aborted(self) -> None:
-        """Raises: AbortError once aborted; AbortTimeout when time was up."""
+        """Raise if the signal is aborted.
+
+        Raises:
+            AbortError: It is aborted; an AbortTimeout if its time was up.
+        """
         if self.aborted:
             raise abort_error(self)
 
     def add_listener(self, fn: Callable[[], object]) -> Registration:
-        """Call `fn()` once on abort, in the thread that aborts. Never, if it is aborted already: check first."""
+        """Call `fn()` once on abort, in the thread that aborts.
+
+        If the signal is aborted already, `fn` is never called: check `aborted` first.
+        """
         if not callable(fn):
             raise TypeError(f"fn must be callable, not {type(fn).__name__}")
         if self.aborted:
             return Registration(fn, lambda _: False)
         registration = Registration(fn, self._forget)
         self._listen(registration)
-        # Inserted first, looked second: an abort in between either found it or leaves it to us.
+        # Register first, look second: an abort in between has either run the listener or left it to this call.
         if self.aborted and self._forget(registration):
             registration.run()
         return registration
@@ -84,19 +107,27 @@ class AbortSignal:
     @property
     @abstractmethod
     def observers(self) -> int:
-        """How many guards, listeners and listened-to composites are registered here now. For tests and diagnosis."""
+        """The number of registered guards, listeners and composites with listeners. For tests and diagnosis."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block this thread until the abort (True) or until `timeout` seconds have passed (False)."""
+        """Block this thread until the abort.
+
+        Args:
+            timeout: How many seconds to wait; None for no limit.
+
+        Returns:
+            True if the signal is aborted, False if the time was up first.
+        """
         clock = current_clock()
         ends = None if timeout is None else clock.monotonic() + check_seconds("timeout", timeout)
-        # A bare lock of our own: an Event's inner lock could be held by the very thread a signal handler interrupts.
+        # A lock of this call alone. The inner lock of a `threading.Event` could be held by the thread that a signal
+        # handler interrupts, and if the handler aborts, it would wait for itself.
         lock = threading.Lock()
         lock.acquire()
         with self.add_listener(lock.release):
             while not self.aborted:
-                left = min((t - clock.monotonic() for t in (ends, self.deadline) if t is not None), default=None)
-                if clock.acquire(lock, left) or (ends is not None and clock.monotonic() >= ends):
+                remaining = min((t - clock.monotonic() for t in (ends, self.deadline) if t is not None), default=None)
+                if clock.acquire(lock, remaining) or (ends is not None and clock.monotonic() >= ends):
                     break
         return self.aborted
 
@@ -113,28 +144,39 @@ class AbortSignal:
             self.detach(waiter)
 
     async def sleep(self, seconds: float) -> None:
-        """Raises: AbortError, at once on abort."""
+        """Suspend this task for `seconds`.
+
+        Raises:
+            AbortError: The signal was aborted; raised at once.
+        """
         seconds = check_seconds("seconds", seconds)
         with Guard(self):
             await current_clock().sleep(seconds)
 
     async def run(self, awaitable: Awaitable[T]) -> T:
-        """Await it. Raises: AbortError on abort; the awaitable is interrupted, or closed if it had not begun."""
+        """Await `awaitable` under this signal and return its value.
+
+        Raises:
+            AbortError: The signal was aborted. The awaitable was interrupted, or closed if it had not begun.
+        """
         return await run(self, awaitable)
 
     def guard(self) -> Guard:
-        """`with signal.guard():` interrupts the await in the body on abort, and AbortError comes out."""
+        """A `with` block whose await is interrupted on abort: `with signal.guard(): await …` raises AbortError."""
         return Guard(self)
 
     def stream(self, source: AsyncIterable[T]) -> "Stream[T]":
-        """Iterate over `source` under this signal: checked before each chunk, closed on abort, break and error."""
-        from .stream import Stream  # it stands above this file: closing a source needs a shield, which is a signal
+        """Iterate over `source` under this signal.
+
+        The signal is checked before each chunk, and the source is closed on abort, break and error.
+        """
+        from .stream import Stream  # imports this module: closing a source needs a shield, which is a signal
 
         return Stream(self, source)
 
     @staticmethod
     def any(signals: "Iterable[AbortSignal]") -> "AbortSignal":
-        """A signal that is aborted as soon as one of these is, with its reason."""
+        """A signal that is aborted as soon as one of `signals` is, with the same reason."""
         given = list(signals)
         roots = roots_of(given)
         for signal in given:
@@ -144,14 +186,14 @@ class AbortSignal:
 
     @staticmethod
     def timeout(seconds: float) -> "AbortSignal":
-        """A signal that aborts by itself after `seconds`. Needs no loop and keeps nothing alive."""
-        from .deadline import Deadline  # it stands above this file: it is a signal
+        """A signal that aborts by itself after `seconds`. It needs no event loop and keeps nothing alive."""
+        from .deadline import Deadline  # imports this module
 
         return Deadline(check_seconds("seconds", seconds), "timeout", caller(1))
 
     @staticmethod
     def already(reason: AbortReason | BaseException | str | None = None) -> "AbortSignal":
-        """A signal that is aborted from birth. Its listeners never run."""
+        """A signal that is aborted when it is made. Listeners added to it never run."""
         signal = ControllerSignal()
         signal.decide(reason_from(reason, caller(1)), current_clock().monotonic())
         return signal
@@ -163,11 +205,11 @@ class AbortSignal:
 
     @abstractmethod
     def attach(self, entry: Guard | Waiter) -> None:
-        """Deliver to this entry on abort. For `guard.py`."""
+        """Deliver to this entry on abort; used by `guard.py`."""
 
     @abstractmethod
     def detach(self, entry: Guard | Waiter) -> bool:
-        """True: it was still attached everywhere. For `guard.py`."""
+        """Remove the entry; used by `guard.py`. True if it was still attached to every root."""
 
     @abstractmethod
     def _listen(self, registration: Registration) -> None: ...
@@ -177,7 +219,7 @@ class AbortSignal:
 
 
 class RootSignal(AbortSignal):
-    """A signal that aborts by itself: it has the guards, the listeners and the composites that are listened to."""
+    """A signal with a state of its own, and with guards, listeners and composites registered."""
 
     __slots__ = ("_decision", "_guards", "_listeners")
 
@@ -185,7 +227,7 @@ class RootSignal(AbortSignal):
 
         @property
         def at(self) -> float:
-            """When it was aborted, or will be."""
+            """The time at which it was aborted, or will be."""
             ...
 
     def __init__(self) -> None:
@@ -214,19 +256,23 @@ class RootSignal(AbortSignal):
         return self._listeners.pop(registration, False)
 
     def announce(self) -> None:
-        """Wake the guards, then the listeners in order, then composites by age. The state is set before, everywhere."""
+        """Wake the guards, then run the listeners in order, then those of composites, the oldest first.
+
+        The state must be set before (`decide()`): see the module docstring.
+        """
         if unreached := self.wake_guards():
             log_unreached(unreached)
         run_all(self._owned())
 
     def wake_guards(self) -> int:
-        """The first part of it, which never blocks. Returns how many guards could not be reached."""
+        """Do the first part of `announce()`, which never blocks. Returns how many guards were not reached."""
         return wake([entry for entry in list(self._guards) if self._guards.pop(entry, False)])
 
     def _owned(self) -> Iterable[Registration]:
+        """Take the listeners out, one at a time: each belongs to the one caller whose `pop` succeeds."""
         composites: list[CompositeSignal] = []
         for entry in list(self._listeners):
-            if self._listeners.pop(entry, False):  # False: a listener that ran before has removed it
+            if self._listeners.pop(entry, False):  # False if a listener that ran before has removed it
                 if isinstance(entry, CompositeSignal):
                     composites.append(entry)
                 else:
@@ -236,9 +282,9 @@ class RootSignal(AbortSignal):
 
 
 class ControllerSignal(RootSignal):
-    """The root behind an `AbortController`."""
+    """The root signal of an `AbortController`."""
 
-    # Slots in place of the properties: a flag check costs a tenth.
+    # Slots instead of the properties: reading a flag then costs a tenth.
     __slots__ = ("aborted", "at", "reason")
     deadline: float | None = None  # pyright: ignore[reportIncompatibleMethodOverride]
     if TYPE_CHECKING:
@@ -247,7 +293,7 @@ class ControllerSignal(RootSignal):
         at: float  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __init__(self) -> None:
-        # Every request and every tool makes one of these: written out, it costs a third less than with super().
+        # Every request and every tool makes such a signal. Without the call of super() it costs a third less.
         self._decision = {}
         self._guards = {}
         self._listeners = {}
@@ -255,16 +301,25 @@ class ControllerSignal(RootSignal):
         self.reason = None
 
     def decide(self, reason: AbortReason, at: float) -> bool:
-        """Set the state. True: this call did it. Also for a losing call the signal is aborted when it returns."""
-        mine = (reason, at)
-        won = self._decision.setdefault(None, mine)
-        self.reason, self.at = won  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Set the state, unless it is set. Either way the signal is aborted when this returns.
+
+        Returns:
+            True if this call set the state, and the caller therefore has to `announce()` it.
+        """
+        own = (reason, at)
+        winner = self._decision.setdefault(None, own)
+        # A losing call writes the winner's values, too: the winner may be suspended between `setdefault` and here.
+        # `aborted` is written last, so that code that finds it True also finds the reason.
+        self.reason, self.at = winner  # pyright: ignore[reportIncompatibleMethodOverride]
         self.aborted = True  # pyright: ignore[reportIncompatibleMethodOverride]
-        return won is mine
+        return winner is own
 
 
 class CompositeSignal(AbortSignal):
-    """A signal that follows roots: any of them. Pulled when asked, registered with them only while listened to."""
+    """A signal that is aborted when any of its roots is.
+
+    It reads its roots when asked, and is registered with them only while it has listeners.
+    """
 
     __slots__ = ("_decision", "_listeners", "_roots", "number")
 
@@ -276,12 +331,12 @@ class CompositeSignal(AbortSignal):
 
     @property
     def roots(self) -> tuple[RootSignal, ...]:
-        """What it follows. Never composites: those are replaced by their own roots."""
+        """The roots that it follows. They are never composites: those are replaced by their own roots."""
         return self._roots
 
     @property
     def aborted(self) -> bool:
-        for root in self._roots:  # a plain loop: any() with a generator costs three times as much
+        for root in self._roots:  # a plain loop, because any() with a generator costs three times as much
             if root.aborted:
                 return True
         return False
@@ -297,12 +352,12 @@ class CompositeSignal(AbortSignal):
         return None if first is None else first.at
 
     def _first(self) -> RootSignal | None:
-        """The root whose abort is this one's: the first in time; in one instant, the first in the list."""
+        """The root that was aborted first; of several at the same time, the first in the list. None before."""
         if not self._decision:
             aborted = [root for root in self._roots if root.aborted]
             if not aborted:
                 return None
-            # Kept from the first look on, also where a root with an earlier time is slow to say so.
+            # Decided at the first look, and kept even if a root with an earlier time is recorded later.
             self._decision.setdefault(None, min(aborted, key=lambda root: root.at))
         return self._decision[None]
 
@@ -334,7 +389,9 @@ class CompositeSignal(AbortSignal):
         if not self._listeners:
             for root in self._roots:
                 root._forget(self)
-            if self._listeners:  # another thread has just come to listen: back to the roots, which may have aborted
+            # Another thread may have added a listener in between. Then register again, and since the roots may have
+            # been aborted while this was not registered, run the listeners here.
+            if self._listeners:
                 for root in self._roots:
                     root._listen(self)
                 if self.aborted:
@@ -342,7 +399,7 @@ class CompositeSignal(AbortSignal):
         return forgotten
 
     def owned(self) -> Iterable[Registration]:
-        """The listeners, each given to one caller only; the roots that did not abort are left."""
+        """Leave all roots and take the listeners out, each given to one caller only."""
         for root in self._roots:
             root._forget(self)
         for registration in list(self._listeners):
@@ -351,7 +408,11 @@ class CompositeSignal(AbortSignal):
 
 
 def roots_of(signals: Iterable[object]) -> tuple[RootSignal, ...]:
-    """The roots of these signals, each once, in order. Raises: TypeError that names the wrong one."""
+    """The roots of these signals, each once, in order.
+
+    Raises:
+        TypeError: One of them is not a signal; the message gives its index.
+    """
     roots: dict[RootSignal, None] = {}
     for index, signal in enumerate(signals):
         if isinstance(signal, RootSignal):
