@@ -1,4 +1,4 @@
-"""Owns the table of all events in docs/events.md: it is written from the classes, and a test compares the two.
+"""Writes the table of all events in docs/events.md from their classes. A test compares the two.
 
 python scripts/event_table.py            print the table
 python scripts/event_table.py --write    put it into docs/events.md
@@ -19,7 +19,7 @@ END = "<!-- table:end -->"
 
 def table() -> str:
     """One row for each member of `Event`: class, kind, fields, meaning."""
-    rows = ["| event | `kind` | fields of its own | it means |", "|---|---|---|---|"]
+    rows = ["| event | `kind` | own fields | meaning |", "|---|---|---|---|"]
     for event in get_args(events.Event):
         own = ", ".join(f"`{name}: {kind}`" for name, kind in _annotations(event).items() if name != "kind")
         kind = event.__dataclass_fields__["kind"].default

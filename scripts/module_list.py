@@ -1,4 +1,4 @@
-"""Writes docs/modules.md, the list of all modules, from their docstrings; a test compares the two.
+"""Writes docs/modules.md, the list of all modules, from their docstrings. A test compares the two.
 
 python scripts/module_list.py            print the page
 python scripts/module_list.py --write    write docs/modules.md
@@ -14,8 +14,8 @@ PACKAGE = ROOT / "src" / "safepoint"
 PAGE = ROOT / "docs" / "modules.md"
 HEAD = """# All modules
 
-The first sentence of every module's docstring, package by package, in the order of the layers (see
-[architecture.md](architecture.md)). This page is written by `python scripts/module_list.py --write`.
+The first sentence of each module's docstring, package by package, in the order of the layers in
+[architecture.md](architecture.md). This page is written by `python scripts/module_list.py --write`.
 """
 PACKAGES = (
     "",
@@ -39,7 +39,7 @@ def page() -> str:
     parts = [HEAD]
     for package in PACKAGES:
         name = ".".join(["safepoint", *package.split("/")]).rstrip(".")
-        parts.append(f"\n## {name}\n\n| module | it owns |\n|---|---|\n")
+        parts.append(f"\n## {name}\n\n| module | purpose |\n|---|---|\n")
         parts.extend(f"| `{name}` | {sentence} |\n" for name, sentence in modules(PACKAGE / package))
     return "".join(parts)
 

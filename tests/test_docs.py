@@ -37,16 +37,6 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
-def test_every_room_is_on_the_map() -> None:
-    map_ = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    rooms = re.findall(r"^## Rooms of `(\w+)/`$(.*?)(?=^## |\Z)", map_, re.DOTALL | re.MULTILINE)
-    assert {"abort", "run", "agent", "flow", "turns", "session", "worker", "server"} <= {room for room, _ in rooms}
-    for room, text in rooms:
-        rows = " ".join(re.findall(r"^\| (.+?) \|", text, re.MULTILINE))
-        there = {path.name for path in (DOCS.parent / "src" / "safepoint" / room).glob("*.py")} - {"__init__.py"}
-        assert set(re.findall(r"`(\w+\.py)`", rows)) == there, f"the map of {room}/"
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_page_runs_and_says_what_it_prints(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -63,18 +53,18 @@ def test_the_page_runs_and_says_what_it_prints(
                 await result
 
     asyncio.run(run())
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     drawn = [block for block in blocks(page, "mermaid") if block.startswith("flowchart")]  # the others are ours
     promised = re.findall(r"^ *print\(.*\) +# (.+)$", page, re.MULTILINE) + drawn
     assert promised, "nothing is printed on this page"
     for text in promised:
-        assert text in told
+        assert text in printed
 
 
-ROOMS = [safepoint.agent, safepoint.flow, safepoint.session, safepoint.turns, safepoint.worker]
+PACKAGES = [safepoint.agent, safepoint.flow, safepoint.session, safepoint.turns, safepoint.worker]
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.__name__)
-def test_every_name_of_the_room_stands_on_a_page(room: ModuleType) -> None:
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_every_public_name_is_on_a_page(package: ModuleType) -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
-    assert list(names.faulty_face(room, pages)) == []
+    assert list(names.faulty_face(package, pages)) == []
