@@ -49,7 +49,18 @@ async def test_a_call_of_a_sub_agent_is_on_record_with_the_calls_around_it() -> 
         ("pay", "irreversible", ("call-1",)),
     ]
     assert [event.calls for event in events if isinstance(event, ToolCalled)] == [(), ("call-1",)]
-    assert ran == ["1:chief:call-1:call-1"]
+    assert ran == ["s:1:chief:call-1:call-1"]
+
+
+async def test_calls_of_two_sessions_have_two_keys_also_if_their_turns_have_one_id() -> None:
+    ran: list[str] = []
+    names = [("ann", "1"), ("bob", "1"), ("a", "b:1"), ("a:b", "1"), ("Zoë", "1\n")]
+    for session_id, turn_id in names:
+        # Each has a model of its own, and each model gives its first call the same id.
+        async with Session.open(session_id, agent=payer(ran, effects="idempotent"), store=MemoryStore()) as session:
+            await session.send("go", turn_id=turn_id)
+    assert len(set(ran)) == len(names), ran
+    assert all(key.isascii() and key.isprintable() for key in ran), "a provider takes it in a header"
 
 
 async def test_what_is_looked_at_before_an_effect_can_still_stop_it() -> None:
@@ -83,14 +94,18 @@ async def test_a_stop_that_is_found_before_a_completed_end_makes_it_aborted_with
         assert [entry.fate for entry in outcome.receipt.entries] == ["finished"]
 
 
-async def test_an_approval_that_a_crash_cut_off_leaves_a_call_that_has_not_begun() -> None:
+@pytest.mark.parametrize("key", ["s:1:talker:call-1", "1:talker:call-1"], ids=["now", "of an earlier version"])
+async def test_an_approval_that_a_crash_cut_off_leaves_a_call_that_has_not_begun(key: str) -> None:
     store, ran = MemoryStore(), list[str]()
     session = await Session.open("s", agent=payer(ran, requires_approval=True), store=store)
     session.send("go", turn_id="1")
     await until(session, lambda event: event.kind == "question_asked")
     await session.saved()
     copy = MemoryStore()
-    await copy.append("s", await store.read("s", 0, 1000), durable=True)
+    records = [
+        record._replace(text=record.text.replace("s:1:talker:call-1", key)) for record in await store.read("s", 0, 1000)
+    ]
+    await copy.append("s", records, durable=True)
     await session.close()
     async with Session.open("s", agent=payer(ran, "done"), store=copy) as session:
         outcome = session.outcome_of("1")
@@ -98,7 +113,7 @@ async def test_an_approval_that_a_crash_cut_off_leaves_a_call_that_has_not_begun
         assert outcome.partial is not None
         assert [getattr(message, "status", "") for message in outcome.partial.messages][-1] == "not_started"
         assert (await session.continue_turn("1")).status == "completed"
-    assert ran == ["1:talker:call-1"], "it had not begun, so that it runs, under the key it had"
+    assert ran == [key], "it had not begun, so that it runs, under the key it had"
 
 
 async def test_a_part_that_is_on_record_does_not_run_again_in_the_next_process() -> None:

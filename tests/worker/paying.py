@@ -48,7 +48,7 @@ async def is_on_record(session: str, key: str) -> bool:
 
 
 async def effect(name: str, ctx: ToolContext) -> str:
-    session = ctx.idempotency_key.partition(":")[0].removeprefix("turn-of-")
+    session = ctx.idempotency_key.partition(":")[0]
     known = await is_on_record(session, ctx.idempotency_key)
     if CHANCE.random() < 0.1:
         die()

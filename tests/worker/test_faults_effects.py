@@ -84,7 +84,7 @@ async def test_every_effect_is_recorded_before_it_happens_and_no_irreversible_on
                     await asyncio.sleep(0.1)  # real time: the first one starts
                 for session in sessions:
                     await there.host.create(session)
-                    await there.host.send(session, "go", turn_id=f"turn-of-{session}")
+                    await there.host.send(session, "go", turn_id="turn")  # keys name the session too
                 group.create_task(pause_broker(server, over, chance))
                 logs = [await until_done(there, session) for session in sessions]
             finally:

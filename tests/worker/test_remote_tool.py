@@ -10,7 +10,7 @@ from safepoint import AbortController, AbortReason
 from safepoint.agent import Agent, tool
 from safepoint.events import Event, TurnEnded
 from safepoint.models.scripted import Call, Error, Stall
-from safepoint.run import Aborted
+from safepoint.run import Aborted, Completed
 from safepoint.session import Host, LocalHost, LoggedEvent, MemoryStore, Session
 from safepoint.worker import Broker, BrokerError, MemoryBroker, RemoteHost, remote_tool
 from tests.kit.agents import asked, talker
@@ -58,6 +58,18 @@ async def test_its_name_and_description_are_for_the_model():
     made = remote_tool(LocalHost(talker()), "child", name="painter", description="Paint it.")
     assert (made.name, made.description) == ("painter", "Paint it.")
     assert "another machine" in remote_tool(LocalHost(talker()), "child").description
+
+
+async def test_parents_in_two_sessions_have_two_children_also_if_their_turns_have_one_id():
+    helper = LocalHost(talker(*[lambda request: f"for {request.messages[-1].text}"] * 2, name="child"))
+    for name in ("ann", "bob"):
+        parent = parent_of(helper, [Call("child", prompt=name)], "the end")
+        async with Session.open(name, agent=parent) as session:
+            outcome = (await session.send("go", turn_id="1")).outcome
+            assert isinstance(outcome, Completed)
+            assert results(outcome.value) == [f"for {name}"]
+    assert len(await helper.sessions()) == 2
+    await helper.close()
 
 
 @each_broker

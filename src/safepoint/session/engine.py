@@ -57,7 +57,7 @@ class SessionEngine:
         self.agent = agent
         self.clock = current_clock()
         self.log = SessionLog(store, session_id)
-        self.state = SessionState()
+        self.state = SessionState(session_id)
         self.messages: tuple[Message, ...] = ()  # the conversation, as any thread may read it: replaced, never changed
         self.turns: dict[str, SessionTurn] = {}  # those that have not ended
         self.loop_tasks = LoopTasks()

@@ -4,6 +4,7 @@ Pure: it is fed events in order and knows nothing of stores and of what runs.
 """
 
 from dataclasses import dataclass, field, replace
+from urllib.parse import quote
 
 from ..abort import AbortReason
 from ..agent.conversation import AgentResult, Conversation
@@ -32,7 +33,7 @@ from .forwarded_events import ForwardedEvents
 from .turn import TurnStatus
 from .unfinished_work import UnfinishedWork
 
-__all__ = ["MAX_RESUMES", "OWN", "SessionState", "TurnRecord"]
+__all__ = ["MAX_RESUMES", "OWN", "SessionState", "TurnRecord", "conversation_id"]
 
 # A turn that kills its process would otherwise kill every process that opens its session. After so many attempts to go
 # on with it, it stays as it is, and what waits behind it begins.
@@ -113,21 +114,27 @@ class TurnRecord:
         self.outcome, self.resumable = outcome, resumable
         self.unfinished = UnfinishedWork()
 
-    def rebuilt(self, before: AgentResult | None) -> AgentResult:
+    def rebuilt(self, before: AgentResult | None, session_id: str) -> AgentResult:
         """What there is of a turn whose process has died.
 
-        `before`: what it went on from, if it continued a stopped turn.
+        Args:
+            before: What it went on from, if it continued a stopped turn.
+            session_id: Its session.
         """
         conversation = Conversation(self.messages or ()) if before is None else Conversation(resume=before)
-        # The keys of its calls are made of this: whoever goes on with the turn must come to the same ones.
-        conversation.id = conversation.id or f"{self.id}:{self.agent}"
+        # The keys of its calls are made of this: whoever goes on with the turn must come to the same ones. What the log
+        # says of a call comes first, because earlier versions made the keys in another way.
+        known = self.unfinished.id or conversation_id(session_id, self.id, self.agent)
+        conversation.id = conversation.id or known
         return self.unfinished.rebuilt(conversation)
 
 
 class SessionState:
     """Everything that has happened in a session."""
 
-    def __init__(self) -> None:
+    def __init__(self, session_id: str = "") -> None:
+        """Make one. `session_id` is needed by whoever goes on with a turn that was cut off."""
+        self._session_id = session_id
         self.turns: dict[str, TurnRecord] = {}
         self.parts: dict[str, str] = {}  # what parts of tool calls have returned, for `ctx.once`
         self._forwarded = ForwardedEvents()
@@ -173,7 +180,7 @@ class SessionState:
     def rebuilt(self, turn: TurnRecord) -> AgentResult:
         """What there is of a turn whose process has died."""
         before = self.turns.get(turn.continues or "")
-        return turn.rebuilt(None if before is None else _left_by(before))
+        return turn.rebuilt(None if before is None else _left_by(before), self._session_id)
 
     @property
     def last_ended(self) -> TurnRecord | None:
@@ -245,6 +252,15 @@ class SessionState:
         if self._ended and self._ended[-1] is turn:  # only the last turn is ever forgotten
             self._ended.pop()
         self._told = None if turn.continues or self._told is None else self._told[: len(self._told) - added]
+
+
+def conversation_id(session_id: str, turn_id: str, agent: str) -> str:
+    """From which the keys of the tool calls of a turn are made.
+
+    Clients choose the ids of turns, so that those of two sessions may be the same: it names the session too. The names
+    are quoted, so that no two lists of names give the same id, and a key fits in a header.
+    """
+    return ":".join(quote(name, safe="") for name in (session_id, turn_id, agent))
 
 
 def _left_by(turn: TurnRecord) -> AgentResult:

@@ -12,6 +12,7 @@ from ..run.events import TurnEdited, TurnStarted
 from ..run.leaf import leaf
 from ..run.messages import AssistantMessage, Message, SystemMessage
 from .admission import as_messages
+from .session_state import conversation_id
 from .turn import SessionTurn
 from .wait_cycles import RUNNING
 
@@ -22,10 +23,15 @@ __all__ = ["TurnWork"]
 
 
 class AskingContext(Context):
-    """The context of a turn: questions go to the session."""
+    """The context of a turn: questions go to the session.
 
-    __slots__ = ("_ask",)
+    Attributes:
+        idempotency_key: The keys of its tool calls begin with this.
+    """
+
+    __slots__ = ("_ask", "idempotency_key")
     _ask: AskUserFn
+    idempotency_key: str
 
 
 class TurnWork:
@@ -51,6 +57,7 @@ class TurnWork:
             assert isinstance(asking, AskingContext)  # for the type checker: it was asked for
             asking.path, asking.is_run, asking._ask = ctx.path, True, engine.questions.ask
             asking.journal = engine.journal
+            asking.idempotency_key = conversation_id(engine.id, turn.id, engine.agent.name)
             return await engine.agent(asking, value)  # which looks at the signal first, and keeps what was said
         finally:
             RUNNING.reset(token)

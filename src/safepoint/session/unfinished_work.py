@@ -36,12 +36,14 @@ class UnfinishedWork:
         results: The results of its tool calls.
         inner: What runs inside of its tool calls.
         flow: Where the flow is that runs inside of this tool call, if one does.
+        id: The id of its conversation, from which the keys of its calls are made. Empty if it has not called a tool.
     """
 
     answers: list[AssistantMessage] = field(default_factory=list)
     results: dict[str, ToolResult] = field(default_factory=dict)
     inner: "dict[str, UnfinishedWork]" = field(default_factory=dict)
     flow: PartialWork | None = None
+    id: str = ""
     _begun: set[str] = field(default_factory=set)
 
     def apply(self, event: Event, depth: int = 0) -> None:
@@ -73,6 +75,7 @@ class UnfinishedWork:
     def _called(self, event: ToolCalled) -> None:
         if not event.idempotency_key:  # of a version that did not write down when a body began
             self._begun.add(event.call_id)
+        self.id = self.id or event.idempotency_key.removesuffix(f":{event.call_id}")
         if not self.answers:
             return  # a call of the turn before, which runs again
         call = ToolCall(call_id=event.call_id, name=event.name, arguments=event.arguments)

@@ -40,7 +40,7 @@ async def test_the_body_of_a_tool_begins_only_when_its_call_is_on_record() -> No
         assert ran == []
         store.gate.set()
         assert (await turn).status == "completed"
-    assert ran == ["1:talker:call-1"]
+    assert ran == ["s:1:talker:call-1"]
     recorded = [event for event in await stored(store) if isinstance(event, CallRecorded)]
     assert [(event.effects, event.idempotency_key) for event in recorded] == [("irreversible", ran[0])]
 

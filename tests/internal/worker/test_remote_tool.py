@@ -25,4 +25,4 @@ async def test_a_parent_whose_process_died_goes_on_with_its_child_and_tells_each
         there = [one.event.kind async for one in heard(lost.host, lost.child) if not isinstance(one.event, OWN)]
         assert inside == there
         keys = {event.idempotency_key for event in events if isinstance(event, ToolCalled) and not event.calls}
-        assert keys == {"t1:parent:call-1"}
+        assert keys == {"p:t1:parent:call-1"}
