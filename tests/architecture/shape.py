@@ -15,10 +15,17 @@ NAMELESS = {"utils", "base", "manager", "common", "helpers"}
 
 
 # Functions that take more than six parameters, with the reason: path:name → why.
-MANY_PARAMETERS: dict[str, str] = {}
+MANY_PARAMETERS: dict[str, str] = {
+    "session/host.py:Host.stop": "the options of a stop by their names, as `Session.stop` takes them",
+    "session/local_host.py:LocalHost.stop": "implements `Host.stop`",
+    "session/session.py:Session.open": "each option is one independent choice at the call that opens a session",
+    "turns/loop.py:TurnLoop.__init__": "each option is one independent choice at the call that makes a loop",
+}
 
 # Protocols of more than six methods, with the reason: path:name → why.
-WIDE_PROTOCOLS: dict[str, str] = {}
+WIDE_PROTOCOLS: dict[str, str] = {
+    "session/host.py:Host": "every command that an edge may send; it is to be split by who calls what",
+}
 
 
 def oversized(source: Source) -> Iterator[str]:

@@ -90,7 +90,7 @@ async def test_a_push_says_why_it_was_refused(clock: FakeClock) -> None:
     desk = ControlledTurns(max_items=1)
     desk.push("a")
     full = desk.loop.push("b", preempt=StopAt.NOW)
-    assert (bool(full), full.ack is not None and full.ack.status, "1 items wait" in full.why) == (
+    assert (bool(full), full.ack is not None and full.ack.status, "max_items=1" in full.why) == (
         False,
         "no_turn",
         True,

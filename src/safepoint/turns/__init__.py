@@ -1,4 +1,4 @@
-"""Turns: items come in, turns run one after the other, and can be stopped, preempted and paused at any moment.
+"""The turn loop: items are queued, turns run one after the other, and can be stopped, preempted and paused at any time.
 
 Owns the turn loop. Knows nothing of sessions and stores.
 """

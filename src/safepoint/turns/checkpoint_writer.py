@@ -1,14 +1,27 @@
-"""Owns the loop's checkpoint: loaded once, written before anyone is told, deleted only when it is used up.
+"""Owns the checkpoint of a turn loop: loaded once, written before an end is reported, deleted when it is used up.
 
-It is written where a turn begins and where it ends, so that a crash loses no item that had waited for one. Knows
-nothing of when that is.
+Knows nothing of when a loop saves.
+
+Why it is written where it is. The loop saves at two places: when a turn is about to be planned, and when a turn has
+ended, before `TurnEnded` is emitted.
+
+- A crash while a turn runs: the items of that turn and those behind it are in the checkpoint, because they were saved
+  before planning. They run again, so an item may run twice, but none is lost.
+- A crash after a turn: its items are no longer in the checkpoint, because the save comes before the event. If the event
+  came first, a listener could act on an end that the next process knows nothing of, and the turn would run again.
+- A store that fails in between must not end the loop: `_stored_text` becomes `None` (unknown) before each write, so
+  that the next save writes again even if its text is the same.
+- Until `load` has succeeded nothing is written or deleted: what is in the store belongs to the previous loop.
 """
 
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from types import GenericAlias
+from typing import Generic, TypeVar
+
+from pydantic import TypeAdapter
 
 from ..errors import UsageError
 from ..run.checkpoints import CheckpointError, Checkpoints, CheckpointUnreadable
@@ -22,74 +35,103 @@ T = TypeVar("T")
 
 
 class CheckpointWriter(Generic[T]):
-    """One key in one store, for the life of one loop. Raises: UsageError for types that JSON cannot hold."""
+    """One key in one checkpoint store, for the life of one loop.
 
-    def __init__(self, checkpoints: Checkpoints, key: str, item_type: Any, partial_type: Any) -> None:
+    Args:
+        checkpoints: The store.
+        key: The name of the checkpoint in the store.
+        item_type: The type of one item, from which pydantic makes the JSON.
+        partial_type: The type of what an interrupted turn left behind.
+
+    Raises:
+        UsageError: One of the types cannot be written as JSON.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, key: str, item_type: object, partial_type: object) -> None:
         self._checkpoints = checkpoints
         self._key = key
-        self._items = adapter("item_type", list[item_type])
-        self._partials = adapter("partial_type", partial_type)
-        self._loaded = False  # before that, what is in the store is not touched
-        self._text: str | None = None  # what is in the store: "" is nothing, None is not known
-        self._used = False  # there was one
+        self._items: TypeAdapter[list[T]] = adapter("item_type", GenericAlias(list, (item_type,)))
+        self._partials: TypeAdapter[object] = adapter("partial_type", partial_type)
+        self._loaded = False
+        self._stored_text: str | None = None  # the text in the store; "" if there is none, None if it is not known
+        self._existed = False  # there was a checkpoint at some time, so that an empty one counts as deleted
         self._warned = False
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[None]:
-        """No other loop has this key meanwhile. Raises: CheckpointInUse."""
+        """Keep other loops from using this key. Raises: CheckpointInUse."""
         async with self._checkpoints.lease(self._key):
             yield
 
     async def load(self) -> SavedLoop[T]:
-        """What the loop before left behind. What nobody can read is set aside. Raises: CheckpointError."""
+        """Read what the previous loop left behind.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be read. It was set aside, so that the next start begins anew.
+        """
         try:
             text = await self._checkpoints.load(self._key) or ""
             saved: SavedLoop[T] = read(text, self._items, self._partials) if text else SavedLoop()
         except (CheckpointUnreadable, ValueError) as problem:
             where = await self._checkpoints.set_aside(self._key, str(problem))
-            self._text = ""
+            self._stored_text = ""
             raise CheckpointError(
                 f"checkpoint {self._key!r} cannot be read ({problem}); it was set aside: {where}"
             ) from problem
-        self._loaded, self._text, self._used = True, text, bool(text)
+        self._loaded, self._stored_text, self._existed = True, text, bool(text)
         return saved
 
-    async def keep(self, saved: SavedLoop[T]) -> None:
-        """Write down where the loop is. A store that fails does not end the loop: `end` tries again, and reports."""
+    async def save(self, saved: SavedLoop[T]) -> None:
+        """Save the state of a loop that goes on.
+
+        A store that fails does not end the loop. It is logged once; `save_exit` tries again and reports.
+        """
         try:
-            await self._put(saved)
+            await self._store(saved)
         except Exception as error:
             if not self._warned:
                 self._warned = True
                 log.warning("checkpoint %r is not up to date, a crash would lose items: %s", self._key, error)
 
-    async def end(self, saved: SavedLoop[T], *, skip: bool, broken: bool) -> CheckpointReport:
-        """Write down what is left. `broken`: planning failed; what is there stays as it is, for another try."""
+    async def save_exit(self, saved: SavedLoop[T], *, skip: bool, planning_failed: bool) -> CheckpointReport:
+        """Save what is left when the loop ends.
+
+        Args:
+            saved: What is left.
+            skip: Leave nothing behind: the checkpoint is deleted.
+            planning_failed: A plan failed. The checkpoint stays as it is, for another try.
+
+        Returns:
+            What became of the checkpoint. A failing store is reported and not raised, because it does not change how
+            the loop ended.
+        """
         try:
-            if not skip and (broken or not self._loaded):
-                return CheckpointReport("none" if self._text == "" else "kept")
-            return await self._put(SavedLoop() if skip else saved)
-        except Exception as error:  # how the loop ended does not change by that
+            if not skip and (planning_failed or not self._loaded):
+                return CheckpointReport("none" if self._stored_text == "" else "kept")
+            return await self._store(SavedLoop() if skip else saved)
+        except Exception as error:
             return CheckpointReport("failed", error)
 
-    def _written(self, saved: SavedLoop[T]) -> str:
+    def _as_text(self, saved: SavedLoop[T]) -> str:
         try:
             return write(saved, self._items, self._partials)
         except UsageError as problem:
-            if saved.stopped is None or saved.stopped.partial is None:
+            interrupted = saved.interrupted
+            if interrupted is None or interrupted.partial is None:
                 raise
-            # The items count: better a turn that begins anew than no checkpoint.
-            text = write(replace(saved, stopped=InterruptedTurn(saved.stopped.items)), self._items, self._partials)
+            # The items matter more: a turn that begins anew is better than no checkpoint.
+            without_partial = replace(saved, interrupted=InterruptedTurn(interrupted.items))
+            text = write(without_partial, self._items, self._partials)
             log.warning("checkpoint %r is without what the stopped turn left behind: %s", self._key, problem)
             return text
 
-    async def _put(self, saved: SavedLoop[T]) -> CheckpointReport:
-        text = "" if saved.empty else self._written(saved)
-        if text != self._text:
-            self._text = None  # until it is there
+    async def _store(self, saved: SavedLoop[T]) -> CheckpointReport:
+        text = "" if saved.empty else self._as_text(saved)
+        if text != self._stored_text:
+            self._stored_text = None  # unknown until the store has answered
             if text:
                 await self._checkpoints.save(self._key, text)
             else:
-                self._used = await self._checkpoints.delete(self._key) or self._used
-            self._text, self._used = text, self._used or bool(text)
-        return CheckpointReport("saved" if text else "deleted" if self._used else "none")
+                self._existed = await self._checkpoints.delete(self._key) or self._existed
+            self._stored_text, self._existed = text, self._existed or bool(text)
+        return CheckpointReport("saved" if text else "deleted" if self._existed else "none")

@@ -1,6 +1,6 @@
-"""Owns the commands of a turn loop: push, preempt, stop, pause, wait. Each writes down what is wanted and wakes a task.
+"""Owns the commands of a turn loop: push, preempt, stop, pause, wait. Each changes the state and wakes the loop's task.
 
-They are legal before the start, from other threads and from inside of callbacks. Knows nothing of how turns run.
+They may be called before the start, from other threads and from callbacks. Knows nothing of how turns run.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ..abort import AbortController, AbortReason, AbortSignal, current_clock
 from ..abort.clock import check_seconds
@@ -23,7 +23,7 @@ from .checkpoint_writer import CheckpointWriter
 from .loop_exit import LoopExit
 from .loop_state import LoopState, is_async
 from .loop_task import LoopTask
-from .preempt import Preempt, PreemptAck, Pushed
+from .preempt import Preempt, PreemptAck, PreemptStatus, Pushed
 from .saved_loop import AnyPartial, InterruptedTurn
 from .turn import Turn, TurnPlan
 
@@ -33,17 +33,27 @@ T = TypeVar("T")
 
 
 class TurnLoop(Generic[T]):
-    """Push items, turns run, stop.
+    """A queue whose items are handled in turns, one turn after the other.
 
-    plan         `async plan(items) -> TurnPlan`: what the next turn does with what waits
-    resume       `async resume(stopped, items) -> TurnPlan`, for a turn that was stopped and goes on: after a pause, or
-                 from a checkpoint. Without it, the items of that turn wait again, before all others
-    on_event     a function of every event of the loop and of its turns; what it raises ends the loop
-    checkpoints  where the loop writes down what it leaves behind, under `checkpoint_id`; `item_type` and `partial_type`
-                 say how items, and what a stopped turn left behind, are written as JSON
-    max_items    how many items may wait: a push beyond is refused, `put` waits
-    batch        how many items a plan is given at most
-    signal       ends the loop as stop(at=NOW) does
+    Args:
+        plan: `async plan(items) -> TurnPlan`: says what the next turn does with the items that wait.
+        resume: `async resume(interrupted, items) -> TurnPlan`: the plan of a turn that was stopped and goes on, after a
+            pause or from a checkpoint. Without it, the items of that turn are put back in front of all others.
+        on_event: A function that is called with every event of the loop and of its turns. If it raises, the loop ends.
+        checkpoints: Where the loop saves what it leaves behind.
+        checkpoint_id: The name of the checkpoint there.
+        item_type: The type of an item, from which pydantic makes the JSON of the checkpoint.
+        partial_type: The type of what a stopped turn leaves behind.
+        max_items: How many items may wait. Beyond that `push` refuses an item, and `put` waits.
+        batch: How many items a plan is given at most.
+        signal: Ends the loop when it is aborted, as `stop(at=StopAt.NOW)` does.
+        name: The name of the loop, for events and tasks.
+
+    Attributes:
+        id: The id of the loop.
+
+    Raises:
+        UsageError: Two arguments do not fit together, or one is out of range.
     """
 
     def __init__(
@@ -54,8 +64,8 @@ class TurnLoop(Generic[T]):
         on_event: Callable[[Event], object] | None = None,
         checkpoints: Checkpoints | None = None,
         checkpoint_id: str | None = None,
-        item_type: Any = Any,
-        partial_type: Any = AnyPartial,
+        item_type: object = object,
+        partial_type: object = AnyPartial,
         max_items: int | None = None,
         batch: int | None = None,
         signal: AbortSignal | None = None,
@@ -72,16 +82,16 @@ class TurnLoop(Generic[T]):
         self._state: LoopState[T] = LoopState(
             name, self.id, current_clock(), AbortController(signal), on_event, max_items
         )
-        keeper: CheckpointWriter[T] | None = None
+        checkpoint: CheckpointWriter[T] | None = None
         if checkpoints is not None and checkpoint_id is not None:
-            keeper = CheckpointWriter(checkpoints, checkpoint_id, item_type, partial_type)
-        self._driver = LoopTask(self._state, plan, resume, keeper, batch)
-        self._outside = signal
+            checkpoint = CheckpointWriter(checkpoints, checkpoint_id, item_type, partial_type)
+        self._loop_task = LoopTask(self._state, plan, resume, checkpoint, batch)
+        self._outer_signal = signal
         self._task: asyncio.Task[LoopExit[T]] | None = None
 
     @property
     def signal(self) -> AbortSignal:
-        """Aborted when the loop is stopped at once."""
+        """The signal that is aborted when the loop is stopped at once."""
         return self._state.signal
 
     @property
@@ -96,7 +106,7 @@ class TurnLoop(Generic[T]):
 
     @property
     def finished(self) -> bool:
-        """True: the loop has ended."""
+        """Whether the loop has ended."""
         return self._task is not None and self._task.done()
 
     def push(
@@ -107,34 +117,48 @@ class TurnLoop(Generic[T]):
         within: float | None = None,
         delay: float = 0.0,
     ) -> Pushed:
-        """Add an item, at once. Any thread.
+        """Add an item, without waiting. Any thread.
 
-        preempt  the turn seen now is to make way for it, at that point: never a later turn. Or a function that looks
-                 at the turn and decides
-        within   seconds, after which the point is not waited for; then the whole tree is stopped
-        delay    seconds before the turn is asked to make way
+        Args:
+            item: The item.
+            preempt: The point at which the turn that runs now makes way for the item. It never stops a later turn. Or a
+                function that is given the turn, or `None`, and decides.
+            within: Seconds after which the whole tree of the turn is stopped if it has not reached that point.
+            delay: Seconds before the turn is asked to make way.
+
+        Returns:
+            Whether the item was accepted, and the answer to the preempt.
+
+        Raises:
+            UsageError: An argument of the preempt does not fit.
         """
         turn = self._state.turn
-        asked = _wish(preempt, turn, within, delay)
+        requested = _requested_preempt(preempt, turn, within, delay)
         match self._state.inbox.put(item):
             case "closed":
                 self._state.exit.late.append(item)
-                ack = None if asked is None else _decided("loop_stopped")
+                ack = None if requested is None else _decided("loop_stopped")
                 return Pushed(False, ack, "the loop takes no more items: it is stopped")
             case "full":
-                ack = None if asked is None else _decided("no_turn")
-                return Pushed(False, ack, f"there is no room: {self._state.max_items} items wait already")
+                ack = None if requested is None else _decided("no_turn")
+                return Pushed(False, ack, f"the queue is full: max_items={self._state.max_items} items are waiting")
             case "accepted":
-                return Pushed(True, None if asked is None else self._request(turn, asked))
+                return Pushed(True, None if requested is None else self._request(turn, requested))
 
     async def put(self, item: T) -> Pushed:
-        """The same, but where there is no room it waits for some."""
+        """Add an item, after waiting for space if the queue is full."""
         while not (pushed := self.push(item)) and not self._state.inbox.closed:
-            await self._state.inbox.room()
+            await self._state.inbox.wait_for_space()
         return pushed
 
     def preempt(self, at: StopAt, *, within: float | None = None, delay: float = 0.0) -> PreemptAck:
-        """Let the running turn make way without pushing anything. Any thread."""
+        """Ask the running turn to stop at this point, without pushing an item. Any thread.
+
+        Args:
+            at: The point at which it stops.
+            within: Seconds after which it is stopped at once if it has not reached that point.
+            delay: Seconds before it is asked to stop.
+        """
         return self._request(self._state.turn, Preempt(at, within, delay))
 
     def _request(self, turn: Turn[T] | None, preempt: Preempt) -> PreemptAck:
@@ -148,19 +172,26 @@ class TurnLoop(Generic[T]):
         return ack
 
     def remove(self, item: T) -> bool:
-        """Take an item out of the queue. False: it does not wait there (any more)."""
+        """Remove an item from the queue. False if it is not waiting there."""
         removed = self._state.inbox.remove(item)
         if removed:
             self._state.exit.dropped.append(item)
         return removed
 
     def pause(self, at: StopAt = StopAt.TURN_END) -> None:
-        """Begin no turn until `resume()`. The running one ends first, or stops at this point and goes on then."""
+        """Begin no turn until `resume()`.
+
+        Args:
+            at: By default the running turn ends first. Else it stops at this point, and goes on after `resume()`.
+
+        Raises:
+            UsageError: `at` is no StopAt.
+        """
         if not isinstance(at, StopAt):
             raise UsageError(f"at must be a StopAt, such as StopAt.SAFE_POINT, not {at!r}")
         state = self._state
         if state.committed:
-            return  # a stop comes first: there is nothing to go on with later
+            return  # the loop is stopped: nothing would go on later
         state.paused = True
         turn = state.turn
         if at is not StopAt.TURN_END and turn is not None and turn.phase != "over":
@@ -170,7 +201,7 @@ class TurnLoop(Generic[T]):
         state.wake()
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Let turns begin again after a pause."""
         self._state.paused = False
         self._state.wake()
 
@@ -184,19 +215,28 @@ class TurnLoop(Generic[T]):
         reason: str = "",
         skip_checkpoint: bool = False,
     ) -> StopAck:
-        """Begin no further turn. Answered at once; later calls only make it stricter. Any thread.
+        """Begin no further turn. Later calls can only make the stop stricter. Any thread.
 
-        at               None: the running turn ends by itself; a safe point: it stops there, with all that is inside;
-                         NOW: at once
-        within           seconds; a safe point that is not reached by then is not waited for
-        abandon          seconds from the abort of the running turn, or from this call if that is later; what has not
-                         ended by then is left behind
-        when_idle_for    do nothing until the loop has had nothing to do for so many seconds; never touches a turn
-        reason           why; the first that is not empty stays
-        skip_checkpoint  leave nothing behind
+        Args:
+            at: When the running turn stops. By default it ends by itself; at a safe point it stops with all that runs
+                inside of it; `StopAt.NOW` stops it at once.
+            within: Seconds after which the turn is stopped at once if it has not reached its safe point.
+            abandon: Seconds from the abort of the running turn, or from this call if that is later, after which the
+                loop goes on without what has not ended.
+            when_idle_for: Stop only when the loop was idle for this many seconds. It never touches a running turn.
+            reason: Why. The first reason that is not empty stays.
+            skip_checkpoint: Leave no checkpoint behind.
+
+        Returns:
+            The answer, at once. Await its `settled()` for the receipt.
+
+        Raises:
+            UsageError: The arguments do not fit together, or one is out of range.
         """
         state = self._state
-        request = _stop_request(at, within, abandon, when_idle_for, reason, state.clock.monotonic(), caller(1))
+        _check_stop(at, within, abandon, when_idle_for)
+        cause = AbortReason("user", reason, caller(1))
+        request = _stop_request(at, within, abandon, cause, state.clock.monotonic())
         if self.finished:
             return StopAck("already_finished", "settled", "the loop has ended", self.id, self._settled)
         state.cause = state.cause or reason
@@ -205,10 +245,10 @@ class TurnLoop(Generic[T]):
             return self._stop_when_idle(when_idle_for)
         before = state.committed
         stricter = state.commit(request)
-        told = f"no further turn; the running one stops {state.stop.request}"
+        message = f"no further turn; the running one stops {state.stop.request}"
         if stricter:
-            state.tell(LoopStopping, at_point=state.stop.request.at.name, cause=state.cause)
-        return StopAck("already_stopping" if before else "accepted", "accepted", told, self.id, self._settled)
+            state.report(LoopStopping(**state.stamp(), at_point=state.stop.request.at.name, cause=state.cause))
+        return StopAck("already_stopping" if before else "accepted", "accepted", message, self.id, self._settled)
 
     def _stop_when_idle(self, seconds: float) -> StopAck:
         state = self._state
@@ -218,11 +258,11 @@ class TurnLoop(Generic[T]):
         if first:
             state.idle_for, state.idle_asked_at = seconds, state.clock.monotonic()
             state.wake()
-        told = f"stops when it was idle for {state.idle_for:g} s"
-        return StopAck("accepted" if first else "already_stopping", "accepted", told, self.id, self._settled)
+        message = f"stops when it was idle for {state.idle_for:g} s"
+        return StopAck("accepted" if first else "already_stopping", "accepted", message, self.id, self._settled)
 
     def withdraw_idle_stop(self) -> bool:
-        """Take back a stop that waits for idleness. False: there is none, or it has come to pass."""
+        """Take back a stop that waits until the loop is idle. False if there is none, or the loop stops already."""
         state = self._state
         if state.idle_for is None or state.committed or state.inbox.closed:
             return False
@@ -231,19 +271,27 @@ class TurnLoop(Generic[T]):
         return True
 
     def start(self) -> None:
-        """Begin. A second time does nothing."""
+        """Start the task of the loop in the running event loop. A second call does nothing."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=self._state.name)
-            self._task.add_done_callback(_heard_of)
+            self._task.add_done_callback(_retrieve_exception)
 
     async def _run(self) -> LoopExit[T]:
-        if self._outside is None:
-            return await self._driver.run()
-        with self._outside.add_listener(self._state.inbox.close):
-            return await self._driver.run()
+        if self._outer_signal is None:
+            return await self._loop_task.run()
+        with self._outer_signal.add_listener(self._state.inbox.close):
+            return await self._loop_task.run()
 
     async def wait(self, timeout: float | None = None) -> LoopExit[T]:
-        """How it ended, when it has. Whoever stops waiting does not stop the loop. Raises: TimeoutError; UsageError."""
+        """Wait until the loop has ended. A caller that stops waiting does not stop the loop. Any event loop.
+
+        Args:
+            timeout: Seconds to wait for.
+
+        Raises:
+            TimeoutError: The loop has not ended by then. It goes on.
+            UsageError: The loop was not started, or the caller is one of its own turns.
+        """
         if self._task is None:
             raise UsageError("the loop has not been started: call start(), or use `async with`")
         if asyncio.current_task() is self._task:
@@ -253,8 +301,8 @@ class TurnLoop(Generic[T]):
         return self._task.result()
 
     @staticmethod
-    async def _ended(task: "asyncio.Task[Any]") -> None:
-        """Wait here for a task that may belong to the event loop of another thread."""
+    async def _ended(task: "asyncio.Task[LoopExit[T]]") -> None:
+        """Wait in this event loop for a task that may belong to the event loop of another thread."""
         if task.get_loop() is asyncio.get_running_loop():
             await asyncio.wait([task])
             return
@@ -269,7 +317,7 @@ class TurnLoop(Generic[T]):
 
     async def _settled(self, timeout: float | None) -> Receipt:
         await self.wait(timeout)
-        receipt = getattr(self._state.last, "receipt", None)
+        receipt = getattr(self._state.last_outcome, "receipt", None)
         now = self._state.clock.time()
         return receipt if isinstance(receipt, Receipt) else Receipt(self.signal.reason, None, now)
 
@@ -283,59 +331,63 @@ class TurnLoop(Generic[T]):
         self.stop(StopAt.NOW if exc is not None else None)
         try:
             await self.wait()
-        except asyncio.CancelledError:  # nobody is left who wants the running turn: it is not left behind
+        except asyncio.CancelledError:  # the owner of the loop is gone: the running turn must not outlive it
             self.stop(StopAt.NOW)
             await self.wait()
             raise
 
 
-def _heard_of(task: "asyncio.Task[Any]") -> None:
-    """Only the end of the program is raised, and the event loop itself raises that: it is not told again later."""
+def _retrieve_exception(task: "asyncio.Task[LoopExit[T]]") -> None:
+    """Keep asyncio from logging an exception that was never retrieved.
+
+    The task raises only what ends the program, such as KeyboardInterrupt, and the event loop raises that itself.
+    """
     if not task.cancelled():
         task.exception()
 
 
-def _wish(
+def _requested_preempt(
     preempt: "StopAt | Preempt | Callable[[Turn[T] | None], StopAt | Preempt | None] | None",
     turn: Turn[T] | None,
     within: float | None,
     delay: float,
 ) -> Preempt | None:
-    wish = preempt(turn) if callable(preempt) else preempt
-    if isinstance(wish, StopAt):
-        return Preempt(wish, within, delay)
+    """Make one Preempt of the arguments of a push. Raises: UsageError."""
+    requested = preempt(turn) if callable(preempt) else preempt
+    if isinstance(requested, StopAt):
+        return Preempt(requested, within, delay)
     if (within is not None or delay) and not callable(preempt):
         raise UsageError("within= and delay= belong to preempt=StopAt…: give that, or put them into the Preempt")
-    if wish is not None and not isinstance(wish, Preempt):
-        raise UsageError(f"preempt must be a StopAt, a Preempt, or a function that gives one, not {wish!r}")
-    return wish
+    if requested is not None and not isinstance(requested, Preempt):
+        raise UsageError(f"preempt must be a StopAt, a Preempt, or a function that gives one, not {requested!r}")
+    return requested
 
 
-def _decided(status: Any) -> PreemptAck:
+def _decided(status: PreemptStatus) -> PreemptAck:
     ack = PreemptAck()
     ack.decide(status)
     return ack
 
 
-def _stop_request(
-    at: StopAt | None,
-    within: float | None,
-    abandon: float | None,
-    when_idle_for: float | None,
-    cause: str,
-    now: float,
-    origin: str | None,
-) -> StopRequest:
+def _check_stop(at: StopAt | None, within: float | None, abandon: float | None, when_idle_for: float | None) -> None:
+    """Refuse arguments of `stop` that are out of range or exclude each other. Raises: UsageError."""
     if at is not None and not isinstance(at, StopAt):
         raise UsageError(f"at must be a StopAt, such as StopAt.SAFE_POINT, not {at!r}")
     for name, seconds in (("within", within), ("when_idle_for", when_idle_for)):
         if seconds is not None and check_seconds(name, seconds) <= 0:
             raise UsageError(f"{name} must be more than 0 seconds, not {seconds!r}")
     if abandon is not None:
-        abandon = check_seconds("abandon", abandon)
+        check_seconds("abandon", abandon)
     if when_idle_for is not None and (at is not None or within is not None or abandon is not None):
         raise UsageError("when_idle_for= never touches a running turn: at=, within= and abandon= do not go with it")
+
+
+def _stop_request(
+    at: StopAt | None, within: float | None, abandon: float | None, cause: AbortReason, now: float
+) -> StopRequest:
+    """Make the request of a stop that was checked. One without a point and a message gives no reason for an abort."""
     at = at or (StopAt.TURN_END if within is None else StopAt.SAFE_POINT)
-    reason = AbortReason("user", cause, origin) if cause or at is not StopAt.TURN_END else None
+    reason = cause if cause.message or at is not StopAt.TURN_END else None
     deadline = None if within is None else now + within
+    abandon = None if abandon is None else float(abandon)
     return StopRequest(at, "tree", deadline, reason, math.inf if reason is None else now, abandon)

@@ -1,4 +1,4 @@
-"""Owns how a loop ended, and that every accepted item ended in exactly one place. Knows nothing of turns."""
+"""Owns the result of a turn loop, in which every accepted item is in exactly one place. Knows nothing of turns."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,7 +11,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """What became of the loop's checkpoint. `failed`: `error` says why; what was there before is still there."""
+    """What became of the checkpoint of a loop.
+
+    Attributes:
+        status: "saved" and "deleted": the store was changed. "kept": a checkpoint of an earlier loop was left as it is.
+            "none": there is no checkpoint. "failed": the store raised, and what was there before is still there.
+        error: What the store raised, for "failed".
+    """
 
     status: Literal["none", "saved", "deleted", "kept", "failed"] = "none"
     error: Exception | None = None
@@ -19,16 +25,19 @@ class CheckpointReport:
 
 @dataclass(slots=True)
 class LoopExit(Generic[T]):
-    """How a loop ended. Every accepted item is in exactly one of these, or was handled.
+    """How a loop ended. Every accepted item was either handled or is in exactly one of the lists.
 
-    reason       None: it was stopped, or had nothing left to do; else what broke it
-    handled      how many items were handled
-    unhandled    never part of a turn that began, in the order of their pushes
-    interrupted  of turns that were stopped
-    preempted    of turns that made way for something newer
-    failed       of turns that failed
-    dropped      left out by a plan, or removed from the queue
-    late         pushes that were refused: they came after the stop
+    Attributes:
+        reason: What broke the loop. `None` if it was stopped, or had nothing left to do.
+        handled: How many items were handled.
+        unhandled: Items that were never part of a turn that began, in the order in which they were pushed.
+        interrupted: Items of turns that were stopped.
+        preempted: Items of turns that made way for a newer item.
+        failed: Items of turns that failed.
+        dropped: Items that a plan left out, or that were removed from the queue.
+        late: Items whose push was refused because it came after the stop. They are not accepted items.
+        stop_cause: The reason given with the stop.
+        checkpoint: What became of the checkpoint.
     """
 
     reason: BaseException | None = None

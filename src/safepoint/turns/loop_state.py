@@ -1,4 +1,4 @@
-"""Owns what the commands of a loop and its task have in common: commands write here and wake, the task reads."""
+"""Owns the state that the commands of a loop share with its task: commands write it and wake the task."""
 
 import asyncio
 import functools
@@ -6,10 +6,11 @@ import inspect
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar, TypeVarTuple
 
 from ..abort import AbortController, AbortError, AbortReason, Clock
 from ..errors import UsageError
+from ..run.context import Stamp
 from ..run.events import Event
 from ..run.outcome import Outcome
 from ..run.stop import Stop, StopAt, StopRequest
@@ -21,11 +22,31 @@ from .turn import Turn
 __all__ = ["LoopState", "is_async"]
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 @dataclass
 class LoopState(Generic[T]):
-    """One loop."""
+    """The state of one loop.
+
+    Attributes:
+        name: The name of the loop, which is the path of its events.
+        id: The id of the loop.
+        clock: The clock of all its durations.
+        controller: Aborted when the loop is stopped at once.
+        on_event: Called with every event of the loop and its turns.
+        max_items: How many items may wait.
+        exit: Where the items end.
+        turn: The turn that is planned or runs now.
+        interrupted: A turn that was stopped and is to go on.
+        paused: Whether turns wait for `resume()`.
+        idle_for: The loop stops when it was idle for this many seconds.
+        idle_asked_at: When that stop was asked for.
+        cause: The reason given with the stop.
+        skip_checkpoint: Whether the loop leaves no checkpoint behind.
+        callback_error: What `on_event` raised.
+        last_outcome: The outcome of the last turn, if that turn ended under the stop of the loop.
+    """
 
     name: str
     id: str
@@ -35,86 +56,94 @@ class LoopState(Generic[T]):
     max_items: int | None
     exit: LoopExit[T] = field(default_factory=lambda: LoopExit[T]())
     turn: Turn[T] | None = None
-    stopped: InterruptedTurn[T] | None = None  # a turn that was stopped, and is to go on
+    interrupted: InterruptedTurn[T] | None = None
     paused: bool = False
     idle_for: float | None = None
     idle_asked_at: float = 0.0
     cause: str = ""
     skip_checkpoint: bool = False
     callback_error: Exception | None = None
-    last: Outcome[Any] | None = None
+    last_outcome: Outcome[object] | None = None
     _loop: asyncio.AbstractEventLoop | None = None
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _thread: int | None = None
 
     def __post_init__(self) -> None:
         self.signal = self.controller.signal
         self.stop = Stop(self.controller, self.clock)
-        self.planning = AbortController(self.signal)  # what plans run under: any stop ends one
+        self.planning = AbortController(self.signal)  # plans run under it: any stop of the loop ends a plan
         self.inbox: Inbox[T] = Inbox(self.wake, self.max_items)
 
-    def begin(self) -> None:
-        """The task has begun, here."""
+    def bind_to_running_loop(self) -> None:
+        """Remember the event loop and the thread of the loop's task, which calls this first."""
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
 
     def wake(self) -> None:
-        """There is something new to see. Any thread."""
-        if self._news.is_set():
-            return  # whoever waits for it looks at everything after it was cleared
+        """Wake the task, because the state has changed. Any thread."""
+        if self._changed.is_set():
+            return  # the task has not looked yet: it clears the event first, and reads the whole state after that
         if threading.get_ident() == self._thread:
-            self._news.set()
+            self._changed.set()
         elif self._loop is not None:
-            self._post(self._news.set)
+            self._call_in_loop(self._changed.set)
 
-    def _post(self, call: Callable[..., object], *args: object) -> None:
+    def _call_in_loop(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(call, *args)
-        except RuntimeError:  # that loop is closed: nobody is left to hear it
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # that event loop is closed: nothing is left to notify
             pass
 
-    async def news(self) -> None:
-        """Wait until something is new."""
-        await self._news.wait()
-        self._news.clear()
+    async def wait_for_change(self) -> None:
+        """Wait until `wake` is called, or return at once if it was called since the last wait."""
+        await self._changed.wait()
+        self._changed.clear()
 
     @property
     def committed(self) -> bool:
-        """True: no further turn begins."""
+        """Whether the loop is stopped, so that no further turn begins."""
         return self.stop.asked or self.signal.aborted
 
     @property
-    def cuts_turns(self) -> bool:
-        """True: the stop is one that stops the running turn too."""
+    def stops_running_turn(self) -> bool:
+        """Whether the stop of the loop also stops the running turn."""
         return self.signal.aborted or self.stop.request.at is not StopAt.TURN_END
 
     def idle_due(self, since: float) -> float | None:
-        """When an idle loop stops, if it is to: so long after it became idle, and after somebody asked for it."""
+        """The time at which a loop that is idle since `since` stops, if it is to: the delay counts from the request."""
         return None if self.idle_for is None else max(since, self.idle_asked_at) + self.idle_for
 
     def commit(self, request: StopRequest) -> bool:
-        """Stop: no further turn, nothing let in; and the running turn as the request says. True: it became stricter."""
+        """Stop the loop: no further turn, no further item, and the running turn as the request says.
+
+        Returns:
+            Whether the stop became stricter.
+        """
         stricter = self.stop.ask(request)
         self.inbox.close()
-        # Planning is no turn: no work has begun that could be let end, and nothing is planned any more.
+        # A plan is not part of a turn: no work has begun that could be allowed to end, so any stop ends it at once.
         self.planning.abort(self.stop.request.reason or AbortReason("user", self.cause))
         return stricter
 
-    def tell(self, kind: type[Event], **about: Any) -> None:
-        """Report something of the loop itself."""
-        if self.on_event is None:
-            return
-        self.report(kind(run_id=self.id, path=(self.name,), at=self.clock.time(), **about))
+    def stamp(self) -> Stamp:
+        """The fields that every event of the loop itself has."""
+        return {"run_id": self.id, "path": (self.name,), "at": self.clock.time(), "calls": ()}
 
     def report(self, event: Event) -> None:
-        """Report something, from any thread: the listener hears it in the thread of the loop."""
+        """Pass an event to the listener, in the thread of the loop. Any thread."""
+        if self.on_event is None:
+            return
         if self._loop is None or threading.get_ident() == self._thread:
             self.emit(event)
         else:
-            self._post(self.emit, event)
+            self._call_in_loop(self.emit, event)
 
     def emit(self, event: Event) -> None:
-        """Report. A listener that breaks ends the loop; one that passes on an abort it saw has not failed."""
+        """Call the listener.
+
+        A listener that raises ends the loop and gets no further event. An `AbortError` is no failure of the listener:
+        it has unwrapped the outcome of an aborted turn.
+        """
         if self.on_event is None or self.callback_error is not None:
             return
         try:
@@ -130,22 +159,25 @@ class LoopState(Generic[T]):
 
 
 def is_async(listener: object) -> bool:
-    """True: what a call of it gives back would have to be awaited, as far as that can be seen without a call."""
+    """Whether a call of this function returns something to await, as far as can be seen without calling it."""
     while isinstance(listener, functools.partial):
         listener = listener.func
     return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(getattr(listener, "__call__", None))  # noqa: B004  # the method
 
 
 def check_answer(answer: object) -> None:
-    """Refuse what nobody would await: the event would be dropped without a word. A task runs by itself.
+    """Refuse an awaitable that a listener returned: the loop does not await it, so the event would be lost silently.
 
-    Raises: UsageError.
+    A task is accepted, because it runs by itself.
+
+    Raises:
+        UsageError: The listener returned an awaitable.
     """
     if not inspect.isawaitable(answer) or isinstance(answer, asyncio.Future):
         return
     if inspect.iscoroutine(answer):
         answer.close()
     raise UsageError(
-        "on_event returned something to await, which nobody does: make it a plain function that puts the events into a"
-        " queue, or that starts a task"
+        "on_event returned an awaitable, which the loop does not await: make it a plain function that puts the events"
+        " into a queue, or that starts a task"
     )

@@ -1,10 +1,16 @@
-"""Owns making way for something newer: what is asked for, and the answer that always comes. Knows nothing of loops."""
+"""Owns preemption: the request that a running turn makes way for a newer item, and its answer. Knows nothing of loops.
+
+A `PreemptAck` is always decided, exactly once, whatever happens to the turn. A push may come from any thread, and so
+may the decision: the loop decides when the turn begins or ends, a timer when the request is due, a stop when it comes
+first. That is why the answer is a `concurrent.futures.Future`, whose first result wins and whose waiters may belong to
+several event loops. Each of those places decides without asking whether another one has done so.
+"""
 
 import asyncio
 from collections.abc import Generator
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from ..abort.clock import check_seconds
 from ..errors import UsageError
@@ -17,7 +23,16 @@ PreemptStatus: TypeAlias = Literal["submitted", "no_turn", "turn_over", "loop_st
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """The running turn is to make way: at this point, `within` seconds at the latest, asked for after `delay`."""
+    """The request that the running turn makes way.
+
+    Attributes:
+        at: The point at which the turn stops.
+        within: Seconds after which it is stopped at once if it has not reached that point.
+        delay: Seconds before the turn is asked to stop.
+
+    Raises:
+        UsageError: `at` is no StopAt or is the end of the turn, or one of the numbers is out of range.
+    """
 
     at: StopAt
     within: float | None = None
@@ -34,33 +49,33 @@ class Preempt:
 
 
 class PreemptAck:
-    """What became of a preempt. Await it for the status, which always comes.
+    """The answer to a preempt. Await it for the status, which is always decided in the end.
 
-    submitted     the turn seen at push time was asked to stop
-    no_turn       there was none
-    turn_over     it had ended before the request was due
-    loop_stopped  the loop stopped, which comes before any preempt
+    - "submitted": the turn that ran at the time of the push was asked to stop.
+    - "no_turn": no turn ran at that time.
+    - "turn_over": that turn had ended before the request was due.
+    - "loop_stopped": the loop was stopped, which comes before any preempt.
     """
 
     def __init__(self) -> None:
-        self._decided: Future[PreemptStatus] = Future()  # of a thread: a push may come from anywhere
+        self._decision: Future[PreemptStatus] = Future()
 
     @property
     def status(self) -> PreemptStatus | None:
-        """None: it is not decided yet."""
-        return self._decided.result() if self._decided.done() else None
+        """The status, or `None` while it is not decided."""
+        return self._decision.result() if self._decision.done() else None
 
     def decide(self, status: PreemptStatus) -> None:
-        """The first word counts."""
-        if not self._decided.done():
+        """Set the status, unless it is decided already. Any thread."""
+        if not self._decision.done():
             try:
-                self._decided.set_result(status)
+                self._decision.set_result(status)
             except InvalidStateError:
-                pass  # another thread was quicker
+                pass  # another thread decided in this moment
 
-    def __await__(self) -> Generator[Any, None, PreemptStatus]:
-        # The shield: whoever stops waiting does not take the answer from the others.
-        return asyncio.shield(asyncio.wrap_future(self._decided)).__await__()
+    def __await__(self) -> Generator[object, None, PreemptStatus]:
+        # The shield keeps the answer for the other waiters when one of them stops waiting.
+        return asyncio.shield(asyncio.wrap_future(self._decision)).__await__()
 
     def __repr__(self) -> str:
         return f"PreemptAck({self.status or 'not decided yet'})"
@@ -68,7 +83,13 @@ class PreemptAck:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What became of a push. `accepted` False: the item is still yours; `why` says why. `ack`: of its preempt."""
+    """The answer to a push. In a condition it is true if the item was accepted.
+
+    Attributes:
+        accepted: Whether the loop has the item. If not, it still belongs to the caller.
+        ack: The answer to the preempt, if one was asked for.
+        why: Why the item was refused.
+    """
 
     accepted: bool
     ack: PreemptAck | None = None

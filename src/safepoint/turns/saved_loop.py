@@ -1,4 +1,4 @@
-"""Owns a stopped loop on paper: versioned JSON of its items and of what the stopped turn left behind.
+"""Owns the JSON of a saved turn loop: its items, and what an interrupted turn left behind, with a version.
 
 Knows nothing of stores, nor of what the items mean: their type says how they are written.
 """
@@ -15,14 +15,21 @@ from ..errors import UsageError
 __all__ = ["AnyPartial", "InterruptedTurn", "SavedLoop", "adapter", "read", "write"]
 
 T = TypeVar("T")
+P = TypeVar("P")
 VERSION = 1
-# What a stopped turn leaves behind, if nobody says more: an agent's conversation, or plain data.
-AnyPartial: TypeAlias = Annotated[AgentResult | Any, Field(union_mode="left_to_right")]
+# What an interrupted turn leaves behind unless the loop is given another type: an agent's conversation, or plain data.
+AnyPartial: TypeAlias = Annotated[AgentResult | object, Field(union_mode="left_to_right")]
 
 
 @dataclass(frozen=True, slots=True)
 class InterruptedTurn(Generic[T]):
-    """A turn that was stopped: the items it was about, and what it left behind to go on from."""
+    """A turn that was stopped and is to go on.
+
+    Attributes:
+        items: The items of the turn.
+        partial: What its work left behind to go on from. Its type is the `partial_type` of the loop, which is a value
+            at run time, so that no type checker can know it.
+    """
 
     items: tuple[T, ...]
     partial: Any = None
@@ -30,40 +37,59 @@ class InterruptedTurn(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class SavedLoop(Generic[T]):
-    """What a loop leaves for the next one."""
+    """What a loop leaves for the next one.
+
+    Attributes:
+        unhandled: The items that wait, in order.
+        interrupted: The turn that was stopped and is to go on.
+        cause: Why the loop was stopped.
+    """
 
     unhandled: tuple[T, ...] = ()
-    stopped: InterruptedTurn[T] | None = None
+    interrupted: InterruptedTurn[T] | None = None
     cause: str = field(default="")
 
     @property
     def empty(self) -> bool:
-        """True: there is nothing to go on with."""
-        return not self.unhandled and self.stopped is None
+        """Whether there is nothing to go on with."""
+        return not self.unhandled and self.interrupted is None
 
 
-def adapter(option: str, kind: Any) -> TypeAdapter[Any]:
-    """What writes and reads values of this type. Raises: UsageError for a type that is no data."""
+def adapter(option: str, kind: Any) -> TypeAdapter[P]:
+    """Make what writes values of a type as JSON and reads them back.
+
+    Args:
+        option: The name of the argument with which the user gave the type, for the message.
+        kind: The type, as an annotation would name it: a class, a union, anything that pydantic knows.
+
+    Raises:
+        UsageError: Values of this type cannot be written as JSON.
+    """
     try:
         return TypeAdapter(kind)
     except Exception as problem:  # pydantic raises several kinds
         raise UsageError(f"{option}={kind!r} cannot be written as JSON: {problem}") from problem
 
 
-def write(saved: SavedLoop[Any], items: TypeAdapter[list[Any]], partials: TypeAdapter[Any]) -> str:
-    """As text. Raises: UsageError for items that JSON cannot hold."""
+def write(saved: SavedLoop[T], items: TypeAdapter[list[T]], partials: TypeAdapter[P]) -> str:
+    """Write a saved loop as JSON.
+
+    Raises:
+        UsageError: JSON cannot hold an item or the partial.
+    """
     try:
-        stopped = saved.stopped
-        data: dict[str, Any] = {
+        interrupted = saved.interrupted
+        stopped: dict[str, object] | None = None
+        if interrupted is not None:
+            partial = None if interrupted.partial is None else _plain(partials, interrupted.partial)
+            stopped = {"items": _plain(items, list(interrupted.items)), "partial": partial}
+        data = {
             "version": VERSION,
             "kind": "turn-loop",
             "cause": saved.cause,
             "unhandled": _plain(items, list(saved.unhandled)),
-            "stopped": None,
+            "stopped": stopped,
         }
-        if stopped is not None:
-            partial = None if stopped.partial is None else _plain(partials, stopped.partial)
-            data["stopped"] = {"items": _plain(items, list(stopped.items)), "partial": partial}
         return json.dumps(data, ensure_ascii=False)
     except Exception as problem:  # pydantic raises several kinds
         raise UsageError(
@@ -72,13 +98,20 @@ def write(saved: SavedLoop[Any], items: TypeAdapter[list[Any]], partials: TypeAd
         ) from problem
 
 
-def _plain(kind: TypeAdapter[Any], value: Any) -> Any:
-    # What is of another type would be written somehow, and not be readable.
+def _plain(kind: TypeAdapter[P], value: P) -> object:
+    """Turn a value into plain JSON data.
+
+    pydantic would write a value of another type with a warning, in a form that cannot be read back: that is an error.
+    """
     return kind.dump_python(value, mode="json", warnings="error")
 
 
-def read(text: str, items: TypeAdapter[list[Any]], partials: TypeAdapter[Any]) -> SavedLoop[Any]:
-    """Read `write()` back. Raises: ValueError that says what is wrong."""
+def read(text: str, items: TypeAdapter[list[T]], partials: TypeAdapter[P]) -> SavedLoop[T]:
+    """Read what `write()` has written.
+
+    Raises:
+        ValueError: The text is no checkpoint of a turn loop, or is damaged. The message says what is wrong.
+    """
     try:
         data = json.loads(text)
     except RecursionError:
@@ -90,8 +123,9 @@ def read(text: str, items: TypeAdapter[list[Any]], partials: TypeAdapter[Any]) -
     stopped = data.get("stopped")
     if not isinstance(stopped, dict | None):
         raise ValueError(f"its stopped turn is {type(stopped).__name__}, not an object")
+    interrupted: InterruptedTurn[T] | None = None
     if stopped is not None:
         partial = stopped.get("partial")
         partial = None if partial is None else partials.validate_python(partial)
-        stopped = InterruptedTurn(tuple(items.validate_python(stopped.get("items"))), partial)
-    return SavedLoop(tuple(items.validate_python(data.get("unhandled"))), stopped, str(data.get("cause", "")))
+        interrupted = InterruptedTurn(tuple(items.validate_python(stopped.get("items"))), partial)
+    return SavedLoop(tuple(items.validate_python(data.get("unhandled"))), interrupted, str(data.get("cause", "")))

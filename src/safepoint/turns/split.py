@@ -1,4 +1,4 @@
-"""Owns what a plan makes of the items it was given: which the turn is about, which wait on, which are dropped. Pure."""
+"""Owns how a plan divides its items: those of the turn, those that wait on, those that are dropped. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,35 +13,53 @@ T = TypeVar("T")
 
 
 def split(items: list[T], plan: object) -> tuple[list[T], list[T], list[T]]:
-    """Consumed, remaining and dropped: every item in exactly one. Raises: UsageError for a plan that does not fit."""
+    """Divide the items that a plan was given, so that each is in exactly one list.
+
+    Args:
+        items: The items that the plan was given.
+        plan: What the plan returned.
+
+    Returns:
+        The consumed, the remaining and the dropped items.
+
+    Raises:
+        UsageError: The plan is no TurnPlan, names an item that it was not given, or takes no item at all.
+    """
     if not isinstance(plan, TurnPlan):
         raise UsageError(f"plan() must return a TurnPlan, not {type(plan).__name__}")
     if plan.consumed is None and not plan.remaining:
         return items, [], []
-    left = list(items)
-    remaining = _take(left, plan.remaining, "remaining")
-    consumed, left = (left, []) if plan.consumed is None else (_take(left, plan.consumed, "consumed"), left)
-    if not consumed and not left:
+    unassigned = list(items)
+    remaining = _take(unassigned, plan.remaining, "remaining")
+    if plan.consumed is None:
+        consumed, dropped = unassigned, []
+    else:
+        consumed, dropped = _take(unassigned, plan.consumed, "consumed"), unassigned
+    if not consumed and not dropped:
         raise UsageError("the plan consumes nothing and drops nothing: the loop would plan the same for ever")
-    return consumed, remaining, left
+    return consumed, remaining, dropped
 
 
-def _take(left: list[T], wanted: Sequence[T], which: str) -> list[T]:
-    """Take these out of `left`, by identity where possible. The order is that of the plan."""
-    missing = Counter(map(id, wanted)) - Counter(map(id, left))
+def _take(unassigned: list[T], wanted: Sequence[T], field: str) -> list[T]:
+    """Remove the wanted items from `unassigned`: by identity if all of them are there, else by equality.
+
+    Returns:
+        The wanted items, in the order of the plan.
+    """
+    missing = Counter(map(id, wanted)) - Counter(map(id, unassigned))
     if not missing:
         counts = Counter(map(id, wanted))
-        kept = []
-        for item in left:
+        others = []
+        for item in unassigned:
             if counts[id(item)] > 0:
                 counts[id(item)] -= 1
             else:
-                kept.append(item)
-        left[:] = kept
+                others.append(item)
+        unassigned[:] = others
         return list(wanted)
     for item in wanted:
         try:
-            left.remove(item)
+            unassigned.remove(item)
         except ValueError:
-            raise UsageError(f"the plan has an item in {which} that it was not given: {item!r}") from None
+            raise UsageError(f"the plan has an item in {field} that it was not given: {item!r}") from None
     return list(wanted)

@@ -1,7 +1,16 @@
-"""Owns one turn: what it is to do, and its way from planning to its end. Knows nothing of the queue.
+"""Owns one turn: what it is to do, and its phases from planning to the end. Knows nothing of the queue.
 
-The phases are a small machine: planning → active → over, or planning → over. A preempt is bound to one turn: to the
-one that its caller saw, never to a later one.
+The phases: planning → active → over, or planning → over.
+
+A preempt belongs to the turn that ran when it was asked for, and never reaches a later one. Requests come from any
+thread, while the loop moves the turn from phase to phase without a lock. Three cases race:
+
+- A request comes while the turn is planned. It is stored and applied by `activate`.
+- A request comes in the moment in which the phase changes. `request` stores it first and reads the phase second;
+  `activate` and `end` change the phase first and go through the stored requests second. In either order one of them
+  sees the other, so no request is left without an answer. With one of the two orders reversed, a request could be
+  stored after the last look at the list and read the phase before its change: nobody would answer it.
+- Both see it. That is harmless: an answer is decided once, and the stop that a request becomes only gets stricter.
 """
 
 import uuid
@@ -18,27 +27,34 @@ from ..run.outcome import Outcome
 from ..run.stop import Stop, StopAt, StopRequest
 from .preempt import Preempt, PreemptAck
 
-__all__ = ["Phase", "Turn", "TurnPlan"]
+__all__ = ["AnyWork", "Phase", "Turn", "TurnPlan"]
 
 T = TypeVar("T")
 Phase: TypeAlias = Literal["planning", "active", "over"]
+# Work on any input: each plan of a loop may have work of another type, together with the input for it.
+AnyWork: TypeAlias = Work[Any, object]
 
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan(Generic[T]):
     """What a turn is to do.
 
-    work, input  an agent, a flow, any Work, and what it is given
-    consumed     the items this turn is about; None: all that are not in `remaining`
-    remaining    items for a later turn; what is in neither is dropped, on purpose
-    signal       one more signal that ends this turn, and only this one
-    timeout      seconds that this turn may take
-    turn_id      how the turn is called, if it has a name already
-    then         what is still to be done with the outcome, such as saving it, before anyone is told
+    Attributes:
+        work: An agent, a flow, or any other Work.
+        input: What the work is given.
+        consumed: The items of this turn. `None` means all that are not in `remaining`.
+        remaining: Items for a later turn. Items that are in neither are dropped on purpose.
+        signal: One more signal that ends this turn, and only this one.
+        timeout: Seconds that this turn may take.
+        turn_id: The id of the turn. By default it is given a new one.
+        then: Awaited with the outcome before the end of the turn is reported, to save it for example.
+
+    Raises:
+        UsageError: An argument has the wrong type, or `timeout` is out of range.
     """
 
-    work: Work[Any, Any]
-    input: Any = None
+    work: AnyWork
+    input: object = None
     consumed: Sequence[T] | None = None
     remaining: Sequence[T] = ()
     signal: AbortSignal | None = None
@@ -62,7 +78,7 @@ TurnPlan.__init__ = accepts_deadline(TurnPlan.__init__)  # type: ignore[method-a
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """Somebody wants the turn to make way. `due` False: not yet."""
+    """A preempt of this turn. `due` is false until its delay has passed."""
 
     preempt: Preempt
     ack: PreemptAck
@@ -72,7 +88,20 @@ class _Request:
 
 @dataclass
 class Turn(Generic[T]):
-    """A turn while it is planned and while it runs. Strategies look at it; only the loop moves it on."""
+    """A turn, from its planning to its end. A preempt strategy may look at it; only the loop changes it.
+
+    Attributes:
+        id: The id of the turn.
+        items: The items that its plan is given.
+        stop: The joined request to stop this turn.
+        loop_stop: The joined request to stop its loop.
+        phase: How far it has come.
+        consumed: Its own items, from the plan on.
+        preempted: Whether it was asked to make way for a newer item.
+        pausing: Whether it was asked to stop by `pause()`, so that it goes on later.
+        returned: Whether its work has returned a value, even if a stop was asked for meanwhile.
+        on_preempt: Called when it is asked to make way, in any thread.
+    """
 
     id: str
     items: list[T]
@@ -82,43 +111,44 @@ class Turn(Generic[T]):
     consumed: list[T] = field(default_factory=list)
     preempted: bool = False
     pausing: bool = False
-    returned: bool = False  # its work has given back a value, whatever was asked for meanwhile
-    on_preempt: "Callable[[Turn[T], StopAt], object]" = lambda turn, at: None  # it is asked to make way; any thread
+    returned: bool = False
+    on_preempt: "Callable[[Turn[T], StopAt], object]" = lambda turn, at: None
     _requests: list[_Request] = field(default_factory=list)
 
     @classmethod
     def plan(cls, items: list[T], loop_stop: Stop, clock: Clock) -> "Turn[T]":
-        """A turn to be planned, under the loop's own stop."""
+        """Make a turn that is to be planned, under the stop of its loop."""
         return cls(uuid.uuid4().hex, items, Stop(None, clock, loop_stop), loop_stop)
 
     def request(self, preempt: Preempt, ack: PreemptAck) -> None:
-        """Make way for something newer. While it is planned, the request waits for it. Any thread."""
-        # It is written down before the phase is read, and the phase changes before this is read: one sees the other.
+        """Ask the turn to make way for a newer item. While it is planned, the request waits. Any thread."""
+        # Store the request before the phase is read: see the docstring of the module.
         request = _Request(preempt, ack, due=preempt.delay <= 0)
         self._requests.append(request)
         if not request.due:
             due = self.stop.clock.monotonic() + preempt.delay
-            request.timer = self.stop.clock.call_at(due, lambda: self._due(request))
-        self._look(request)
+            request.timer = self.stop.clock.call_at(due, lambda: self._on_due(request))
+        self._process(request)
 
-    def _due(self, request: _Request) -> None:
+    def _on_due(self, request: _Request) -> None:
         request.due = True
-        self._look(request)
+        self._process(request)
 
-    def _look(self, request: _Request) -> None:
+    def _process(self, request: _Request) -> None:
+        """Apply or answer a request, if that is possible in this phase. May be called several times."""
         if self.phase == "over":
-            self._close(request, "turn_over")
+            self._answer(request, "turn_over")
         elif request.due and self.loop_stop.asked:
             request.ack.decide("loop_stopped")  # a stop comes before any preempt
         elif request.due and self.phase == "active" and request.ack.status is None:
-            self._submit(request.preempt, request.ack)
+            self._apply(request.preempt, request.ack)
 
-    def _close(self, request: _Request, status: Literal["turn_over", "loop_stopped"]) -> None:
+    def _answer(self, request: _Request, status: Literal["turn_over", "loop_stopped"]) -> None:
         if request.timer is not None:
             request.timer.disarm()
         request.ack.decide(status)
 
-    def _submit(self, preempt: Preempt, ack: PreemptAck) -> None:
+    def _apply(self, preempt: Preempt, ack: PreemptAck) -> None:
         now = self.stop.clock.monotonic()
         deadline = None if preempt.within is None else now + preempt.within
         self.preempted = True
@@ -128,17 +158,21 @@ class Turn(Generic[T]):
         self.on_preempt(self, preempt.at)
 
     def activate(self, consumed: list[T], controller: AbortController) -> None:
-        """It is planned, and begins. What waited for it is asked for now."""
+        """Begin the planned turn, and apply the requests that have waited for that.
+
+        Raises:
+            UsageError: The turn is not being planned.
+        """
         if self.phase != "planning":
             raise UsageError(f"turn {self.id} is {self.phase}: only a turn that is being planned can begin")
         self.phase, self.consumed = "active", consumed
         self.stop.bind(controller)
         for request in list(self._requests):
-            self._look(request)
+            self._process(request)
 
     def end(self, status: Literal["turn_over", "loop_stopped"]) -> None:
-        """It is over, one way or another: every request that waits has its answer."""
+        """End the turn, and answer every request that still waits with this status."""
         self.phase = "over"
         for request in list(self._requests):
-            self._close(request, status)
+            self._answer(request, status)
         self.stop.close()

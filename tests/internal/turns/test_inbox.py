@@ -15,8 +15,8 @@ from tests.conftest import counts
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
 
-def inbox(max_items: int | None = None, woken: Callable[[], object] = lambda: None) -> Inbox[str]:
-    return Inbox(woken, max_items)
+def inbox(max_items: int | None = None, on_change: Callable[[], object] = lambda: None) -> Inbox[str]:
+    return Inbox(on_change, max_items)
 
 
 def filled(*items: str, max_items: int | None = None) -> Inbox[str]:
@@ -92,7 +92,7 @@ async def test_whoever_waits_for_room_gets_it_in_the_order_of_asking() -> None:
 
     async def put(item: str) -> None:
         while box.put(item) == "full":
-            await box.room()
+            await box.wait_for_space()
         came.append(item)
 
     async with asyncio.TaskGroup() as group:
@@ -106,7 +106,7 @@ async def test_whoever_waits_for_room_gets_it_in_the_order_of_asking() -> None:
 
 async def test_room_that_somebody_no_longer_wants_goes_to_the_next() -> None:
     box = filled("x", max_items=1)
-    first, second = (asyncio.ensure_future(box.room()) for _ in range(2))
+    first, second = (asyncio.ensure_future(box.wait_for_space()) for _ in range(2))
     await drain_ready_tasks()
     box.take(1)
     first.cancel()  # it was just told, and goes without using it
@@ -118,10 +118,10 @@ async def test_room_that_somebody_no_longer_wants_goes_to_the_next() -> None:
 
 async def test_room_that_came_before_the_wait_is_seen() -> None:
     async with asyncio.timeout(5):
-        await filled("a", max_items=2).room()
+        await filled("a", max_items=2).wait_for_space()
         closed = filled("a", max_items=1)
         closed.close()
-        await closed.room()
+        await closed.wait_for_space()
 
 
 async def test_whoever_gives_up_waiting_for_room_leaves_nothing_behind() -> None:
@@ -129,13 +129,13 @@ async def test_whoever_gives_up_waiting_for_room_leaves_nothing_behind() -> None
     for _ in range(10):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
-                await box.room()
+                await box.wait_for_space()
     assert len(box._waiters) == 0
 
 
 async def test_room_is_told_to_as_many_as_there_is_room_for() -> None:
     box = filled("x", "y", max_items=2)
-    waiting = [asyncio.ensure_future(box.room()) for _ in range(5)]
+    waiting = [asyncio.ensure_future(box.wait_for_space()) for _ in range(5)]
     await drain_ready_tasks()
     box.take(1)
     await drain_ready_tasks()

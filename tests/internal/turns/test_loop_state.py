@@ -20,25 +20,25 @@ def state(heard: list[Event] | None = None) -> LoopState[str]:
 
 def test_nothing_is_committed_until_somebody_asks() -> None:
     fresh = state()
-    assert (fresh.committed, fresh.cuts_turns) == (False, False)
+    assert (fresh.committed, fresh.stops_running_turn) == (False, False)
     assert fresh.commit(StopRequest(StopAt.TURN_END, "tree"))
-    assert (fresh.committed, fresh.cuts_turns, fresh.inbox.closed) == (True, False, True)
+    assert (fresh.committed, fresh.stops_running_turn, fresh.inbox.closed) == (True, False, True)
     assert fresh.commit(StopRequest(StopAt.SAFE_POINT, "tree"))
-    assert fresh.cuts_turns
+    assert fresh.stops_running_turn
     assert not fresh.commit(StopRequest(StopAt.TURN_END, "tree")), "it never becomes weaker"
 
 
 def test_an_outside_abort_is_a_commitment_too() -> None:
     fresh = state()
     fresh.controller.abort("gone")
-    assert (fresh.committed, fresh.cuts_turns) == (True, True)
+    assert (fresh.committed, fresh.stops_running_turn) == (True, True)
 
 
 @pytest.mark.parametrize("from_thread", [False, True], ids=["here", "thread"])
 async def test_news_wakes_the_task_from_any_thread(from_thread: bool) -> None:
     fresh = state()
-    fresh.begin()
-    waiting = asyncio.ensure_future(fresh.news())
+    fresh.bind_to_running_loop()
+    waiting = asyncio.ensure_future(fresh.wait_for_change())
     await asyncio.sleep(0)
     if from_thread:
         thread = threading.Thread(target=fresh.wake)
@@ -52,16 +52,16 @@ async def test_news_wakes_the_task_from_any_thread(from_thread: bool) -> None:
 
 async def test_news_that_came_before_the_wait_is_not_lost() -> None:
     fresh = state()
-    fresh.begin()
+    fresh.bind_to_running_loop()
     fresh.wake()
     async with asyncio.timeout(5):
-        await fresh.news()
+        await fresh.wait_for_change()
 
 
 @pytest.mark.backends("asyncio")  # uvloop does not show its queue
 async def test_a_flood_of_wake_ups_from_a_thread_is_one() -> None:
     fresh = state()
-    fresh.begin()
+    fresh.bind_to_running_loop()
     await asyncio.to_thread(fresh.wake)
     await asyncio.sleep(0)
 
@@ -73,8 +73,8 @@ async def test_a_flood_of_wake_ups_from_a_thread_is_one() -> None:
     asyncio_loop = asyncio.get_running_loop()
     assert await asyncio.to_thread(flood) < 10
     async with asyncio.timeout(5):
-        await fresh.news()
-        woken = asyncio.ensure_future(fresh.news())
+        await fresh.wait_for_change()
+        woken = asyncio.ensure_future(fresh.wait_for_change())
         await asyncio.to_thread(fresh.wake)
         await woken
 
@@ -84,10 +84,10 @@ def test_waking_and_telling_a_loop_that_is_gone_does_nothing() -> None:
     fresh = state(heard)
 
     async def main() -> None:
-        fresh.begin()
+        fresh.bind_to_running_loop()
 
     asyncio.run(main())
-    for call in (fresh.wake, lambda: fresh.tell(LoopIdle)):
+    for call in (fresh.wake, lambda: fresh.report(LoopIdle(**fresh.stamp()))):
         thread = threading.Thread(target=call)
         thread.start()
         thread.join()
@@ -99,8 +99,8 @@ async def test_events_from_threads_are_told_in_the_loops_own_thread() -> None:
     fresh: LoopState[str] = LoopState(
         "loop", "id", current_clock(), AbortController(), lambda event: threads.append(threading.get_ident()), None
     )
-    fresh.begin()
-    await asyncio.to_thread(fresh.tell, LoopIdle)
+    fresh.bind_to_running_loop()
+    await asyncio.to_thread(fresh.report, LoopIdle(**fresh.stamp()))
     await asyncio.sleep(0)
     assert threads == [threading.get_ident()]
 
@@ -113,8 +113,8 @@ def test_a_listener_that_breaks_ends_the_loop_and_hears_no_more() -> None:
         raise ValueError("the screen is gone")
 
     fresh: LoopState[str] = LoopState("loop", "id", current_clock(), AbortController(), breaks, None)
-    fresh.tell(LoopIdle)
-    fresh.tell(LoopIdle)
+    fresh.report(LoopIdle(**fresh.stamp()))
+    fresh.report(LoopIdle(**fresh.stamp()))
     assert len(heard) == 1
     assert (str(fresh.callback_error), fresh.committed, fresh.signal.aborted) == ("the screen is gone", True, True)
 
@@ -126,5 +126,5 @@ def test_a_listener_that_passes_on_an_abort_has_not_failed() -> None:
         raise AbortError(AbortReason("preempted", "something newer came"))
 
     fresh: LoopState[str] = LoopState("loop", "id", current_clock(), AbortController(), passes_on, None)
-    fresh.tell(LoopIdle)
+    fresh.report(LoopIdle(**fresh.stamp()))
     assert (fresh.callback_error, fresh.committed) == (None, False)

@@ -269,7 +269,7 @@ class World:
         counts = [exit.handled, exit.unhandled, exit.interrupted, exit.preempted, exit.failed, exit.dropped]
         self.log.append((*counts, exit.late, exit.checkpoint.status, [ack.status for ack, _, _ in self.acks]))
         await self.again(
-            [*exit.unhandled, *(self.loop._state.stopped or InterruptedTurn(())).items], exit.checkpoint.status
+            [*exit.unhandled, *(self.loop._state.interrupted or InterruptedTurn(())).items], exit.checkpoint.status
         )
 
     async def again(self, left: list[int], status: str) -> None:
