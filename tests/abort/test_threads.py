@@ -338,7 +338,7 @@ def test_functions_run_in_a_forked_child_too():
                 return await run_in_thread(os.getpid)
 
         assert asyncio.run(call()) == os.getpid()
-        while not threads._idle:  # its thread waits for the next call, and is not there after the fork
+        while not threads.idle_threads():  # its thread waits for the next call, and is not there after the fork
             threading.Event().wait(0.001)
         child = os.fork()
         if child == 0:

@@ -20,6 +20,8 @@ MANY_PARAMETERS: dict[str, str] = {
     "session/local_host.py:LocalHost.stop": "implements `Host.stop`",
     "session/session.py:Session.open": "each option is one independent choice at the call that opens a session",
     "turns/loop.py:TurnLoop.__init__": "each option is one independent choice at the call that makes a loop",
+    "abort/processes.py:run_process": "public, named as the arguments of subprocess.run: callers know each of them",
+    "testing/inject.py:abort_everywhere": "public, all but the scenario keyword-only and rarely given",
 }
 
 # Protocols of more than six methods, with the reason: path:name → why.

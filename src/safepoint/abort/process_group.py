@@ -1,6 +1,16 @@
-"""Owns what the system knows of a process group: who is in it, who came out of it, and how it is ended.
+"""Owns process groups: their members, the processes that have left them, and how a group is ended.
 
-A zombie is not counted: it runs nothing, and in a container without an init nobody may ever collect it.
+A program is started in a process group of its own, so one signal reaches it and its children. A child can leave the
+group (`setsid`), and a new group leader can get the number of an old group. Three mechanisms cover that:
+
+- The group finds all members that have not left it, even after their parents have ended.
+- The mark is an environment variable that every child inherits. It finds children that have left the group, as long as
+  they keep their environment.
+- `has_ended()` does not collect the program (`WNOWAIT`). Until it is collected, it is a zombie, and the system gives
+  neither its pid nor its group's number to another process. A signal sent after the collection could hit a stranger.
+
+Zombies do not count as members: they run nothing, and in a container without an init process they may never be
+collected.
 """
 
 import os
@@ -26,32 +36,36 @@ __all__ = [
     "with_mark",
 ]
 
-# Children inherit it, also those that leave the group: that is how they are found. Its value is a list of marks.
+# The environment variable that finds children which have left the group. Its value is a list of marks.
 MARK = "SAFEPOINT_PROCESS"
 PROC = "/proc"
 POLL_SECONDS = 0.01
-# The fields of /proc/<pid>/stat that are asked for, counted from the state on.
+# Indexes of fields of /proc/<pid>/stat, counted from the state of the process.
 PARENT, GROUP, STARTED = 1, 2, 19
 
 
 def has_procfs() -> bool:
-    """Whether this system shows who is in a group. Otherwise a group counts as alive until its last zombie is gone."""
+    """Whether this system shows the members of a group.
+
+    Otherwise a group counts as alive until its last zombie is collected.
+    """
     return os.path.isdir(f"{PROC}/self")
 
 
 def members(group: int) -> list[int]:
-    """The living processes of this group."""
+    """The pids of the living processes in this group."""
     if not has_procfs():
         return [group] if send(group, 0) else []
     return [pid for pid, fields in _living() if int(fields[GROUP]) == group]
 
 
 def marked(mark: str, since: int = 0) -> list[int]:
-    """The living processes that descend from the one started with this mark, in the group or not.
+    """The pids of the living processes that descend from the one started with this mark, inside the group or not.
 
     Args:
-        mark: The mark, as `with_mark` put it into the program's environment.
-        since: When the program was started, in clock ticks since boot: what is older need not be looked into.
+        mark: The mark that `with_mark` has put into the program's environment.
+        since: When the program was started, in clock ticks since boot. Older processes are skipped, which saves
+            reading their environments.
     """
     wanted = mark.encode()
     return [
@@ -62,18 +76,18 @@ def marked(mark: str, since: int = 0) -> list[int]:
 
 
 def with_mark(environment: Mapping[str, str], mark: str) -> dict[str, str]:
-    """The environment of a program to be found by this mark."""
-    # Behind the mark of the program that we ourselves may run in: for that one, ours are its children too.
+    """The environment for a program that `marked` shall find."""
+    # Appended, because this process may itself run under a mark, and our children descend from that program, too.
     return {**environment, MARK: " ".join(filter(None, (os.environ.get(MARK), mark)))}
 
 
 def send(group: int, number: int) -> bool:
-    """Signal the group. False: there is nobody in it."""
+    """Send a signal to the group. False if it has no members."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody is there, under another user's name
+    except PermissionError:  # it has members, which run as another user
         pass
     return True
 
@@ -83,7 +97,11 @@ def end_group(
 ) -> None:
     """End the group that this process leads: TERM, and KILL after `grace` seconds. Returns when it is empty.
 
-    Or `kill` seconds after the KILL, which nothing in the kernel heeds. `wait(seconds)` passes time between two looks.
+    Args:
+        process: The leader of the group.
+        grace: The seconds between TERM and KILL.
+        kill: How long to wait after KILL. A process inside a system call may not end before the call returns.
+        wait: Called with a number of seconds to pass the time between two looks.
     """
     for number, seconds in ((os_signals.SIGTERM, grace), (os_signals.SIGKILL, kill)):
         send(process.pid, number)
@@ -94,10 +112,10 @@ def end_group(
 
 @contextmanager
 def exit_watch(pid: int, selector: selectors.BaseSelector) -> Iterator[bool]:
-    """Wake the selector when the process ends. False: the system cannot tell, so one has to look again and again."""
+    """Wake the selector when the process ends. Yields False if the system cannot do that, and the caller must poll."""
     try:
         fd = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not on this system, forbidden in this sandbox, or the process is gone
+    except (AttributeError, OSError):  # not on this system, forbidden in this sandbox, or the process has ended
         yield False
         return
     selector.register(fd, selectors.EVENT_READ)
@@ -110,40 +128,43 @@ def exit_watch(pid: int, selector: selectors.BaseSelector) -> Iterator[bool]:
 
 
 def has_ended(process: "subprocess.Popen[bytes]") -> bool:
-    """Whether the program is over. If possible it is not collected yet: until then its group's number stays its own."""
+    """Whether the program has ended. Where possible it is not collected, so that its pid and group stay reserved."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # already collected: by us, or by a host program that ignores SIGCHLD
+    except ChildProcessError:  # collected already, by us or because the application ignores SIGCHLD
         return True
 
 
 def members_of(process: "subprocess.Popen[bytes]") -> list[int]:
-    """Who is left of its group. Where the dead look like the living, the program is collected as soon as it is dead."""
+    """The pids of the processes left in its group.
+
+    Without /proc, zombies cannot be told from living processes, so there the program is collected first if it ended.
+    """
     if not has_procfs():
         process.poll()
     return members(process.pid)
 
 
 def collect(process: "subprocess.Popen[bytes]") -> int | None:
-    """Its exit code, if it has ended."""
+    """Collect the program and return its exit code, or None if it has not ended."""
     try:
         return process.wait(0.1)
-    except subprocess.TimeoutExpired:  # killed, but still inside the kernel: it is among the survivors
+    except subprocess.TimeoutExpired:  # killed, but still in a system call: it is listed as a survivor
         return None
 
 
 def _living() -> Iterator[tuple[int, list[bytes]]]:
-    """Every living process: its pid and what the system says of it."""
+    """All living processes, as pairs of pid and `stat` fields."""
     for name in os.listdir(PROC) if has_procfs() else ():
         if name.isdigit() and (fields := stat(int(name))):
             yield int(name), fields
 
 
 def stat(pid: int) -> list[bytes]:
-    """What /proc says of a living process, from its state on; empty if there is none, or only a zombie."""
-    # The command's name, in parentheses, may itself hold blanks and parentheses.
+    """The fields of /proc/<pid>/stat from the state on; empty if the process has ended or is a zombie."""
+    # The command name before them is in parentheses, and may itself contain blanks and parentheses.
     fields = read(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()
     return fields if fields and fields[0] not in (b"Z", b"X") else []
 
@@ -154,9 +175,9 @@ def _marks(environment: bytes) -> list[bytes]:
 
 
 def read(path: str) -> bytes:
-    """A small file of the system's; empty if it cannot be read."""
+    """The content of a small file; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()
-    except OSError:  # gone in the meantime, or not ours to read
+    except OSError:  # the process has ended, or belongs to another user
         return b""

@@ -1,7 +1,8 @@
-"""Owns what the system knows of single processes: who they are, what descends from them, and how they are ended.
+"""Owns single processes: their identity, their descendants, and how they are ended.
 
-A process is named by its pid *and* the time it started: a pid alone may belong to somebody else by the time it is
-signalled. Nothing here waits for a process with `waitpid`: whoever started it collects it. A zombie counts as ended.
+A process is identified by its pid *and* its start time, because the system reuses pids: by the time a signal is sent, a
+pid alone may belong to another process. Nothing in this module collects a process (`waitpid`); that is the task of the
+code that started it. A zombie counts as ended.
 """
 
 import os
@@ -14,20 +15,25 @@ from .process_group import PARENT, POLL_SECONDS, PROC, STARTED, has_procfs, read
 
 __all__ = ["ProcessId", "children_of_thread", "descendants", "end_processes", "identify", "is_alive", "name_of", "send"]
 
-# How long a process may take to be gone after KILL: one that is inside the kernel cannot be hurried.
+# How long to wait after KILL: a process in a system call may end only when the call returns.
 KILL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process, for good: `started` is its start time in clock ticks since boot, 0 where the system has no /proc."""
+    """The permanent identity of a process.
+
+    Attributes:
+        pid: Its pid.
+        started: Its start time in clock ticks since boot; 0 on a system without /proc.
+    """
 
     pid: int
     started: int
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The living process with this pid, or None if there is none, or only a zombie."""
+    """The living process with this pid, or None if it has ended or is a zombie."""
     if not has_procfs():
         return ProcessId(pid, 0) if _exists(pid) else None
     fields = stat(pid)
@@ -35,61 +41,69 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def parent_of(pid: int) -> int | None:
-    """The pid of its parent, or None if that cannot be known."""
+    """The pid of its parent, or None if that is unknown."""
     fields = stat(pid)
     return int(fields[PARENT]) if fields else None
 
 
 def is_alive(process: ProcessId) -> bool:
-    """True while this very process runs; another one that got its pid later does not count."""
+    """Whether this process runs. A later process with the same pid does not count."""
     return identify(process.pid) == process
 
 
 def name_of(pid: int) -> str:
-    """What the process is called, for people: the last part of its first argument, or its command's name."""
+    """The name of the process for people: the file name of its first argument, or its command name."""
     words = read(f"{PROC}/{pid}/cmdline").split(b"\0")
     name = os.path.basename(words[0]) or read(f"{PROC}/{pid}/comm").strip()
     return name.decode(errors="replace") or "process"
 
 
 def descendants(pids: Iterable[int]) -> list[ProcessId]:
-    """The living processes that descend from these, without these.
+    """The living descendants of these processes, without these processes themselves.
 
-    A process whose parent has ended belongs to somebody else from then on (the init process, or a subreaper) and is not
-    found: collect before the first signal is sent.
+    Call it before the first signal is sent. When a process ends, the system gives its children a new parent (the init
+    process or a subreaper), so they are no longer found from here.
     """
     found: dict[int, ProcessId] = {}
-    todo = list(pids)
-    while todo:
-        for pid in _children(todo.pop()):
+    pending = list(pids)
+    while pending:
+        for pid in _children(pending.pop()):
             child = identify(pid)
             if child is not None and pid not in found:
                 found[pid] = child
-                todo.append(pid)
+                pending.append(pid)
     return list(found.values())
 
 
 def _children(pid: int) -> list[int]:
     try:
         threads = os.listdir(f"{PROC}/{pid}/task")
-    except OSError:  # it has ended, or this system has no /proc
+    except OSError:  # the process has ended, or this system has no /proc
         return []
     return [int(child) for thread in threads for child in read(f"{PROC}/{pid}/task/{thread}/children").split()]
 
 
 def children_of_thread(thread: int) -> list[int] | None:
-    """The pids of the processes that this thread of ours (its native id) has started, or None if it cannot be known."""
+    """The pids of the processes that a thread of this process has started, in the order of their start.
+
+    Args:
+        thread: The native id of the thread.
+
+    Returns:
+        The pids, or None if the system does not provide them.
+    """
     try:
         with open(f"{PROC}/self/task/{thread}/children", "rb") as file:
             return [int(pid) for pid in file.read().split()]
-    except OSError:  # no such thread any more, or a kernel without this file
+    except OSError:  # the thread has ended, or the kernel does not have this file
         return None
 
 
 def send(process: ProcessId, number: int) -> bool:
-    """Signal this very process. False: it is gone.
+    """Send a signal to this process. False if it has ended.
 
-    Through a descriptor of the process: between the look and the signal its pid cannot pass to another one.
+    The signal goes through a pidfd, a descriptor of the process: so the process cannot end, and its pid pass to
+    another one, between the check and the signal.
     """
     try:
         descriptor = os.pidfd_open(process.pid)
@@ -103,7 +117,7 @@ def send(process: ProcessId, number: int) -> bool:
         os_signals.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it runs under another user's name
+    except PermissionError:  # it runs as another user
         pass
     finally:
         os.close(descriptor)
@@ -117,18 +131,24 @@ def end_processes(
     kill: float = KILL_SECONDS,
     wait: Callable[[float], object] = time.sleep,
 ) -> list[ProcessId]:
-    """TERM to each, KILL after `grace` seconds to those that are left. Blocks until they have ended.
+    """Send TERM to each, and KILL after `grace` seconds to those that remain. Blocks until they have ended.
+
+    Args:
+        processes: The processes to end.
+        grace: The seconds between TERM and KILL.
+        kill: How long to wait after KILL.
+        wait: Called with a number of seconds to pass the time between two looks.
 
     Returns:
-        Those that still run `kill` seconds after the KILL.
+        The processes that still run after that.
     """
-    left = list(processes)
+    remaining = list(processes)
     for number, seconds in ((os_signals.SIGTERM, grace), (os_signals.SIGKILL, kill)):
-        left = [process for process in left if send(process, number)]
+        remaining = [process for process in remaining if send(process, number)]
         until = time.monotonic() + seconds
-        while (left := [process for process in left if is_alive(process)]) and time.monotonic() < until:
+        while (remaining := [process for process in remaining if is_alive(process)]) and time.monotonic() < until:
             wait(POLL_SECONDS)
-    return left
+    return remaining
 
 
 def _exists(pid: int) -> bool:
@@ -140,6 +160,6 @@ def _kill(pid: int, number: int) -> bool:
         os.kill(pid, number)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody is there, under another user's name
+    except PermissionError:  # it exists, and runs as another user
         pass
     return True

@@ -1,7 +1,7 @@
 """Owns running a program under a signal: its whole process group ends with the abort. Knows nothing of tools.
 
-The program is supervised by a thread, in plain blocking code: the same on every event loop, and it goes on to its end
-when the loop is busy or gone. POSIX only.
+A thread supervises the program in plain blocking code. That works the same on every event loop, and continues when the
+loop is busy or closed. POSIX only.
 """
 
 import asyncio
@@ -12,10 +12,11 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from functools import partial
+from typing import IO
 
 from . import process_group
 from .ambient import current_signal, shield
@@ -31,15 +32,26 @@ from .threads import start_in_thread
 
 __all__ = ["ProcessResult", "run_process"]
 
-# After TERM and its grace: how long a killed group may take to be gone (a process in the kernel cannot be hurried).
+# How long to wait for the end of a group after KILL: a process in a system call may end only when the call returns.
 KILL_SECONDS = 2.0
-# A grandchild may hold the pipe open long after the program has ended: that is not output of ours to wait for.
+# How long to read the pipes after the program has ended: a grandchild may keep them open for much longer.
 DRAIN_SECONDS = 0.2
+# How long the supervisor may take to report, in addition to the time that ending the program takes.
+REPORT_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """How a program ended. `survivors`: pids that came from it and still run. `dropped`: bytes beyond the bound."""
+    """How a program ended.
+
+    Attributes:
+        returncode: Its exit code, as in `subprocess`; None if it did not end even after KILL.
+        stdout: The last bytes of its standard output.
+        stderr: The last bytes of its standard error.
+        dropped: How many bytes of output were dropped because of `max_output`.
+        survivors: The pids of processes that it started and that still run.
+        stopped: Whether it was ended by the abort.
+    """
 
     returncode: int | None
     stdout: bytes
@@ -59,22 +71,39 @@ async def run_process(
     env: Mapping[str, str] | None = None,
     max_output: int = 1_000_000,
 ) -> ProcessResult:
-    """Run a program in a process group of its own. Without `signal` the ambient one counts.
+    """Run a program in a process group of its own.
 
-    On abort the group gets TERM, and KILL after `grace` seconds; AbortError comes out when the group is empty, with
-    the `ProcessResult` so far as its `.partial`. Of each stream the last `max_output` bytes are kept.
-    Raises: AbortError; OSError if the program cannot be started.
+    On abort the group gets TERM, and KILL after `grace` seconds. AbortError is raised when the group is empty; its
+    `partial` is the `ProcessResult` up to then.
+
+    Args:
+        argv: The program and its arguments.
+        signal: The signal that ends it; by default the ambient one.
+        grace: The seconds between TERM and KILL.
+        stdin: What the program reads from its standard input.
+        cwd: Its working directory; by default that of this process.
+        env: Its environment; by default that of this process.
+        max_output: How many bytes of each output stream to keep, the last ones.
+
+    Returns:
+        How the program ended.
+
+    Raises:
+        AbortError: The signal was aborted.
+        OSError: The program cannot be started.
     """
     if isinstance(argv, str | bytes) or not argv or not all(isinstance(word, str | os.PathLike) for word in argv):
-        raise TypeError(f"argv must be a non-empty sequence of strings, not {argv!r}; a shell: ['sh', '-c', command]")
+        raise TypeError(
+            f"argv must be a non-empty sequence of strings, not {argv!r}; for a shell use ['sh', '-c', command]"
+        )
     grace = check_seconds("grace", grace)
     signal = current_signal() if signal is None else signal
     signal.raise_if_aborted()
-    # Also a cancellation of the awaiting task must end the program, so the supervisor hears a signal of this call.
+    # A cancellation of the awaiting task must end the program, too, so the supervisor gets a signal of this call.
     controller = AbortController(signal)
     program = _Program(argv, stdin, cwd, env, max_output)
     ended = start_in_thread(program.supervise, controller.signal, grace)
-    ended.add_done_callback(lambda future: future.exception())  # seen, also where a cancellation is what comes out
+    ended.add_done_callback(lambda future: future.exception())  # mark it as retrieved even if this call is cancelled
     try:
         with Guard(signal):
             await asyncio.wait([ended])
@@ -92,13 +121,13 @@ async def run_process(
 
 
 async def _settle(ended: "asyncio.Future[ProcessResult]", grace: float) -> None:
-    """Wait until the supervisor has the evidence; it needs no longer than this."""
-    with shield(grace + KILL_SECONDS + 10):
+    """Wait until the supervisor reports the end of the program."""
+    with shield(grace + KILL_SECONDS + REPORT_SECONDS):
         await asyncio.wait([ended])
 
 
 class _Program:
-    """One program, from its start to the end of its group. All of it runs in one thread."""
+    """One program from its start to the end of its group. All methods run in the supervising thread."""
 
     def __init__(
         self,
@@ -118,14 +147,14 @@ class _Program:
         self._dropped = 0
 
     def supervise(self, stop: AbortSignal, grace: float) -> ProcessResult:
-        """Run it to its end, or to the end that the signal makes."""
+        """Run the program until it ends or the signal is aborted, and report how it ended."""
         stop.raise_if_aborted()
-        heard, tell = socket.socketpair()
-        with heard, tell, stop.add_listener(lambda: poke(tell)), selectors.DefaultSelector() as self._selector:
-            self._selector.register(heard, selectors.EVENT_READ)
+        reader, writer = socket.socketpair()
+        with reader, writer, stop.add_listener(lambda: poke(writer)), selectors.DefaultSelector() as self._selector:
+            self._selector.register(reader, selectors.EVENT_READ)
             with _started(self._argv, bool(self._input), self._cwd, self._env) as process:
                 self._register(process)
-                started = identify(process.pid)  # now: later it may have ended
+                started = identify(process.pid)  # before it can have been collected
                 stopped = self._run_until(process, stop)
                 survivors = self._stop(process, grace) if stopped else self._drain()
                 returncode = collect(process)
@@ -141,13 +170,13 @@ class _Program:
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
             self._output[pipe] = bytearray()
-            self._selector.register(pipe, selectors.EVENT_READ)
+            self._selector.register(pipe, selectors.EVENT_READ, partial(self._receive, pipe))
         if process.stdin is not None:
             os.set_blocking(process.stdin.fileno(), False)
-            self._selector.register(process.stdin, selectors.EVENT_WRITE)
+            self._selector.register(process.stdin, selectors.EVENT_WRITE, partial(self._feed, process.stdin))
 
     def _run_until(self, process: "subprocess.Popen[bytes]", stop: AbortSignal) -> bool:
-        """Carry data until the program has ended (False) or must be stopped (True)."""
+        """Transfer data until the program has ended (False) or must be stopped (True)."""
         with exit_watch(process.pid, self._selector) as watched:
             while not stop.aborted:
                 if has_ended(process):
@@ -156,8 +185,13 @@ class _Program:
             return not has_ended(process)
 
     def _stop(self, process: "subprocess.Popen[bytes]", grace: float) -> tuple[int, ...]:
-        """TERM, grace, KILL; ends when the group is empty. What left the group is not touched, but named."""
-        # Before the first signal: what has left the group and cleared its environment is known only by its parent.
+        """End the group with TERM and KILL. Processes that have left the group are not signalled.
+
+        Returns:
+            The pids of the processes that still run.
+        """
+        # Before the first signal: a process that has left the group and cleared its environment is found only through
+        # its parent, which is about to end.
         family = descendants([process.pid])
         end_group(process, grace=grace, kill=KILL_SECONDS, wait=self._carry)
         self._drain()
@@ -165,25 +199,23 @@ class _Program:
         return tuple(sorted({*members_of(process), *process_group.marked(self._mark), *living}))
 
     def _drain(self) -> tuple[int, ...]:
-        """Take what is still in the pipes."""
+        """Read what is still in the pipes. Returns no survivors."""
         until = time.monotonic() + DRAIN_SECONDS
-        while self._open_pipes() and (left := until - time.monotonic()) > 0:
-            self._carry(left)
+        while self._open_pipes() and (remaining := until - time.monotonic()) > 0:
+            self._carry(remaining)
         return ()
 
     def _open_pipes(self) -> bool:
         return any(key.fileobj in self._output for key in self._selector.get_map().values())
 
     def _carry(self, seconds: float | None) -> None:
-        """Move what can be moved now, or wait for it at most this long."""
+        """Wait at most `seconds` for a pipe that is ready, and transfer data through all that are."""
         for key, _ in self._selector.select(seconds):
-            pipe: Any = key.fileobj
-            if pipe in self._output:
-                self._receive(pipe)
-            elif key.events & selectors.EVENT_WRITE:
-                self._feed(pipe)  # the only writable one is the program's stdin
-            else:  # woken: by the abort or by the program's end; once is enough
-                self._selector.unregister(pipe)
+            transfer: Callable[[], None] | None = key.data
+            if transfer is not None:
+                transfer()
+            else:  # woken by the abort or by the end of the program; both happen once
+                self._selector.unregister(key.fileobj)
 
     def _receive(self, pipe: IO[bytes]) -> None:
         chunk = pipe.read(65536)
@@ -211,7 +243,7 @@ class _Program:
 def _started(
     argv: list[str], feeds: bool, cwd: str | os.PathLike[str] | None, env: Mapping[str, str]
 ) -> "Iterator[subprocess.Popen[bytes]]":
-    """The program in a session, and so a group, of its own. Its pipes are closed at the end, and nobody waits."""
+    """The program in a session, and therefore a group, of its own. At the end its pipes are closed."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE if feeds else subprocess.DEVNULL,
@@ -224,7 +256,7 @@ def _started(
     )
     try:
         yield process
-    except BaseException:  # a failure of the supervisor: nobody would be left to stop the program
+    except BaseException:  # the supervisor failed: without it, nothing would ever stop the program
         process_group.send(process.pid, os_signals.SIGKILL)
         collect(process)
         raise
@@ -234,9 +266,9 @@ def _started(
                 pipe.close()
 
 
-def poke(tell: socket.socket) -> None:
-    """Wake a supervisor that waits in its selector."""
+def poke(writer: socket.socket) -> None:
+    """Wake a supervisor that waits in its selector for the other end of this socket."""
     try:
-        tell.send(b"!")
+        writer.send(b"!")
     except OSError:
-        pass  # the program has ended in this very moment
+        pass  # the program has just ended, and the socket is closed

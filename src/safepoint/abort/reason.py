@@ -1,4 +1,4 @@
-"""Owns why something was aborted, and the two errors that carry it. Knows nothing of signals."""
+"""Owns the reason of an abort, and the two errors that carry it. Knows nothing of signals."""
 
 import functools
 import os
@@ -21,12 +21,13 @@ TIMED_OUT = ("deadline", "timeout")
 
 @dataclass(frozen=True, slots=True)
 class AbortReason:
-    """Why work was aborted. Two reasons are equal when kind and message are: origin and cause only explain.
+    """Why work was aborted. Two reasons are equal if their kind and message are.
 
-    A message of more than 2,000 characters is cut, and says how long it was.
-
-    `origin` is the `file:line` of the user's code that called `abort()` (or made the timeout), None where no code of
-    the user's is known to have; `cause` is the exception behind an `error`.
+    Attributes:
+        kind: Who or what aborted it.
+        message: A text for people. More than 2,000 characters are cut, with a note of the original length.
+        origin: The `file:line` of the user's code that called `abort()` or set the timeout; None if unknown.
+        cause: The exception behind a reason of kind `error`.
     """
 
     kind: ReasonKind = "user"
@@ -37,7 +38,7 @@ class AbortReason:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"AbortReason.kind must be one of {', '.join(sorted(KINDS))}, not {self.kind!r}")
-        # It goes into every record, receipt and event of the run.
+        # The message is part of every record, receipt and event of the run.
         object.__setattr__(self, "message", shorten(self.message))
 
     def __str__(self) -> str:
@@ -46,11 +47,11 @@ class AbortReason:
 
     @property
     def timed_out(self) -> bool:
-        """True when time ran out, as opposed to somebody asking."""
+        """Whether a time limit was reached, as opposed to a request."""
         return self.kind in TIMED_OUT
 
     def to_dict(self) -> dict[str, object]:
-        """The JSON-ready form; a cause travels as its type's name and text."""
+        """The reason as JSON data. The cause is reduced to the name of its type and its text."""
         cause = self.cause
         return {
             "kind": self.kind,
@@ -61,10 +62,10 @@ class AbortReason:
 
     @classmethod
     def from_dict(cls, data: dict[str, object]) -> "AbortReason":
-        """Read `to_dict()` back. Unknown fields are ignored.
+        """The reason that `to_dict()` has written. Unknown fields are ignored.
 
-        An unknown kind becomes `error` and keeps its name in the message: a stop sent by a newer peer must never
-        be lost because its word for it is new.
+        An unknown kind becomes `error` and keeps its name in the message, so that a stop from a newer version of
+        Safepoint is not lost.
         """
         kind, message, origin, cause = (data.get(key) for key in ("kind", "message", "origin", "cause"))
         text = message if isinstance(message, str) else ""
@@ -79,7 +80,15 @@ class AbortReason:
 
 
 def reason_from(given: object, origin: str | None) -> AbortReason:
-    """What `abort(given)` means: a string is a user's, nothing is a silent user's, an exception is an error."""
+    """The reason for `abort(given)`: kind `user` for a string or None, kind `error` for an exception.
+
+    Args:
+        given: The argument of `abort()`.
+        origin: The origin for a reason that has none.
+
+    Raises:
+        TypeError: It is none of the accepted types.
+    """
     match given:
         case AbortReason():
             return given if given.origin else replace(given, origin=origin)
@@ -96,19 +105,23 @@ def reason_from(given: object, origin: str | None) -> AbortReason:
 
 
 def caller(depth: int) -> str | None:
-    """`file:line` of the user's code that called: `depth` levels above the function that asks, or further out."""
+    """The `file:line` of the calling user code.
+
+    Args:
+        depth: How many levels above the function that asks to begin; frames that are not the user's are skipped.
+    """
     try:
         frame = sys._getframe(depth + 1)
-    except ValueError:  # called straight from C: a signal handler, a thread's first frame
+    except ValueError:  # called directly from C: by a signal handler, or as the first frame of a thread
         return None
     return user_line(frame)
 
 
 def called_by_safepoint(depth: int) -> bool:
-    """Whether the code that called is Safepoint's own: `depth` levels above the function that asks."""
+    """Whether the code `depth` levels above the function that asks is part of Safepoint."""
     try:
         return _is_safepoint(sys._getframe(depth + 1).f_code.co_filename)
-    except ValueError:  # called straight from C
+    except ValueError:  # called directly from C
         return False
 
 
@@ -118,17 +131,17 @@ def _is_safepoint(file: str) -> bool:
 
 
 def user_line(frame: FrameType | None) -> str | None:
-    """`file:line` of this frame, or of the next one further out that is the user's.
+    """The `file:line` of the innermost frame of user code, beginning with `frame`.
 
-    Libraries are skipped: it is the event loop, a timer thread or Safepoint itself that calls for somebody. Where no
-    code of the user's is on the stack, it is an installed package that called, or None: then nobody knows.
+    Frames of libraries are skipped, such as the event loop, a timer thread and Safepoint itself. If there is no user
+    code on the stack, it is the line of `frame` if that is in an installed package, and None otherwise.
     """
     outer = frame
     while outer is not None:
         if owner_of(outer.f_code.co_filename) == "user":
             return _line(outer)
         outer = outer.f_back
-    # An application may be an installed package as well.
+    # An application may be an installed package, too.
     return _line(frame) if frame is not None and owner_of(frame.f_code.co_filename) == "package" else None
 
 
@@ -138,28 +151,33 @@ def _line(frame: FrameType) -> str:
 
 @functools.cache
 def owner_of(file: str) -> Literal["user", "package", "system"]:
-    """Whose code a file is: the user's, an installed package's, or that of Python and Safepoint.
+    """Whose code a file is: the user's, an installed package's, or that of Python and Safepoint ("system").
 
-    Cached, because it is asked at every abort.
+    Cached, because every abort needs it.
     """
-    if file.startswith("<"):  # not a file: `<string>` and `<stdin>` are what a user has typed
+    if file.startswith("<"):  # not a file: code in `<string>` and `<stdin>` is the user's
         return "system" if file.startswith("<frozen ") else "user"
     path = os.path.realpath(file)
     if path.startswith(_SAFEPOINT):
         return "system"
-    if not _INSTALLED.isdisjoint(path.split(os.sep)):  # inside of Python's own folder, so it is looked at first
+    if not _INSTALLED.isdisjoint(path.split(os.sep)):  # before Python's own folder, which contains it
         return "package"
     return "system" if path.startswith(_PYTHON) else "user"
 
 
 _SAFEPOINT = os.path.realpath(os.path.dirname(os.path.dirname(__file__))) + os.sep
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-# Not the whole installation: programs may stand next to it, as in /usr/local.
+# Not the whole installation prefix: with a prefix like /usr/local, it would contain the user's programs.
 _PYTHON = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "scripts"))
 
 
 class AbortError(SafepointError):
-    """The work was aborted before it had a value; `.reason` says why, `.partial` is what there was so far."""
+    """The work was aborted before it had a value.
+
+    Attributes:
+        reason: Why it was aborted.
+        partial: What the work had produced until then, or None.
+    """
 
     def __init__(self, reason: AbortReason, partial: object = None) -> None:
         super().__init__(reason)
@@ -167,7 +185,7 @@ class AbortError(SafepointError):
         self.partial = partial
 
     def __reduce__(self) -> tuple[type["AbortError"], tuple[AbortReason, object]]:
-        # Not through `args`: OSError, under AbortTimeout, would read a second argument as its own.
+        # Not through `args`: AbortTimeout is an OSError, which would take a second argument for its own.
         return type(self), (self.reason, self.partial)
 
     def __str__(self) -> str:
@@ -175,7 +193,7 @@ class AbortError(SafepointError):
 
 
 class AbortTimeout(AbortError, TimeoutError):
-    """The work was aborted because its time was up. Also a `TimeoutError`, so plain timeout handling sees it."""
+    """The work was aborted because its time was up. It is also a `TimeoutError`, for code that catches that."""
 
     def __str__(self) -> str:
         return f"timed out by {self.reason}"

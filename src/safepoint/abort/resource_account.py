@@ -1,7 +1,7 @@
-"""Owns how code that starts threads and programs tells the operation around it. Knows nothing of what that is.
+"""Owns how code that starts threads and programs reports them to the operation around it.
 
-The layer above sets `current_account` around each operation. What runs in a thread or leaves a process behind looks
-there, so that the operation's receipt can name it.
+The layer above sets `current_account` around each operation. Code that uses a thread or leaves a process behind
+reports it there, so that the receipt of the operation can name it. Knows nothing of what an operation is.
 """
 
 import threading
@@ -24,23 +24,23 @@ T = TypeVar("T")
 
 
 class Account(Protocol):
-    """What an operation wants to know of what it starts."""
+    """The operation's side: what it must be told about the threads and processes that it starts."""
 
     def thread(self, fn: Callable[..., T]) -> Callable[..., T]:
-        """A function is about to run in another thread: what to run instead, which says when it begins and ends."""
+        """Wrap a function that is about to run in another thread, so that its begin and end are recorded."""
         ...
 
     def helper(self, fn: Callable[..., T], *, thread: threading.Thread | None = None) -> Callable[..., T]:
-        """A function is about to run in a thread that the operation does not await: what to run there instead.
+        """Wrap a function that is about to run in a thread for which the operation does not wait.
 
         Args:
             fn: The function.
-            thread: The thread, if it is started for this function alone.
+            thread: The thread, if it was started for this function alone.
         """
         ...
 
     def survivors(self, pids: Iterable[int]) -> None:
-        """These processes came out of a program that has ended, and still run."""
+        """Record processes that were started by a program which has ended, and that still run."""
         ...
 
 
@@ -50,9 +50,9 @@ _detached: ContextVar[bool] = ContextVar("safepoint_detached", default=False)
 
 @contextmanager
 def detached() -> Iterator[None]:
-    """What is started inside belongs to the application, not to the leaf: a browser, a pool, a shared client.
+    """Start things that belong to the application and not to the current operation: a browser, a pool, a client.
 
-    A stop does not end it, and the receipt does not list it.
+    A stop of the operation does not end what is started inside the block, and its receipt does not list it.
     """
     token = _detached.set(True)
     try:
@@ -62,7 +62,7 @@ def detached() -> Iterator[None]:
 
 
 def account_here() -> Account | None:
-    """The account on which the running code starts things; None if there is none, or inside of `detached()`."""
+    """The account of the running code; None if it has none, or runs inside `detached()`."""
     return None if _detached.get() else current_account.get()
 
 
@@ -71,17 +71,17 @@ def reset_account(token: "Token[Account | None]") -> None:
     try:
         current_account.reset(token)
     except ValueError:
-        pass  # another context: a coroutine whose loop is gone, being collected
+        pass  # reset in another context: the coroutine is being garbage-collected after its loop was closed
 
 
 def accounted(fn: Callable[..., T]) -> Callable[..., T]:
-    """The function as it is to be called in another thread: on the account of the operation that starts it."""
+    """Wrap a function that will run in another thread, for the current account if there is one."""
     account = account_here()
     return fn if account is None else account.thread(fn)
 
 
 def report_survivors(pids: Iterable[int]) -> None:
-    """Tell the operation around this code of processes that outlived the program they came from."""
+    """Report processes that outlived the program which started them to the current account."""
     account = current_account.get()
     if account is not None:
         account.survivors(pids)

@@ -1,4 +1,4 @@
-"""Owns iterating over a source under a signal, and closing the source whatever happens.
+"""Owns iterating over a source under a signal, and closing the source on every path.
 
 Knows nothing of what the chunks are.
 """
@@ -8,7 +8,7 @@ import logging
 import types
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from .ambient import shield
 from .guard import Guard, Scope, external_cancel_count, scope
@@ -19,30 +19,30 @@ __all__ = ["Stream"]
 log = logging.getLogger("safepoint")
 T = TypeVar("T")
 
-# How long a source may take to close after an abort or an error, before the stop goes on without it.
+# How long a source may take to close after an abort or an error, before the stop continues without it.
 CLOSE_SECONDS = 5.0
 
-# Closings that could not finish at once: the loop holds tasks only weakly.
+# Tasks that finish a closing. They are kept here because the loop has only weak references to tasks.
 _closing: "set[asyncio.Task[None]]" = set()
 
 
 class Stream(Generic[T]):
-    """`async for chunk in signal.stream(source)`: one guard per chunk, the source closed at the end of all paths.
+    """An iterator over a source under a signal: `async for chunk in signal.stream(source)`.
 
-    Inside `async with signal.stream(source) as chunks:` the closing is awaited on every path. Without it, a `break`
-    still closes the source at once and in the same task, as far as that needs no waiting; the rest of a closing
-    that waits runs on in a task of its own.
+    Each chunk has a guard of its own, and the source is closed on every path. Inside
+    `async with signal.stream(source) as chunks:` the closing is awaited. Without that block, a `break` closes it in
+    the same task up to the first point at which closing must wait; a task of its own does the rest.
     """
 
     def __init__(self, signal: AbortSignal, source: AsyncIterable[T]) -> None:
-        self._closed = True  # until there is something to close
+        self._closed = True  # until there is a source, in case `aiter` fails
         self._signal = signal
         try:
             self._chunks: AsyncIterator[T] = aiter(source)
         except TypeError:
             raise TypeError(f"source must be an async iterable, not {type(source).__name__}") from None
         self._source = source
-        self._task: asyncio.Task[Any] | None = None
+        self._task: asyncio.Task[object] | None = None
         self._closed = False
 
     def __aiter__(self) -> "Stream[T]":
@@ -61,7 +61,7 @@ class Stream(Generic[T]):
             raise
 
     async def aclose(self) -> None:
-        """Close the source. Again is harmless."""
+        """Close the source. Further calls do nothing."""
         if not self._closed:
             self._closed = True
             await _close(self._chunks, self._source)
@@ -78,8 +78,8 @@ class Stream(Generic[T]):
             await self._close_after_error()
 
     async def _close_after_error(self) -> None:
-        # The end of the source and an error come out as they are: what closing has to say about it goes to the log,
-        # also that something of its own was cancelled; a cancellation of this task goes on.
+        # The error, or the end of the source, is raised unchanged. An error of the closing itself is only logged, even
+        # a CancelledError from inside the source. A cancellation of this task is raised.
         before = external_cancel_count()
         try:
             with shield(CLOSE_SECONDS):
@@ -100,17 +100,17 @@ class Stream(Generic[T]):
         if running is not None and self._task in (None, running):
             _close_here(closing)
             return
-        if self._task is None:  # never begun, and no loop in which to close it
+        if self._task is None:  # iteration never began, and no loop runs in which to close the source
             closing.close()
             return
-        try:  # dropped somewhere else: by the garbage collector, or with the frame of an ended task
+        try:  # dropped outside of its task: by the garbage collector, or with the frame of an ended task
             self._task.get_loop().call_soon_threadsafe(_finish, closing)
         except RuntimeError:  # its loop is closed
             closing.close()
 
 
 async def _close(chunks: object, source: object) -> None:
-    """Close the iterator, then what it came from: an SDK's stream hands out a generator and keeps the connection."""
+    """Close the iterator, then the source: the streams of some SDKs return a generator and keep the connection."""
     try:
         await _close_one(chunks)
     finally:
@@ -126,23 +126,23 @@ async def _close_one(target: object) -> None:
             await closing
 
 
-def _close_here(closing: Coroutine[Any, None, None]) -> None:
-    """Run the closing as far as it goes without waiting; only a rest that waits becomes a task."""
-    # Guards that the closing enters must not link up with those of the running task: when it waits inside one, that
-    # one would stay behind, between the next await of this task and its abort.
-    apart = scope.set(Scope(AbortSignal.never(), None))
+def _close_here(closing: Coroutine[object, None, None]) -> None:
+    """Run the closing up to the first point at which it waits; a task does the rest."""
+    # Guards that the closing enters must not be linked with those of the running task. If the closing waited inside
+    # such a guard, that guard would remain in the chain and hold back the next abort of the task.
+    separate = scope.set(Scope(AbortSignal.never(), None))
     try:
         waits_for = closing.send(None)
         entered = scope.get()
     except StopIteration:
         return
-    except (Exception, asyncio.CancelledError):  # nobody cancels this task here: the closing itself says so
+    except (Exception, asyncio.CancelledError):  # this task is running, so CancelledError comes from the closing itself
         log.warning("Closing a stream failed after a break", exc_info=True)
         return
     finally:
-        scope.reset(apart)
+        scope.reset(separate)
     task = _finish(_resume(closing, waits_for))
-    while isinstance(entered, Guard):  # from here on it is the new task that they interrupt
+    while isinstance(entered, Guard):  # guards that the closing has entered now interrupt the new task
         entered.task = task
         entered = entered.outer
 
@@ -162,8 +162,8 @@ def _finish(closing: Awaitable[None]) -> "asyncio.Task[None]":
 
 
 @types.coroutine
-def _resume(coroutine: Coroutine[Any, Any, None], waits_for: object) -> Generator[Any, Any, None]:
-    """Go on with a coroutine that has already yielded once."""
+def _resume(coroutine: Coroutine[object, None, None], waits_for: object) -> Generator[object, None, None]:
+    """Continue a coroutine that has already yielded `waits_for`."""
     while True:
         value, thrown = None, None
         try:

@@ -1,7 +1,8 @@
-"""Owns how a program hears that it should end (SIGTERM, Ctrl-C), and that it does in time. Knows nothing of its work.
+"""Owns the end of a program on SIGTERM or Ctrl-C, and its time limit. Knows nothing of what the program does.
 
-A thread of its own hears the signals, so that whatever lets other threads run cannot keep them from being heard: not
-even an event loop that is blocked in C code.
+The signals are handled in a thread of their own. Python runs signal handlers only in the main thread, and only when
+that executes Python code, so an event loop that is blocked in C code would delay them without limit. The interpreter
+also writes each signal number to a file descriptor, from the C signal handler and at once; the thread reads from there.
 """
 
 import logging
@@ -19,42 +20,45 @@ ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def graceful_shutdown(told: Callable[[], object], within: float, who: str) -> Iterator[None]:
-    """Inside the block the first signal calls `told`, in another thread; so many seconds later the process is cut off.
+def graceful_shutdown(on_signal: Callable[[], object], within: float, name: str) -> Iterator[None]:
+    """Shut the program down on the first SIGTERM or Ctrl-C inside the block. Must be used in the main thread.
 
-    Belongs to the main thread. `who` is named if it has to be cut off.
+    Args:
+        on_signal: Called in another thread; it makes the block end.
+        within: The seconds after which the process exits, if the block has not ended by then.
+        name: The name of the program, for the log message in that case.
     """
-    gone = threading.Event()
-    heard, tell = socket.socketpair()
-    tell.setblocking(False)
+    ended = threading.Event()
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
 
-    def poke(number: int, frame: object) -> None:
-        with suppress(OSError):  # it is full: then it has been told
-            tell.send(bytes([number]))
+    def forward(number: int, frame: object) -> None:
+        with suppress(OSError):  # the buffer is full, so the thread will wake up anyway
+            writer.send(bytes([number]))
 
     def listen() -> None:
-        while (number := heard.recv(1)) and number[0] not in ENDS:
-            if other >= 0:  # for whoever listened before; if that is full, it has been told
+        while (number := reader.recv(1)) and number[0] not in ENDS:
+            if previous >= 0:  # another signal: pass it on to the previous owner of the wake-up descriptor
                 with suppress(OSError):
-                    os.write(other, number)
+                    os.write(previous, number)
         if number:
-            told()
-            if not gone.wait(within):
-                log.error("%s did not end within %g s: what still runs is cut off", who, within)
+            on_signal()
+            if not ended.wait(within):
+                log.error("%s did not end within %g s: what still runs is cut off", name, within)
                 os._exit(1)
 
-    before = {number: signal.signal(number, poke) for number in ENDS}
-    # Python calls a handler in the main thread, when that comes back from C; the system writes here at once.
-    other = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
-    thread = threading.Thread(target=listen, name="the end", daemon=True)
+    handlers = {number: signal.signal(number, forward) for number in ENDS}
+    # The interpreter writes to this descriptor at once; `forward` runs later, in the main thread.
+    previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    thread = threading.Thread(target=listen, name="safepoint-shutdown", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        signal.set_wakeup_fd(other)
-        for number, handler in before.items():
+        signal.set_wakeup_fd(previous)
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        gone.set()
-        tell.close()
+        ended.set()
+        writer.close()
         thread.join()
-        heard.close()
+        reader.close()

@@ -1,7 +1,7 @@
 """Owns running a synchronous function in a thread under a signal. Knows nothing of what the function does.
 
-The threads are our own daemon threads, not the loop's executor: a function that ignores its signal keeps its thread,
-and must neither take the place of the next one nor hold up the end of the program.
+The threads are daemon threads of this module, not those of the loop's executor. A function that ignores its signal
+occupies its thread; it must neither block a place in a bounded pool nor delay the end of the program.
 """
 
 import asyncio
@@ -12,14 +12,23 @@ from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from .ambient import current_signal
 from .guard import Guard, Scope, scope
 from .resource_account import accounted
 from .signal import AbortSignal
 
-__all__ = ["AbandonedThreads", "abandoned_threads", "run_in_thread", "start_in_thread", "submit"]
+__all__ = [
+    "AbandonedThreads",
+    "abandoned_calls",
+    "abandoned_threads",
+    "idle_threads",
+    "run_in_thread",
+    "run_jobs",
+    "start_in_thread",
+    "submit",
+]
 
 log = logging.getLogger("safepoint")
 T = TypeVar("T")
@@ -29,28 +38,55 @@ IDLE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class AbandonedThreads:
-    """What was left behind when its caller was aborted: functions still running, and late ends that were dropped."""
+    """How many functions were abandoned because their caller was aborted.
+
+    Attributes:
+        running: How many of them still run.
+        dropped: How many have ended since, so that their results were dropped.
+    """
 
     running: int
     dropped: int
 
 
-_abandoned: "dict[_Call[Any], bool]" = {}
-_dropped: list[None] = []  # its length is the count: `append` is atomic where `+= 1` is not
-_idle: "list[SimpleQueue[Callable[[], None]]]" = []
+_abandoned: dict[object, Callable[..., object]] = {}  # the function of each abandoned call
+_dropped: list[None] = []  # its length is the count: `append` is atomic, `+= 1` is not
+_idle: "list[SimpleQueue[Callable[[], object]]]" = []
 
 
 def abandoned_threads() -> AbandonedThreads:
-    """How many functions go on although nobody waits for them, and how many late ends were dropped so far."""
+    """How many functions still run although their caller was aborted, and how many late results were dropped."""
     return AbandonedThreads(len(_abandoned), len(_dropped))
 
 
+def abandoned_calls() -> dict[object, Callable[..., object]]:
+    """The abandoned calls that still run, each with its function."""
+    return dict(_abandoned)
+
+
+def idle_threads() -> int:
+    """How many threads of the pool wait for a call."""
+    return len(_idle)
+
+
 async def run_in_thread(fn: Callable[..., T], *args: object, signal: AbortSignal | None = None) -> T:
-    """Run `fn(*args)` in a thread and await it. Without `signal` the ambient one counts.
+    """Run `fn(*args)` in a thread and await its result.
 
     The function has the caller's context variables, and finds the signal with `current_signal()`. An abort ends the
-    await at once; the function, which cannot be interrupted from here, is abandoned: its late end is dropped,
-    counted and logged. It does not begin after the abort. Raises: AbortError, or what `fn` raised.
+    await at once. The function cannot be interrupted from here: it is abandoned, and its late result is dropped,
+    counted and logged. If it has not begun by the time of the abort, it does not run.
+
+    Args:
+        fn: The function.
+        args: Its arguments.
+        signal: The signal; by default the ambient one.
+
+    Returns:
+        What `fn` returned.
+
+    Raises:
+        AbortError: The signal was aborted.
+        Exception: Whatever `fn` raised.
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, not {type(fn).__name__}")
@@ -60,20 +96,27 @@ async def run_in_thread(fn: Callable[..., T], *args: object, signal: AbortSignal
         submit(call.run)
         try:
             return await call.future
-        except asyncio.CancelledError:  # ours or an outer one: nobody waits any more
+        except asyncio.CancelledError:  # by the guard or from outside: either way the caller leaves
             call.abandon()
             raise
 
 
 def start_in_thread(fn: Callable[..., T], *args: object) -> "asyncio.Future[T]":
-    """Run `fn(*args)` in a thread, deaf to the caller's signal: for functions that end by themselves."""
+    """Run `fn(*args)` in a thread, without the caller's signal: for functions that end by themselves."""
     call = _Call(fn, args, None)
     submit(call.run)
     return call.future
 
 
 class _Call(Generic[T]):
-    """One call on its way through a thread and back to its loop."""
+    """One call of a function in a thread.
+
+    The end of the function (in the thread) and the leaving of its caller (in the loop) can happen at once. `_first` is
+    a dict because `setdefault` is atomic: both sides write, and both read who was first. If the function ended first,
+    its result is delivered to the loop, and a caller that leaves before it arrives drops it. If the caller left first,
+    the thread drops the result. In both orders the call is removed from `_abandoned` exactly once, because `abandon`
+    adds it before it writes to `_first`.
+    """
 
     def __init__(self, fn: Callable[..., T], args: tuple[object, ...], signal: AbortSignal | None) -> None:
         self.fn = fn
@@ -84,10 +127,10 @@ class _Call(Generic[T]):
         self._context = copy_context()
         if signal is not None:
             self._context.run(scope.set, Scope(signal, scope.get()))
-        self._first: dict[None, str] = {}  # which came first: the function's end or the caller's leaving
+        self._first: dict[None, str] = {}  # "ended" or "left", whichever came first
 
     def run(self) -> None:
-        """The thread's part."""
+        """Call the function. Runs in the thread."""
         value: T | None = None
         error: BaseException | None = None
         try:
@@ -95,7 +138,7 @@ class _Call(Generic[T]):
                 self.signal.raise_if_aborted()
             value = self._context.run(self.fn, *self.args)
         except (StopIteration, asyncio.CancelledError) as raised:
-            # On the way back these two would end the caller's loop or task instead of telling it.
+            # A future does not accept StopIteration, and CancelledError would look like a cancellation of the caller.
             error = RuntimeError(f"{self.fn!r} raised {type(raised).__name__}")
             error.__cause__ = raised
         except BaseException as raised:
@@ -109,16 +152,16 @@ class _Call(Generic[T]):
             log.debug("The loop that waited for %r is closed", self.fn)
 
     def abandon(self) -> None:
-        """The caller's part, when it leaves before the result has reached it."""
-        _abandoned[self] = True
+        """Leave before the result has arrived. Runs in the caller's loop."""
+        _abandoned[self] = self.fn
         if self._first.setdefault(None, "left") == "ended":
             self._drop()
 
-    def _deliver(self, value: Any, error: BaseException | None) -> None:
+    def _deliver(self, value: T | None, error: BaseException | None) -> None:
         if self.future.done():
             return
         if error is None:
-            self.future.set_result(value)
+            self.future.set_result(cast(T, value))  # None only if the function returned it
         else:
             self.future.set_exception(error)
 
@@ -128,16 +171,18 @@ class _Call(Generic[T]):
         log.info("%r ended after its caller had been aborted; what it returned or raised is dropped", self.fn)
 
 
-def submit(job: Callable[[], None]) -> None:
+def submit(job: Callable[[], object]) -> None:
+    """Run the job in an idle thread of the pool, or in a new one."""
     try:
         inbox = _idle.pop()
     except IndexError:
         inbox = SimpleQueue()
-        threading.Thread(target=_work, args=(inbox,), name="safepoint-worker", daemon=True).start()
+        threading.Thread(target=run_jobs, args=(inbox,), name="safepoint-worker", daemon=True).start()
     inbox.put(job)
 
 
-def _work(inbox: "SimpleQueue[Callable[[], None]]") -> None:
+def run_jobs(inbox: "SimpleQueue[Callable[[], object]]") -> None:
+    """Run one thread of the pool: the jobs that are put into its inbox, until it was idle for `IDLE_SECONDS`."""
     while True:
         try:
             job = inbox.get(timeout=IDLE_SECONDS)
@@ -145,15 +190,15 @@ def _work(inbox: "SimpleQueue[Callable[[], None]]") -> None:
             try:
                 _idle.remove(inbox)
             except ValueError:
-                continue  # somebody has just taken this thread: its job is on the way
+                continue  # `submit` has just taken this thread, and is about to put a job into the inbox
             return
         job()
-        del job  # an idle thread holds on to nothing
+        del job  # so that an idle thread keeps nothing alive
         _idle.append(inbox)
 
 
 def _forget_threads() -> None:
-    """In a forked child none of them exists: a job given to an idle one would wait for ever."""
+    """Forget all threads, which do not exist in a forked child: a job given to one of them would never run."""
     _idle.clear()
     _abandoned.clear()
 

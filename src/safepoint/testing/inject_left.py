@@ -9,7 +9,7 @@ import os
 import threading
 from dataclasses import dataclass
 
-from ..abort import threads as pool
+from ..abort.threads import abandoned_calls
 from .inject_chain import short, thread_place
 
 __all__ = [
@@ -65,7 +65,7 @@ class LeftoverReport:
 
 def take_stock() -> ResourceSnapshot:
     """What there is now."""
-    return ResourceSnapshot(frozenset(threading.enumerate()), children(), _descriptors(), frozenset(pool._abandoned))
+    return ResourceSnapshot(frozenset(threading.enumerate()), children(), _descriptors(), frozenset(abandoned_calls()))
 
 
 def left_since(before: ResourceSnapshot, *, executor_idle: bool) -> LeftoverReport:
@@ -76,7 +76,8 @@ def left_since(before: ResourceSnapshot, *, executor_idle: bool) -> LeftoverRepo
         for thread in threading.enumerate()
         if thread not in before.threads and not thread.name.startswith(pools)
     ]
-    threads += [_abandoned_thing(call.fn) for call in list(pool._abandoned) if call not in before.abandoned]
+    late = [function for call, function in abandoned_calls().items() if call not in before.abandoned]
+    threads += map(_abandoned_thing, late)
     processes = [(pid, command(pid)) for pid in sorted(children() - before.processes)]
     return LeftoverReport(
         tuple(threads),

@@ -30,7 +30,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from ..abort import threads as pool
+from ..abort.threads import idle_threads, run_jobs
 from .clock import FakeClock, ThreadWait
 from .inject_left import PROC, Leftover, children, command, thread_thing
 
@@ -133,7 +133,7 @@ class OutsideActivity:
 
     def _workers(self, workers: list[threading.Thread]) -> Iterator[WakeCandidate]:
         """Those of our own pool, without those that wait for fake time, that have a call to run."""
-        busy = len(workers) - len(pool._idle)
+        busy = len(workers) - idle_threads()
         if busy <= 0:
             return
         frames = sys._current_frames()
@@ -237,7 +237,7 @@ def _unconfirmed(fd: int) -> int:
 def _runs_a_call(frame: FrameType | None) -> bool:
     """False for a thread of the pool that has nothing on top of the pool's own function, or does not run that yet."""
     innermost = frame
-    while frame is not None and frame.f_code is not pool._work.__code__:
+    while frame is not None and frame.f_code is not run_jobs.__code__:
         frame = frame.f_back
     return frame is not None and frame is not innermost
 

@@ -45,9 +45,9 @@ pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 
 def let_end(gate):
     """Open the gate and hold up the loop until the thread behind it has sent its result and is idle again."""
-    idle = len(threads._idle)
+    idle = threads.idle_threads()
     gate.set()
-    wait_until(lambda: len(threads._idle) > idle)
+    wait_until(lambda: threads.idle_threads() > idle)
 
 
 async def test_a_result_on_its_way_when_the_caller_is_cancelled_is_dropped_and_counted(abandoned):
@@ -108,7 +108,7 @@ def test_a_thread_that_was_just_taken_waits_for_its_job():
 
     inbox, done = SlowInbox(), threading.Event()
     inbox.put(done.set)
-    threading.Thread(target=threads._work, args=(inbox,), daemon=True).start()
+    threading.Thread(target=threads.run_jobs, args=(inbox,), daemon=True).start()
     assert done.wait(SECONDS)
 
 
@@ -149,7 +149,8 @@ async def test_a_function_started_on_its_own_does_not_hear_the_caller():
 
 def test_after_a_fork_the_threads_of_the_parent_are_forgotten(monkeypatch):
     monkeypatch.setattr(threads, "_idle", [SimpleQueue()])
-    monkeypatch.setattr(threads, "_abandoned", {"a call": True})
+    monkeypatch.setattr(threads, "_abandoned", {"a call": print})
+    assert (threads.idle_threads(), threads.abandoned_calls()) == (1, {"a call": print})
     threads._forget_threads()
-    assert threads._idle == []
+    assert (threads.idle_threads(), threads.abandoned_calls()) == (0, {})
     assert abandoned_threads().running == 0
