@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from safepoint import Aborted
+from safepoint import Aborted, Completed
 from safepoint.agent import tool
 from safepoint.errors import UsageError
 from safepoint.events import (
@@ -434,6 +434,32 @@ async def test_a_session_whose_store_had_a_hiccup_is_opened_anew() -> None:
     await (await host.live("s")).close()
     await host.send("s", "again", turn_id="t2")
     assert (await end_of(host, "s", "t2")).status == "completed"
+    await host.close()
+
+
+@pytest.mark.parametrize("turn_id", ["runs", "waits"])
+async def test_a_turn_that_was_stopped_while_the_store_failed_does_not_go_on_when_it_is_well_again(
+    turn_id: str,
+) -> None:
+    store = FailingStore("enough")
+    host = LocalHost(talker(["half", Stall()], "whole", "whole"), store, resume=True)
+    await host.create("s")
+    for name in ("runs", "waits"):
+        await host.send("s", "hi", turn_id=name)
+    await first_text(await host.live("s"))
+    ack = await host.stop("s", turn_id, reason="enough")
+    assert (ack.status, ack.level) == ("accepted", "accepted")
+    store.breaks = ""  # nothing can be written at all
+    with pytest.raises(StoreError, match="full"):
+        await host.send("s", "hi", turn_id="after")
+    store.breaks = "\0"
+    await host.send("s", "hi", turn_id="after")
+    assert (await end_of(host, "s", "after")).status == "completed"
+    other_id = "waits" if turn_id == "runs" else "runs"
+    stopped, other = [(await host.turn("s", name)).outcome for name in (turn_id, other_id)]
+    assert isinstance(stopped, Aborted)
+    assert stopped.reason.message == "enough"
+    assert isinstance(other, Completed)
     await host.close()
 
 

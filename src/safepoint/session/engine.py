@@ -68,6 +68,7 @@ class SessionEngine:
         self._work = TurnWork(self)
         self._turn_begins = turn_begins
         self._minding: asyncio.Task[None] | None = None
+        self._stop_records: dict[str, tuple[int, AbortReason]] = {}  # where the record of each stop is, and its reason
         self._leaving: AbortReason | None = None  # the host goes, for this reason: turns are left to the next owner
         self.closed = False
 
@@ -275,7 +276,10 @@ class SessionEngine:
             if turn.continues is not None:
                 left = self.agent.stop_left_behind(self.state.resumed(turn.continues)[0])
                 self.loop_tasks.spawn(left, f"what turn {turn.continues} has left")
-            self._decide(turn, self._never(turn))
+            failed = self.log.error is not None
+            self._decide(turn, outcome := self._never(turn))
+            if not failed and isinstance(outcome, Aborted):
+                self._stop_records[turn.id] = turn.end_seq, outcome.reason  # its end is the record of the stop
 
     def _never(self, turn: SessionTurn) -> Outcome[AgentResult]:
         reason = turn.signal.reason or turn.request.reason or AbortReason()
@@ -284,7 +288,15 @@ class SessionEngine:
     def _record_stop(self, turn: SessionTurn, reason: AbortReason) -> None:
         asked: Any = {"at_point": turn.request.at.name, "abandon": turn.request.abandon}
         why: Any = {"reason": reason.message, "reason_kind": reason.kind}
-        self.add(StopRequested(**self.stamp(turn.id), turn_id=turn.id, **asked, **why), keep=True)
+        failed = self.log.error is not None  # then it is the failure of the store that stops the turn, and nobody else
+        seq = self.add(StopRequested(**self.stamp(turn.id), turn_id=turn.id, **asked, **why), keep=True)
+        if not failed:
+            self._stop_records[turn.id] = seq, reason
+
+    @property
+    def unrecorded_stops(self) -> dict[str, AbortReason]:
+        """The stops that a store that has failed did not take, each with its reason, by the id of its turn."""
+        return {turn_id: reason for turn_id, (seq, reason) in self._stop_records.items() if seq > self.log.saved}
 
     async def shut_down(self, cause: AbortReason, within: float) -> None:
         """Stop what runs and waits, and let the session go. Raises: what the store raised, when all that is done."""

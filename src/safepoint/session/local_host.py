@@ -57,6 +57,8 @@ class LocalHost:
         self._on_disconnect: Literal["continue"] | float = on_disconnect
         self._live: dict[str, Session] = {}
         self._names: dict[str, str] = {}
+        # What somebody has stopped in a session that broke down, and the store does not know of: by session and turn.
+        self._unrecorded: dict[str, dict[str, AbortReason]] = {}
         # One opens a session at a time. A lock lives as long as somebody holds it or waits for it.
         self._gates: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._news = asyncio.Event()  # a session has become live, or the host was closed
@@ -128,6 +130,8 @@ class LocalHost:
             paused=True,
             on_disconnect=self._on_disconnect,
         )
+        for turn_id, reason in self._unrecorded.pop(session_id, {}).items():
+            session.stop(turn_id, reason=reason)  # before anything begins there, so that it does not go on
         self._live[session_id], self._names[session_id] = session, name
         self._stored.forget(session_id)
         self._tell()
@@ -142,6 +146,7 @@ class LocalHost:
             await session.close(reason="it broke down")
         except Exception as error:
             log.warning("session %s broke down, and is opened anew: %s", session_id, describe(error))
+            self._unrecorded.setdefault(session_id, {}).update(session.unrecorded_stops)
         self._drop(session_id, session)
 
     def _drop(self, session_id: str, session: Session) -> None:

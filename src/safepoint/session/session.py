@@ -301,6 +301,11 @@ class Session:
             raise UsageError("a turn runs: stop it first")
         self._engine.add(TurnForgotten(**self._engine.stamp(turn_id), turn_id=turn_id), keep=True)
 
+    @property
+    def unrecorded_stops(self) -> dict[str, AbortReason]:
+        """Of a session that broke down: the stops that are not in the store, with their reasons, by turn."""
+        return self._engine.unrecorded_stops
+
     def check_before_effects(self, check: BeforeEffect) -> None:
         """Await this when a tool call is on record and before its body begins, and before a completed end is written.
 
