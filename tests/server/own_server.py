@@ -56,16 +56,17 @@ class OwnServer:
         return dict(answer.json())
 
     @contextmanager
-    def reading(self, kind: str, after_kind: str | None = None) -> Iterator[None]:
-        """An open stream of events that has brought this kind, after that other one."""
+    def reading(self, kind: str, after_kind: str | None = None) -> Iterator[Iterator[str]]:
+        """An open stream of events that has brought this kind, after that other one. Gives the lines that come then."""
         with self.client.stream("GET", "/api/sessions/s/events") as response:
-            for line in response.iter_lines():
+            lines = response.iter_lines()
+            for line in lines:
                 found = json.loads(line[6:]).get("kind") if line.startswith("data: {") else None
                 if found is not None and found == after_kind:
                     after_kind = None
                 elif found == kind and after_kind is None:
                     break
-            yield
+            yield lines
 
     def until(self, kind: str, after_kind: str | None = None) -> None:
         with self.reading(kind, after_kind):
