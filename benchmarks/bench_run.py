@@ -135,7 +135,7 @@ def accounting(measure: Measure) -> Iterator[Line]:
     return measure(what, accounted, {"an empty loop": bare}, samples=SHORT).lines({"an empty loop": Limit(0.3e-6)})
 
 
-async def a_leaf() -> LeafRun:
+async def a_leaf() -> LeafRun[Context]:
     return LeafRun(Context(signal=AbortController().signal), "leaf", "await", Policy())
 
 

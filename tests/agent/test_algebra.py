@@ -526,9 +526,9 @@ async def test_c33_nothing_hangs_on_a_run_when_its_children_have_ended():
     tree = Tree()
     await tree.inside()
     stop = tree.run._ctx.stop
-    assert len(stop._below) == 1
+    assert len(stop._children) == 1
     assert isinstance(await tree.end(), Completed)
-    assert stop._below == {}
+    assert stop._children == {}
 
 
 @pytest.mark.parametrize(("at", "expected"), [(SAFE_POINT, "completed"), (NOW, "aborted")])

@@ -276,7 +276,7 @@ async def test_a_wrong_time_is_refused_and_changes_nothing():
     for wrong, error in ((-1, ValueError), (float("nan"), ValueError), (True, TypeError), ("2", TypeError)):
         with pytest.raises(error, match="abandon"):
             run.stop(abandon=wrong)  # type: ignore[arg-type]
-    assert not run._ctx.stop.asked
+    assert not run._ctx.stop.requested
 
 
 async def test_what_a_tool_sets_in_context_variables_stays_in_the_tool():

@@ -307,7 +307,7 @@ async def test_a_checkpoint_of_another_flow_leaves_nothing_with_the_work_around_
     ctx = Context("outer").child("leaf")
     with pytest.raises(CheckpointMismatch):
         await lab.line("flow", "a")(ctx, again(result))
-    assert not ctx.stop._below
+    assert not ctx.stop._children
 
 
 async def test_the_failure_of_a_flow_as_work_is_what_the_node_raised():
@@ -359,7 +359,7 @@ async def test_a_stop_at_a_safe_point_reaches_a_flow_inside_only_with_tree_scope
 async def test_a_stop_that_comes_first_lets_a_flow_inside_run_nothing():
     lab = NodeRecorder()
     ctx = Context("outer", controller=AbortController())
-    ctx.stop.ask(StopRequest(StopAt.SAFE_POINT, "tree"))
+    ctx.stop.join(StopRequest(StopAt.SAFE_POINT, "tree"))
     with pytest.raises(AbortError):
         await lab.line("flow", "a")(ctx, Trail())
     assert lab.ran == []
@@ -372,8 +372,8 @@ async def test_a_flow_as_work_leaves_nothing_with_the_work_around_it(clock: Fake
     for _ in range(50):
         await lab.line("flow", "a")(ctx, Trail())
     assert controller.signal.observers == 0
-    ctx.stop.ask(StopRequest(StopAt.SAFE_POINT, "tree"))
-    assert not ctx.stop._below
+    ctx.stop.join(StopRequest(StopAt.SAFE_POINT, "tree"))
+    assert not ctx.stop._children
 
 
 async def test_two_calls_of_a_flow_have_different_keys_and_a_repeated_node_the_same():

@@ -183,7 +183,7 @@ def test_a_flow_keeps_the_laws_at_every_point(shape: str):
         world, store = World(breaks=False, pause=_second), MemoryCheckpoints()
         stopped.append((world, store))
         run = world.build(plan).start(Log(), signal=probe.signal, checkpoints=store, checkpoint_id="run")
-        run._ctx.listen(probe.event)  # also what comes after the reader has gone
+        run._ctx.send_events_to(probe.event)  # also what comes after the reader has gone
         return await run
 
     report = abort_everywhere(scenario, clock=FakeClock)

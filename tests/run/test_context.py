@@ -43,7 +43,7 @@ def test_every_run_has_its_own_id_unless_it_is_given():
 def test_without_a_signal_it_is_never_aborted_and_without_a_sink_events_go_nowhere():
     ctx = Context()
     assert not ctx.signal.aborted
-    assert not ctx.listened
+    assert not ctx.has_listener
     ctx.progress("nobody hears")
 
 
@@ -76,7 +76,7 @@ def test_behind_a_closed_fence_events_are_dropped_and_said_once(caplog: pytest.L
     for late in (leaf, deeper):
         late.progress("late")
     with pytest.raises(AbortError):
-        leaf.admit("leaf()")
+        leaf.raise_if_abandoned("leaf()")
     with pytest.raises(AbortError):
         deeper.on_exit(print)
     assert [event.message for event in events if isinstance(event, ProgressMade)] == ["before"]
@@ -103,4 +103,4 @@ async def test_a_context_that_travels_keeps_its_name_and_finds_the_signal_that_i
     with Guard(controller.signal):
         arrived = pickle.loads(text)
     assert (arrived.run_id, arrived.path, arrived.signal) == ("r9", ("run", "tool"), controller.signal)
-    assert not arrived.listened
+    assert not arrived.has_listener

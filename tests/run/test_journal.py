@@ -5,7 +5,7 @@ from safepoint.run import Context
 
 async def test_where_nothing_is_stored_nothing_is_waited_for():
     ctx = Context()
-    await ctx.journal.recorded(ctx)
+    await ctx.journal.flush(ctx)
 
 
 def test_everything_inside_of_a_run_shares_its_record():

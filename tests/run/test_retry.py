@@ -269,11 +269,11 @@ async def test_a_stop_that_was_honoured_at_a_safe_point_is_not_tried_again():
 
     async def work() -> None:
         calls.append(1)
-        ctx.stop.ask(StopRequest(StopAt.SAFE_POINT, reason=AbortReason("user", "enough")))
+        ctx.stop.join(StopRequest(StopAt.SAFE_POINT, reason=AbortReason("user", "enough")))
         async with asyncio.TaskGroup() as group:
             group.create_task(ctx.safe_point())
 
     with pytest.raises(BaseExceptionGroup) as raised:
         await Retry(attempts=3, delay=0).run(work, ctx=ctx)
     assert calls == [1]
-    assert ctx.stop.raised(raised.value)
+    assert ctx.stop.caused(raised.value)

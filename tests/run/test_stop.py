@@ -91,10 +91,10 @@ def request(at: StopAt = StopAt.SAFE_POINT, scope: str = "root", **more: object)
 
 def test_a_root_request_leaves_the_runs_below_alone_and_a_tree_request_does_not(clock: FakeClock):
     controller, root, _, child = family(clock)
-    assert root.ask(request(scope="root"))
+    assert root.join(request(scope="root"))
     assert root.due(StopAt.SAFE_POINT)
-    assert not child.asked
-    assert root.ask(request(scope="tree"))
+    assert not child.requested
+    assert root.join(request(scope="tree"))
     assert child.due(StopAt.SAFE_POINT)
     assert child.reason is root.reason
     assert not controller.signal.aborted
@@ -102,9 +102,9 @@ def test_a_root_request_leaves_the_runs_below_alone_and_a_tree_request_does_not(
 
 def test_a_late_child_inherits_a_tree_request_and_no_root_request(clock: FakeClock):
     _, root, _, _ = family(clock)
-    root.ask(request(scope="root"))
-    assert not Stop(AbortController(), clock, root).asked
-    root.ask(request(scope="tree"))
+    root.join(request(scope="root"))
+    assert not Stop(AbortController(), clock, root).requested
+    root.join(request(scope="tree"))
     late = Stop(AbortController(), clock, root)
     assert late.due(StopAt.SAFE_POINT)
     grandchild = Stop(AbortController(), clock, late)
@@ -113,31 +113,31 @@ def test_a_late_child_inherits_a_tree_request_and_no_root_request(clock: FakeClo
 
 def test_timing_alone_can_be_escalated_in_mid_flight(clock: FakeClock):
     controller, root, child_controller, child = family(clock)
-    root.ask(request(StopAt.AFTER_MODEL))
+    root.join(request(StopAt.AFTER_MODEL))
     assert not root.due(StopAt.AFTER_TOOLS)
-    assert root.ask(request(StopAt.AFTER_TOOLS))
+    assert root.join(request(StopAt.AFTER_TOOLS))
     assert root.due(StopAt.SAFE_POINT)
-    assert not child.asked
-    assert root.ask(request(StopAt.NOW))
+    assert not child.requested
+    assert root.join(request(StopAt.NOW))
     assert controller.signal.aborted
     assert child_controller.signal.aborted
-    assert not root.ask(request(StopAt.SAFE_POINT))
+    assert not root.join(request(StopAt.SAFE_POINT))
 
 
 def test_scope_alone_can_be_escalated_in_mid_flight(clock: FakeClock):
     _, root, _, child = family(clock)
-    root.ask(request(StopAt.AFTER_TOOLS, "root"))
-    assert root.ask(request(StopAt.TURN_END, "tree"))
+    root.join(request(StopAt.AFTER_TOOLS, "root"))
+    assert root.join(request(StopAt.TURN_END, "tree"))
     assert child.request.at is StopAt.AFTER_TOOLS
-    assert not root.ask(request(StopAt.TURN_END, "root"))
+    assert not root.join(request(StopAt.TURN_END, "root"))
     assert root.request.scope == "tree"
 
 
 def test_now_aborts_the_tree_with_the_first_reason(clock: FakeClock):
     controller, root, child_controller, _ = family(clock)
     first = AbortReason("user", "first")
-    root.ask(request(reason=first, asked_at=1.0))
-    root.ask(request(StopAt.NOW, reason=AbortReason("user", "second"), asked_at=2.0))
+    root.join(request(reason=first, asked_at=1.0))
+    root.join(request(StopAt.NOW, reason=AbortReason("user", "second"), asked_at=2.0))
     assert controller.signal.reason is first
     reason = child_controller.signal.reason
     assert reason is not None
@@ -146,7 +146,7 @@ def test_now_aborts_the_tree_with_the_first_reason(clock: FakeClock):
 
 def test_a_safe_point_that_is_not_reached_in_time_becomes_now(clock: FakeClock):
     controller, root, child_controller, child = family(clock)
-    root.ask(request(scope="tree", deadline=clock.monotonic() + 3))
+    root.join(request(scope="tree", deadline=clock.monotonic() + 3))
     assert clock.pending == 1  # one clock is enough for the tree
     clock.advance(2.9)
     assert not root.escalated
@@ -161,9 +161,9 @@ def test_a_safe_point_that_is_not_reached_in_time_becomes_now(clock: FakeClock):
 def test_a_deadline_only_moves_earlier(clock: FakeClock):
     _, root, _, _ = family(clock)
     start = clock.monotonic()
-    root.ask(request(deadline=start + 3))
-    assert not root.ask(request(deadline=start + 9))
-    assert root.ask(request(deadline=start + 1))
+    root.join(request(deadline=start + 3))
+    assert not root.join(request(deadline=start + 9))
+    assert root.join(request(deadline=start + 1))
     assert clock.pending == 1
     clock.advance(1)
     assert root.escalated
@@ -172,8 +172,8 @@ def test_a_deadline_only_moves_earlier(clock: FakeClock):
 
 def test_a_stop_that_becomes_now_by_itself_is_not_escalated(clock: FakeClock):
     _, root, _, _ = family(clock)
-    root.ask(request(deadline=clock.monotonic() + 3))
-    root.ask(request(StopAt.NOW))
+    root.join(request(deadline=clock.monotonic() + 3))
+    root.join(request(StopAt.NOW))
     clock.advance(10)
     assert not root.escalated
     assert clock.pending == 0
@@ -181,20 +181,20 @@ def test_a_stop_that_becomes_now_by_itself_is_not_escalated(clock: FakeClock):
 
 def test_closing_removes_the_run_from_its_parent_and_disarms_its_timer(clock: FakeClock):
     _, root, _, child = family(clock)
-    child.ask(request(deadline=clock.monotonic() + 3))
+    child.join(request(deadline=clock.monotonic() + 3))
     child.close()
     assert clock.pending == 0
-    root.ask(request(scope="tree", asked_at=0.5, reason=AbortReason("user", "earlier")))
+    root.join(request(scope="tree", asked_at=0.5, reason=AbortReason("user", "earlier")))
     assert child.reason.message == "enough"
     child.close()  # again is harmless
 
 
 def test_a_stop_knows_the_error_with_which_it_was_honoured(clock: FakeClock):
     _, root, _, child = family(clock)
-    root.ask(request(scope="tree"))
-    assert root.raised(AbortError(child.reason))
-    assert not root.raised(AbortError(AbortReason("user", "enough")))  # equal, but somebody else's
-    assert not root.raised(ValueError("enough"))
+    root.join(request(scope="tree"))
+    assert root.caused(AbortError(child.reason))
+    assert not root.caused(AbortError(AbortReason("user", "enough")))  # equal, but somebody else's
+    assert not root.caused(ValueError("enough"))
 
 
 def test_many_threads_may_ask_at_once_while_children_come_and_go(clock: FakeClock):
@@ -206,7 +206,7 @@ def test_many_threads_may_ask_at_once_while_children_come_and_go(clock: FakeCloc
         def ask(at: StopAt, root: Stop = root, barrier: threading.Barrier = barrier) -> None:
             barrier.wait(5)
             for _ in range(20):
-                root.ask(request(at, "tree"))
+                root.join(request(at, "tree"))
 
         def be_born(root: Stop = root, barrier: threading.Barrier = barrier, into: list[Stop] = children) -> None:
             barrier.wait(5)

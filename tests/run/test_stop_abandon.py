@@ -12,8 +12,8 @@ from safepoint.testing import FakeClock
 
 
 def ask(stop: Stop, abandon: float | None, at: StopAt = StopAt.NOW, scope: str = "root") -> bool:
-    reason = None if stop.asked else AbortReason("user", "enough")
-    return stop.ask(StopRequest(at, scope, None, reason, 1.0, abandon))  # type: ignore[arg-type]
+    reason = None if stop.requested else AbortReason("user", "enough")
+    return stop.join(StopRequest(at, scope, None, reason, 1.0, abandon))  # type: ignore[arg-type]
 
 
 class Told:
@@ -74,7 +74,7 @@ def test_before_the_abort_nothing_is_left_behind_and_then_the_time_begins(clock:
 def test_a_safe_point_that_escalates_counts_from_there(clock: FakeClock):
     stop = Stop(AbortController(), clock)
     told = Told(stop, clock)
-    stop.ask(StopRequest(StopAt.SAFE_POINT, "root", clock.monotonic() + 3, AbortReason(), 1.0, 2.0))
+    stop.join(StopRequest(StopAt.SAFE_POINT, "root", clock.monotonic() + 3, AbortReason(), 1.0, 2.0))
     clock.advance(20)
     assert told.at == [5]
 
@@ -161,7 +161,7 @@ def test_an_abort_of_the_root_by_its_deadline_leaves_what_is_inside_a_run_below(
     child = Stop(AbortController(controller.signal), clock, root)
     told = Told(child, clock)
     ask(root, 2, StopAt.SAFE_POINT)
-    assert not child.asked
+    assert not child.requested
     controller.abort(AbortReason("deadline", "time is up"))
     clock.advance(2)
     assert told.at == [2]
@@ -184,7 +184,7 @@ def test_what_is_removed_is_not_told_and_nothing_stays_behind(clock: FakeClock):
         told = Told(stop, clock)
         told.remove()
         told.remove()
-    assert not stop._to_tell
+    assert not stop._abandon_callbacks
     ask(stop, 2, StopAt.SAFE_POINT)
     assert parent.signal.observers == 1
     stop.close()
@@ -246,4 +246,4 @@ def test_of_many_threads_exactly_one_tells_each_callback(clock: FakeClock):
         for thread in threads:
             thread.join(10)
         assert sorted(heard) == sorted([*range(50), *range(50)])
-        assert not stop._to_tell
+        assert not stop._abandon_callbacks

@@ -344,7 +344,7 @@ async def test_thousands_of_turns_leave_nothing_on_the_loop() -> None:
     assert exit.handled == 2000
     gc.collect()
     assert sum(turn() is not None for turn in turns) <= 1
-    assert not loop._state.stop._below
+    assert not loop._state.stop._children
 
 
 async def test_a_preempt_comes_before_a_pause_and_a_stop_before_both(clock: FakeClock) -> None:

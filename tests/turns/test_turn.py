@@ -79,7 +79,7 @@ def test_a_delayed_request_that_falls_due_after_the_loop_was_stopped_leaves_the_
     turn = planned(clock, loop_stop)
     turn.activate(["a"], controller)
     ack = asked(turn, delay=1.0)
-    loop_stop.ask(StopRequest(StopAt.TURN_END, "tree"))
+    loop_stop.join(StopRequest(StopAt.TURN_END, "tree"))
     clock.advance(1)
     assert (ack.status, controller.signal.aborted, turn.preempted) == ("loop_stopped", False, False)
 
@@ -111,9 +111,9 @@ def test_a_turn_that_is_over_hangs_on_the_loop_no_more(clock: FakeClock) -> None
     turn, controller = planned(clock, loop_stop), AbortController()
     turn.activate(["a"], controller)
     turn.end("turn_over")
-    loop_stop.ask(StopRequest(StopAt.NOW))
+    loop_stop.join(StopRequest(StopAt.NOW))
     assert not controller.signal.aborted
-    assert not loop_stop._below
+    assert not loop_stop._children
 
 
 async def work(ctx: object, value: object) -> None:

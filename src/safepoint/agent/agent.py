@@ -120,10 +120,10 @@ class Agent:
         """One request, chunk by chunk; its answer becomes part of the conversation when it is whole."""
         system = [SystemMessage(text=self.instructions)] if self.instructions else []
         request = ModelRequest(messages=(*system, *conversation.messages), tools=self._specs)
-        if conversation.answer is not None and conversation.answer.text and ctx.listened:
+        if conversation.answer is not None and conversation.answer.text and ctx.has_listener:
             ctx.emit(AnswerRestarted(**ctx.stamp()))
         answer = conversation.answer = PartialAnswer()
-        if ctx.listened:
+        if ctx.has_listener:
             ctx.emit(AnswerStarted(**ctx.stamp(), model=self.model.name, step=conversation.steps + 1))
         before = external_cancel_count()
         try:
@@ -149,7 +149,7 @@ class Agent:
         usage = answer.cost(request, stopped=ctx.signal.aborted)
         conversation.usage += usage
         ctx.receipt_builder.usage += usage
-        if ctx.listened:
+        if ctx.has_listener:
             ctx.emit(AnswerFinished(**ctx.stamp(), text=answer.text, interrupted=not answer.finished, usage=usage))
 
     def _check_limits(self, conversation: Conversation) -> None:
@@ -166,7 +166,7 @@ class Agent:
 
         Given the context of a run, it is that run; given the context of a leaf, it is a run inside.
         """
-        inner = ctx if ctx.is_run else ctx.below(self.name, AbortController(ctx.signal))
+        inner = ctx if ctx.is_run else ctx.child_run(self.name, AbortController(ctx.signal))
         return await self._run_inside(ctx, inner, value)
 
     async def _run_inside(
@@ -221,7 +221,7 @@ class Agent:
 
         async def call(prompt: str, ctx: ToolContext) -> AgentResult:
             value = _with_prompt(ctx.kept, prompt) if isinstance(ctx.kept, AgentResult) else prompt
-            return await self._run_inside(ctx, ctx.below(None, AbortController(ctx.signal)), value)
+            return await self._run_inside(ctx, ctx.child_run(None, AbortController(ctx.signal)), value)
 
         told = description or f"Ask {self.name}. {self.instructions}".strip()
         # It handles the abort itself, leaf by leaf: from outside it is only shown the signal.
@@ -250,7 +250,7 @@ async def _read(ctx: Context, chunks: AsyncIterable[Chunk], answer: PartialAnswe
         match chunk:
             case TextDelta(text):
                 answer.add_text(text)
-                if ctx.listened:
+                if ctx.has_listener:
                     ctx.emit(TextStreamed(**ctx.stamp(), text=text))
             case CallDelta():
                 answer.add_call(chunk)
@@ -265,7 +265,7 @@ def _look(ctx: Context, place: StopAt, *, stopped_inside: bool = False) -> None:
     """The look after each leaf: at the signal, and whether a stop waits for this place. Raises: AbortError."""
     ctx.signal.raise_if_aborted()
     if stopped_inside or ctx.stop.due(place):
-        ctx.stop.commit()
+        ctx.stop.abort_run()
         ctx.signal.raise_if_aborted()
 
 

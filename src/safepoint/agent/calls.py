@@ -44,7 +44,7 @@ async def _run_call(
     ctx: Context, conversation: Conversation, call: ToolCall, tools: Mapping[str, AnyTool], ask: AskUserFn
 ) -> None:
     key = idempotency_key(conversation, call)
-    if ctx.listened:
+    if ctx.has_listener:
         told: dict[str, Any] = {"name": call.name, "arguments": call.arguments, "idempotency_key": key}
         ctx.emit(ToolCalled(**ctx.stamp(), call_id=call.call_id, **told))
     result = UNKNOWN.result(call)  # until more is known: what is meant for the task itself may pass through
@@ -52,7 +52,7 @@ async def _run_call(
         result = await _result(ctx, conversation, call, tools, ask)
     finally:
         conversation.results[call.call_id] = result
-        if ctx.listened:
+        if ctx.has_listener:
             told = {"name": call.name, "status": result.status, "content": result.content}
             ctx.emit(ToolEnded(**ctx.stamp(), call_id=call.call_id, **told))
 
@@ -84,8 +84,7 @@ async def _result(
         tool.name,
         tool.kind,
         tool.policy,
-        threaded=tool.kind == "thread",
-        own_task=tool.kind == "await",
+        runs_in="task" if tool.kind == "await" else "caller",
         context=ToolContext,
     )
     tool_ctx: Any = run.ctx  # a LeafRun makes the context it is told to make
@@ -96,7 +95,7 @@ async def _result(
     try:
         await _put_on_record(ctx, tool, tool_ctx)
     except Exception as error:
-        run.refuse()
+        run.skip()
         return NOT_RUN.result(call, f"It could not be put on record: {describe(error)}")
     try:
         returned = await _launch(run, tool, value)
@@ -118,15 +117,15 @@ async def _put_on_record(ctx: Context, tool: AnyTool, tool_ctx: ToolContext) -> 
     the body, which every leaf has, then keeps it from beginning. The calls of one answer get here in one round of the
     event loop, so that a session writes them in one batch.
     """
-    if ctx.listened:
+    if ctx.has_listener:
         effects = "child" if tool.kind == "child" else tool.effects or "irreversible"
         told: dict[str, Any] = {"call_id": tool_ctx.call_id, "idempotency_key": tool_ctx.idempotency_key}
         ctx.emit(CallRecorded(**ctx.stamp(), name=tool.name, effects=effects, **told))
     if tool.effects != "read":
-        await ctx.journal.recorded(ctx)
+        await ctx.journal.flush(ctx)
 
 
-def _launch(run: LeafRun, tool: AnyTool, value: Any) -> Awaitable[Any]:
+def _launch(run: LeafRun[ToolContext], tool: AnyTool, value: Any) -> Awaitable[Any]:
     """Start the function where it belongs: in a task, a thread or a process of its own, in which it can be left behind.
 
     Agents and flows as tools stay in this task: what is inside them is left behind leaf by leaf, so that what they
@@ -160,12 +159,17 @@ def _is_for_the_task(error: BaseException, before: int, tool: AnyTool) -> bool:
 
 
 def _ended(
-    ctx: Context, conversation: Conversation, call: ToolCall, tool: AnyTool, run: LeafRun, error: BaseException
+    ctx: Context,
+    conversation: Conversation,
+    call: ToolCall,
+    tool: AnyTool,
+    run: LeafRun[ToolContext],
+    error: BaseException,
 ) -> ToolResult:
     """What is said of a call that raised. A stop plus any error is a stop; without one it is the tool's failure."""
     if run.entry.fate == "not_started":
         return NOT_RUN.result(call)
-    stopped_inside = ctx.stop.raised(error)
+    stopped_inside = ctx.stop.caused(error)
     if not ctx.signal.aborted and not stopped_inside:
         conversation.kept.pop(call.call_id, None)  # a call that has failed does not run again
         return _told(call, "failed", f"{tool.name} failed: {describe(error)}")

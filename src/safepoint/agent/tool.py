@@ -29,7 +29,7 @@ from pydantic_core import to_json
 
 from ..errors import SafepointError, UsageError
 from ..run.context import Context
-from ..run.journal import JournalElsewhere
+from ..run.journal import ChildProcessJournal
 from ..run.leaf import kind_of, name_of, wait
 from ..run.once import once
 from ..run.policy import Policy, PolicySettings
@@ -107,11 +107,11 @@ class ToolContext(Context):
 
 
 def _carried(carry: Callable[..., Context], about: tuple[object, ...], call_id: str, key: str) -> ToolContext:
-    ctx = carry(*about).child("", kind=ToolContext)
+    ctx = carry(*about).child("", context_class=ToolContext)
     assert isinstance(ctx, ToolContext)  # for the type checker: it was asked for
     ctx.path, ctx.call_id, ctx.idempotency_key, ctx.kept, ctx.spent = ctx.path[:-1], call_id, key, None, Usage()
     ctx._ask = _nobody
-    ctx.journal = JournalElsewhere()
+    ctx.journal = ChildProcessJournal()
     return ctx
 
 

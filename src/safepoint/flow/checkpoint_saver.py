@@ -60,7 +60,7 @@ class FlowJournal(Journal):
         self._execution = execution
         self._written = len(self.results)
 
-    async def recorded(self, ctx: Context) -> None:
+    async def flush(self, ctx: Context) -> None:
         """Wait until a checkpoint with all results is written, where there is a store. Raises: what the store raised.
 
         An agent in a node asks for this before each of its tool calls. Its conversation is not in the checkpoint, so

@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar, overload
 
 from ..run.context import Context
-from ..run.journal import JournalElsewhere
+from ..run.journal import ChildProcessJournal
 from ..run.once import once
 from .execution import FlowExecution, NodeError
 from .position import Position
@@ -88,7 +88,7 @@ class NodeContext(Context, Generic[Services]):
         A node that is stopped or fails later begins again with the state as it was here.
         """
         self.signal.raise_if_aborted()
-        self.admit("safe_point()")
+        self.raise_if_abandoned("safe_point()")
         if self._place is not None:
             self._place.state = clone(self._working)
         self._keep_errors()
@@ -125,9 +125,9 @@ def _carried(
     visit: str,
 ) -> NodeContext[Any]:
     """In another process: there is no state to keep at a safe point, and no checkpoint to write."""
-    ctx = carry(*about).child("", kind=NodeContext)
+    ctx = carry(*about).child("", context_class=NodeContext)
     assert isinstance(ctx, NodeContext)
     ctx.path = ctx.path[:-1]
-    ctx.journal = JournalElsewhere()
+    ctx.journal = ChildProcessJournal()
     ctx._prepare(FlowExecution(key, depth, services), None, None, attempt, visit)
     return ctx

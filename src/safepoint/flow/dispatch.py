@@ -76,7 +76,7 @@ async def _walk(execution: FlowExecution, ctx: Context, place: Position) -> Walk
             place.arrive(target.name, ended.state)
         else:
             place.go(target, ended.state)
-        if ctx.listened:
+        if ctx.has_listener:
             ctx.emit(NodeEnded(**ctx.child(name).stamp(), output=ended.output, target=place.node))
         if execution.saver is not None and (failure := await execution.save(ctx)) is not None:
             return NodeFailed(failure, execution.operation(ctx, name))
@@ -126,7 +126,7 @@ def _cleanup_call(execution: FlowExecution, ctx: Context, place: Position, clean
     async def call() -> None:
         outer, before = ctx.child("cleanup", signal=AbortSignal.never()), external_cancel_count()
         outer.stop = Stop(None, ctx.clock)  # deaf also to a stop at a safe point
-        run = LeafRun(outer, cleanup.name, cleanup.kind, policy, threaded=threaded, context=NodeContext)
+        run = LeafRun(outer, cleanup.name, cleanup.kind, policy, context=NodeContext)
         working = clone(place.state)
         node_ctx: Any = run.ctx
         operation = execution.operation(ctx, f"cleanup/{cleanup.name}")

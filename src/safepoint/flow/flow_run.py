@@ -33,7 +33,7 @@ async def travel(execution: FlowExecution, ctx: Context, place: Position) -> Any
         case WalkFinished():
             return place.state
         case NodeInterrupted():
-            ctx.stop.commit()  # a stop at a safe point has been honoured: from here on it is an abort
+            ctx.stop.abort_run()  # a stop at a safe point has been honoured: from here on it is an abort
             raise error_from(ctx.signal.reason or ctx.stop.reason, place.state)
         case NodeFailed(error, operation):
             error.add_note(f"in node {operation!r} of flow {place.graph.name!r}")

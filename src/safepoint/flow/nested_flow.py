@@ -47,8 +47,8 @@ async def run_inside(graph: Graph, ctx: Context, value: Any) -> Any:
     recorded = ctx.journal.results  # shared with what is around it
     recorded.update(execution.once)
     execution.once = recorded
-    inner = ctx if ctx.is_run else ctx.below(graph.name, AbortController(ctx.signal))
-    if ctx.listened and hasattr(ctx, "call_id"):
+    inner = ctx if ctx.is_run else ctx.child_run(graph.name, AbortController(ctx.signal))
+    if ctx.has_listener and hasattr(ctx, "call_id"):
         execution.saver = SaveProgress(PositionReporter(ctx, place, execution).write)
     try:
         failure = await execution.save(inner)
@@ -88,7 +88,7 @@ class PositionReporter:
             self._warned = True
             return
         ctx.emit(FlowSaved(**ctx.stamp(), flow=flow, checkpoint=text))
-        await ctx.journal.recorded(ctx)
+        await ctx.journal.flush(ctx)
 
 
 def _key_in(ctx: Context, name: str) -> str:

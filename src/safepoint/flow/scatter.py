@@ -137,7 +137,7 @@ class Items:
         if self._gathers:
             at.results[index] = value
         at.acknowledge(index)
-        if ctx.listened:
+        if ctx.has_listener:
             total = self._source.total
             ctx.progress(f"{at.done} of {total or '?'} items", at.done / total if total else None)
 

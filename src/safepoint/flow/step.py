@@ -67,7 +67,7 @@ class Attempts:
         self._step = step
         self._operation = operation
         self._key = f"{execution.key}:{operation}:{visit}"
-        self._last: LeafRun | None = None
+        self._last: LeafRun[NodeContext[Any]] | None = None
         self.place: Position | None = None  # it has a state: `working` is a copy of it
         self.value: Any = None  # it has an item: `working` is a copy of that
         self.working: Any = None
@@ -110,7 +110,7 @@ class Attempts:
         self.number += 1
         self.working = clone(self.value if self.place is None else self.place.state)
         name = self._operation.rpartition("/")[2]
-        run = LeafRun(self._ctx, name, step.kind, policy, threaded=step.kind == "thread", context=NodeContext)
+        run = LeafRun(self._ctx, name, step.kind, policy, context=NodeContext)
         self._last = run
         self._node_ctx._prepare(self._execution, self.place, self.working, self.number, self._key)
         if step.kind == "await":
@@ -130,8 +130,8 @@ class Attempts:
 def _is_honoured(stop: Stop, error: Exception) -> bool:
     """True: the node, or all tasks of its own that failed, stopped at a safe point."""
     # Python 3.11 takes a function here, and no method.
-    rest = error.split(lambda each: stop.raised(each))[1] if isinstance(error, ExceptionGroup) else error
-    return rest is None or stop.raised(rest)
+    rest = error.split(lambda each: stop.caused(each))[1] if isinstance(error, ExceptionGroup) else error
+    return rest is None or stop.caused(rest)
 
 
 def disruption(error: asyncio.CancelledError, before: int, operation: str) -> NodeDisrupted:

@@ -34,7 +34,7 @@ async def ask(
 
     Raises: AbortError on a stop, with the question withdrawn; what the callback raised.
     """
-    ctx.admit("ask()")
+    ctx.raise_if_abandoned("ask()")
     ctx.signal.raise_if_aborted()
     question_id = question_id or uuid.uuid4().hex
     ctx.emit(QuestionAsked(**ctx.stamp(), question_id=question_id, text=question, options=options))
@@ -60,7 +60,7 @@ async def _answer(ctx: Context, question: str, callback: AskUser) -> Any:
     if kind_of(callback, POLICY) == "await":
         return await in_task(LeafRun(ctx, "question", "question", POLICY), call_and_wait, None)
     answer = await in_thread(
-        LeafRun(ctx, "question", "question", POLICY, threaded=True), call, None, may_return_awaitable=True
+        LeafRun(ctx, "question", "question", POLICY, runs_in="thread"), call, None, may_return_awaitable=True
     )
     if not inspect.isawaitable(answer):
         return answer

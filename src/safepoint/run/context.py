@@ -1,4 +1,4 @@
-"""Owns the context of work: who may stop it, where it reports, on which clock. Knows nothing of what the work is."""
+"""The context of work: who may stop it, where it reports, and on which clock. It does not know what the work is."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import Protocol, TypeAlias, TypedDict, TypeVar
+from typing import Protocol, TypeAlias, TypedDict, TypeVar, overload
 
 from ..abort import AbortController, AbortSignal, Clock, current_clock, current_signal
 from ..abort.clock import check_seconds
@@ -24,24 +24,30 @@ __all__ = ["Cleanup", "Context", "Work", "on_loop"]
 log = logging.getLogger("safepoint")
 Input = TypeVar("Input", contravariant=True)
 Value = TypeVar("Value", covariant=True)
+C = TypeVar("C", bound="Context")
 
 Cleanup: TypeAlias = Callable[[], object]
 
-# Set in a thread that is given a context made for the loop: calls a function on that loop. Receivers of events expect
-# to be called there.
+# A function that calls another one on the event loop. It is set in a thread that uses a context made for that loop,
+# because receivers of events expect to be called there.
 on_loop: ContextVar[Callable[[Callable[[], object]], object] | None] = ContextVar("safepoint_on_loop", default=None)
 
 
 class Work(Protocol[Input, Value]):
-    """Everything that can be stopped has this shape: tools, nodes, agents, flows."""
+    """The shape of everything that can be stopped: tools, nodes, agents, flows."""
 
     def __call__(self, ctx: "Context", value: Input, /) -> Awaitable[Value]:
-        """Do it. Raises what went wrong, or AbortError."""
+        """Do the work.
+
+        Raises:
+            AbortError: The work was stopped.
+            Exception: The work failed.
+        """
         ...
 
 
 class Stamp(TypedDict):
-    """What every event says of its place."""
+    """The fields that every event has in common: where and when it happened."""
 
     run_id: str
     path: tuple[str, ...]
@@ -50,28 +56,28 @@ class Stamp(TypedDict):
 
 
 class Revocation:
-    """Stands between an abandoned leaf and its run: what comes late is dropped, and said once."""
+    """Cuts an abandoned leaf off from its run: what it does later is dropped, and logged once."""
 
-    __slots__ = ("_closed", "_outer", "_told")
+    __slots__ = ("_closed", "_outer", "_reported")
 
     def __init__(self, outer: "Revocation | None" = None) -> None:
         self._outer = outer
         self._closed = False
-        self._told = False
+        self._reported = False
 
     @property
     def closed(self) -> bool:
-        """True: nothing gets through any more."""
+        """Whether the leaf, or one around it, was abandoned."""
         return self._closed or (self._outer is not None and self._outer.closed)
 
     def close(self) -> None:
-        """Let nothing through from now on."""
+        """Drop everything from now on."""
         self._closed = True
 
-    def late(self, what: str, ctx: "Context") -> None:
-        """Something came late."""
-        if not self._told:
-            self._told = True
+    def report_late(self, what: str, ctx: "Context") -> None:
+        """Log the first thing that an abandoned leaf did."""
+        if not self._reported:
+            self._reported = True
             log.warning(
                 "%s was abandoned after the abort; what still comes from it is dropped (first: %s)",
                 ctx.operation,
@@ -81,17 +87,31 @@ class Revocation:
 
 
 class Context:
-    """What work is given beside its input. Children share the run's id, ledger, journal, sink and clean-ups.
+    """What work gets beside its input. Children share the run's id, receipt, journal, event listener and clean-ups.
+
+    Args:
+        name: The name of the operation.
+        signal: The signal that stops the work.
+        timeout: Seconds after which the work is stopped; its outcome is then TimedOut.
+        emit: The function that receives the events.
+        run_id: The id of the run; by default a new one.
+        controller: The controller of this run alone, which a stop aborts. Its signal replaces `signal`.
 
     Attributes:
+        abort_timers: What is due when leaves go on after an abort.
         calls: The ids of the tool calls around this work, the outermost first.
-        journal: What the run has on record.
+        is_run: Whether this is the context of a whole run, so that an agent or flow that gets it need not start one
+            inside it.
+        journal: The durable record of the run.
+        path: The names of the operations from the root of the run to this one.
+        receipt_builder: The entries of the receipt, one for each leaf.
+        stop: The live stop request of the run.
     """
 
     __slots__ = (
         "_revocation",
         "_sink",
-        "alarm",
+        "abort_timers",
         "calls",
         "cleanups",
         "clock",
@@ -119,21 +139,42 @@ class Context:
         self.signal: AbortSignal = AbortSignal.never() if signal is None else signal
         if timeout is not None:
             limit = Deadline(check_seconds("timeout", timeout), "deadline", caller(1))
-            # In one instant the person comes before the clock: the order of this list decides.
+            # The order decides which reason counts if both are aborted: a person's comes before the time limit's.
             self.signal = AbortSignal.any([self.signal, limit])
-        if controller is not None:  # of this run alone: a stop becomes its abort
+        if controller is not None:
             self.signal = controller.signal
         self.run_id = run_id or uuid.uuid4().hex
         self.path: tuple[str, ...] = (name,)
         self.calls: tuple[str, ...] = ()
         self.journal = Journal()
         self.stop = Stop(controller, self.clock)
-        self.is_run = True  # a run's own: work that is given it need not make one below
+        self.is_run = True
         self.receipt_builder = ReceiptBuilder(self.clock)
-        self.alarm = AbortTimers(self.signal, self.clock)
+        self.abort_timers = AbortTimers(self.signal, self.clock)
         self.cleanups: list[Cleanup] = []
         self._sink = emit
         self._revocation = Revocation()
+
+    @overload
+    def child(
+        self,
+        name: str,
+        *,
+        signal: AbortSignal | None = None,
+        revocation: Revocation | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> "Context": ...
+
+    @overload
+    def child(
+        self,
+        name: str,
+        *,
+        signal: AbortSignal | None = None,
+        revocation: Revocation | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+        context_class: type[C],
+    ) -> C: ...
 
     def child(
         self,
@@ -142,19 +183,24 @@ class Context:
         signal: AbortSignal | None = None,
         revocation: Revocation | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
-        kind: "type[Context] | None" = None,
+        context_class: "type[Context] | None" = None,
     ) -> "Context":
-        """The context of a part: one step deeper, by default under the same signal.
+        """Make the context of a part of this work, with a path one step deeper.
 
-        `loop`: the part runs in a thread, and its events must get back to this loop.
-        `kind`: the part is given a richer context; whoever asks for it fills in the rest.
+        Args:
+            name: The name of the part.
+            signal: The signal of the part; by default this context's.
+            revocation: What cuts the part off if it is abandoned; by default this context's.
+            loop: The event loop on which events must be emitted, if the part runs in a thread.
+            context_class: A subclass of Context for the part. It is created without `__init__`: the caller sets the
+                attributes that the subclass adds.
         """
-        kind = kind or Context
-        child = kind.__new__(kind)
+        context_class = context_class or Context
+        child = context_class.__new__(context_class)
         child.clock = self.clock
         same = signal is None or signal is self.signal
         child.signal = self.signal if signal is None else signal
-        child.alarm = self.alarm if same else AbortTimers(child.signal, self.clock)
+        child.abort_timers = self.abort_timers if same else AbortTimers(child.signal, self.clock)
         child.run_id = self.run_id
         child.path = (*self.path, name)
         child.calls = self.calls
@@ -163,14 +209,19 @@ class Context:
         child.is_run = False
         child.receipt_builder = self.receipt_builder
         child.cleanups = self.cleanups
-        child._sink = self._sink if self._sink is None or loop is None else _posted(self._sink, loop)
+        child._sink = self._sink if self._sink is None or loop is None else _posting(self._sink, loop)
         child._revocation = self._revocation if revocation is None else revocation
         return child
 
-    def below(self, name: str | None, controller: AbortController) -> "Context":
-        """The context of a run inside this one: it has an abort and safe points of its own. Close its `stop` after.
+    def child_run(self, name: str | None, controller: AbortController) -> "Context":
+        """Make the context of a run inside this one, with an abort and safe points of its own.
 
-        `name` None: the operation around it is already named after it.
+        Args:
+            name: The name of the run. None if the operation around it has the run's name already.
+            controller: The controller of the run alone.
+
+        Returns:
+            The context. Call `stop.close()` on it when the run has ended.
         """
         child = self.child(name or "", signal=controller.signal)
         if name is None:
@@ -180,11 +231,11 @@ class Context:
         return child
 
     def __reduce__(self) -> "tuple[Callable[..., Context], tuple[object, ...]]":
-        # In another process it has the same name and the signal that is there; events are not carried back.
-        return _carried, (self.path, self.run_id)
+        # In another process the context keeps its name and gets the signal of that process. Events are not sent back.
+        return _unpickled, (self.path, self.run_id)
 
     def new_revocation(self) -> Revocation:
-        """A fence for a part that may be abandoned: it closes with this context's own."""
+        """Make a revocation for a part that may be abandoned. Closing this context's own closes it too."""
         return Revocation(self._revocation)
 
     @property
@@ -193,18 +244,18 @@ class Context:
         return "/".join(self.path)
 
     @property
-    def listened(self) -> bool:
-        """False: nobody receives events, they need not be made."""
+    def has_listener(self) -> bool:
+        """Whether events are received at all. If not, they need not be created."""
         return self._sink is not None
 
-    def listen(self, sink: Callable[[Event], object]) -> None:
-        """Send the events here. Before the run begins: contexts that exist already keep what they had."""
+    def send_events_to(self, sink: Callable[[Event], object]) -> None:
+        """Set the receiver of events. Call it before the run begins: existing child contexts keep what they had."""
         self._sink = sink
 
     def emit(self, event: Event) -> None:
-        """Report what happened. What an abandoned leaf reports is dropped; what a listener raises is not ours."""
+        """Report what happened. Events of an abandoned leaf are dropped; an error of the receiver is logged."""
         if self._revocation.closed:
-            self._revocation.late(type(event).__name__, self)
+            self._revocation.report_late(type(event).__name__, self)
         elif self._sink is not None:
             post = on_loop.get()
             if post is None:
@@ -216,51 +267,67 @@ class Context:
         try:
             sink(event)
         except Exception:
-            told = "%s: whoever listens to its events failed at %s"
-            log.warning(told, self.operation, type(event).__name__, exc_info=True, extra=self.log_fields())
+            message = "%s: the receiver of its events failed at %s"
+            log.warning(message, self.operation, type(event).__name__, exc_info=True, extra=self.log_fields())
 
     def progress(self, message: str, fraction: float | None = None) -> None:
-        """Say how far the operation is."""
+        """Report how far the operation is.
+
+        Args:
+            message: A text for people.
+            fraction: From 0 to 1, if known.
+        """
         self.emit(ProgressMade(**self.stamp(), message=message, fraction=fraction))
 
     def stamp(self) -> Stamp:
-        """What every event says of its place: run, path, date, and the tool calls around it."""
+        """Return the fields that every event has: run, path, date, and the tool calls around it."""
         return {"run_id": self.run_id, "path": self.path, "at": self.clock.time(), "calls": self.calls}
 
     async def safe_point(self) -> None:
-        """Stopping here loses nothing: a stop that waits for a safe point is honoured here. Raises: AbortError."""
-        await asyncio.sleep(0)  # the others have their turn, one of whom may ask for a stop
+        """Mark a place where stopping loses nothing: a stop that waits for a safe point takes effect here.
+
+        Raises:
+            AbortError: The work was stopped.
+        """
+        await asyncio.sleep(0)  # let other tasks run, one of which may request a stop
         self.signal.raise_if_aborted()
         if self.stop.due(StopAt.SAFE_POINT):
             raise error_from(self.stop.reason)
 
     def log_fields(self) -> dict[str, object]:
-        """For `logging`'s `extra`: every record says of which run and operation it speaks."""
+        """Return the fields for `logging`'s `extra`, which name the run and the operation."""
         return {"run_id": self.run_id, "operation": self.operation}
 
     def on_exit(self, cleanup: Cleanup) -> None:
-        """Run this when the run ends, on every path: last in, first out, shielded and bounded.
+        """Run `cleanup` when the run ends, however it ends: last in, first out, shielded and limited in time.
 
-        A synchronous function runs in a thread. What must run on the loop's own thread is to be an async function.
+        A synchronous function runs in a thread. If it must run on the event loop's thread, make it an async function.
         """
-        self.admit("on_exit()")
+        self.raise_if_abandoned("on_exit()")
         self.cleanups.append(cleanup)
 
-    def admit(self, what: str) -> None:
-        """Raises: AbortError for an abandoned leaf, which may begin nothing."""
+    def raise_if_abandoned(self, what: str) -> None:
+        """Refuse an abandoned leaf, which may begin nothing.
+
+        Args:
+            what: What the leaf wanted to do, for the log.
+
+        Raises:
+            AbortError: The leaf was abandoned.
+        """
         if self._revocation.closed:
-            self._revocation.late(what, self)
+            self._revocation.report_late(what, self)
             self.signal.raise_if_aborted()
 
 
-def _posted(sink: Callable[[Event], object], loop: asyncio.AbstractEventLoop) -> Callable[[Event], object]:
+def _posting(sink: Callable[[Event], object], loop: asyncio.AbstractEventLoop) -> Callable[[Event], object]:
     def post(event: Event) -> None:
         loop.call_soon_threadsafe(sink, event)
 
     return post
 
 
-def _carried(path: tuple[str, ...], run_id: str) -> Context:
+def _unpickled(path: tuple[str, ...], run_id: str) -> Context:
     ctx = Context(signal=current_signal(), run_id=run_id)
     ctx.path = path
     return ctx

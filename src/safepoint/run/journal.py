@@ -12,7 +12,7 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     from .context import Context
 
-__all__ = ["Journal", "JournalElsewhere"]
+__all__ = ["ChildProcessJournal", "Journal"]
 
 
 class Journal:
@@ -36,7 +36,7 @@ class Journal:
         """
         return self._locks.setdefault(name, asyncio.Lock())
 
-    async def recorded(self, ctx: "Context") -> None:
+    async def flush(self, ctx: "Context") -> None:
         """Wait until everything that was emitted so far survives a crash.
 
         The wait ends at a stop, with nothing raised: what comes next has to look at the signal, as every leaf does
@@ -47,7 +47,7 @@ class Journal:
         """
 
 
-class JournalElsewhere(Journal):
+class ChildProcessJournal(Journal):
     """The journal of a function in a process of its own, from which nothing can be recorded."""
 
     def lock(self, name: str) -> asyncio.Lock:

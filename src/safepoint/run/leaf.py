@@ -1,14 +1,15 @@
-"""Owns running one leaf operation under the signal: an await, a function in a thread, one in a process.
+"""Running one leaf operation under the signal: an await, a function in a thread, or one in a child process.
 
-Guard leaves, never orchestration: the loop that calls a leaf is never interrupted from outside. It reads what came
-back, writes down what happened, and stops at its next look at the signal. Knows nothing of tools, models or nodes.
+Guard leaves, never orchestration: the loop that calls a leaf is never interrupted from outside. It reads what the leaf
+returned, records what happened, and stops when it next looks at the signal. This module does not know about tools,
+models or nodes.
 """
 
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, overload
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar, overload
 
 from ..abort import AbortError, AbortReason, Guard, shield
 from ..abort.guard import Ambient
@@ -28,18 +29,19 @@ from .receipt import LeafKind
 __all__ = ["LeafExit", "LeafTimeout", "leaf", "wait"]
 
 T = TypeVar("T")
-I = TypeVar("I")  # noqa: E741  # what goes in
+C = TypeVar("C", bound=Context)
+I = TypeVar("I")  # noqa: E741  # the input
 DEFAULT = Policy()
 
 
 class LeafExit(SafepointError):
-    """The function called `sys.exit()`. It ends that leaf, not the program."""
+    """The function called `sys.exit()`. That ends the leaf, not the program."""
 
 
 @overload
 async def leaf(
     ctx: Context,
-    work: Callable[[Context, I], Coroutine[Any, Any, T]],
+    work: Callable[[Context, I], Awaitable[T]],
     value: I,
     *,
     name: str | None = None,
@@ -55,11 +57,7 @@ async def leaf(
 
 @overload
 async def leaf(
-    ctx: Context,
-    work: Callable[[Context, None], Coroutine[Any, Any, T]],
-    *,
-    name: str | None = None,
-    policy: Policy = DEFAULT,
+    ctx: Context, work: Callable[[Context, None], Awaitable[T]], *, name: str | None = None, policy: Policy = DEFAULT
 ) -> T: ...
 
 
@@ -71,109 +69,120 @@ async def leaf(
 
 async def leaf(
     ctx: Context,
-    work: Callable[..., Any],
+    work: Callable[..., object],
     value: object = None,
     *,
     name: str | None = None,
     policy: Policy = DEFAULT,
-) -> Any:
+) -> object:
     """Run `work(ctx, value)` under the policy and return its value. The body does not begin after an abort.
 
     Args:
         ctx: The context of the run.
-        work: An async function is awaited here; a synchronous one runs in a thread, or in a process that can be killed.
-        value: What the work is given.
-        name: What the receipt calls it; by default the name of the function.
-        policy: How it is stopped, and its own limits.
+        work: An async function is awaited in the caller's task. A synchronous one runs in a thread, or with
+            `isolation="process"` in a child process that can be killed.
+        value: The input of the work.
+        name: The name in the receipt; by default that of the function.
+        policy: How the leaf is stopped, and its own limits.
 
     Raises:
-        AbortError: The run was aborted. After a leaf look at `ctx.signal`: the state is the truth.
-        LeafTimeout: The time limit of the policy was up.
+        AbortError: The run was aborted. Look at `ctx.signal` after every leaf: the signal decides, not the error.
+        LeafTimeout: The time limit of the policy was reached.
     """
-    ctx.admit("leaf()")
+    ctx.raise_if_abandoned("leaf()")
     if not callable(work):
         raise TypeError(f"work must be callable, not {type(work).__name__}")
     kind = kind_of(work, policy)
-    run = LeafRun(ctx, name or name_of(work), kind, policy, threaded=kind == "thread")
-    if kind == "await":
-        return await (inline if policy.abandon_after is None else in_task)(run, work, value)
-    return await (in_thread if kind == "thread" else in_process)(run, work, value)
+    run = LeafRun(ctx, name or name_of(work), kind, policy)
+    if kind == "process":
+        return await in_process(run, work, value)
+    if kind == "thread":
+        return await in_thread(run, work, value)
+    async_work: Callable[..., Awaitable[object]] = work  # type: ignore[assignment]  # `kind_of` has checked it
+    return await (inline if policy.abandon_after is None else in_task)(run, async_work, value)
 
 
 async def wait(ctx: Context, seconds: float) -> None:
-    """A pause as a leaf: it ends at once on abort."""
+    """Pause as a leaf of its own, which an abort ends at once."""
     run = LeafRun(ctx, "wait", "wait", DEFAULT)
     await inline(run, lambda leaf_ctx, value: leaf_ctx.signal.sleep(value), seconds)
 
 
-def name_of(work: Callable[..., Any]) -> str:
-    """What a callable is called, for people."""
+def name_of(work: Callable[..., object]) -> str:
+    """The name of a callable, for people."""
     return str(getattr(work, "__name__", type(work).__name__))
 
 
-def exit_of(work: Callable[..., Any], error: SystemExit) -> LeafExit:
-    """What `sys.exit()` in a leaf means for its caller. `argparse` calls it, and the program is to go on."""
+def exit_of(work: Callable[..., object], error: SystemExit) -> LeafExit:
+    """Turn a `sys.exit()` inside a leaf into an error of that leaf.
+
+    Libraries such as `argparse` call it for a wrong argument, and that must not end the whole program.
+    """
     exit = LeafExit(f"{name_of(function_beneath(work) or work)} called sys.exit({error.code!r})")
     exit.__cause__ = error
     return exit
 
 
-def kind_of(work: Callable[..., Any], policy: Policy) -> LeafKind:
-    """How it will run: what is declared `async` is awaited, everything else gets a thread or a process."""
+def kind_of(work: Callable[..., object], policy: Policy) -> LeafKind:
+    """Decide how the work runs: `async def` is awaited, everything else gets a thread or a process."""
     if policy.isolation == "process":
         return "process"
     call = work if inspect.isroutine(work) or isinstance(work, functools.partial) else type(work).__call__
     return "await" if inspect.iscoroutinefunction(call) else "thread"
 
 
-async def inline(run: LeafRun, work: Callable[..., Any], value: object) -> Any:
-    """In the caller's own task: one guard, no second task, no future."""
+async def inline(run: LeafRun[C], work: Callable[[C, I], Awaitable[T]], value: I) -> T:
+    """Run the body in the caller's own task: one guard, no second task and no future."""
     run.begin()
     account = current_account.set(run)
     try:
-        with run.protection():
+        with run.guard_body():
             result = await work(run.ctx, value)
         run.check_whole()
     except BaseException as error:
-        # What comes out of an agent or a flow that runs as a part was not raised by a leaf: it is for the program.
+        # A SystemExit out of an agent or a flow that runs as a part (kind "child") was not raised by a leaf's own
+        # function: it is meant for the program.
         if isinstance(error, SystemExit) and run.kind != "child":
             error = exit_of(work, error)
-        raise await ended_by(run, error)  # noqa: B904  # it is its own cause, or has it
+        raise await error_after(run, error)  # noqa: B904  # it is its own cause, or has it
     finally:
         reset_account(account)
-    if run.owned is None:
-        run.finished()
-    else:
-        await end_with_its_account(run)
+    await finish(run)
     return result
 
 
-async def in_task(run: LeafRun, work: Callable[..., Any], value: object) -> Any:
-    """In a task of its own, which can be left behind."""
+async def in_task(run: LeafRun[C], work: Callable[[C, I], Awaitable[T]], value: I) -> T:
+    """Run the body in a task of its own, which can be left behind."""
 
-    async def body() -> Any:
+    async def body() -> T:
         run.begin()
         current_account.set(run)  # in the context of this task alone
         try:
-            with run.protection():
+            with run.guard_body():
                 result = await work(run.ctx, value)
             run.check_whole()
             return result
-        except SystemExit as error:  # out of a task of its own it would end the event loop
+        except SystemExit as error:  # from a task of its own it would end the event loop
             raise exit_of(work, error) from error
 
     return await await_evidence(run, asyncio.get_running_loop().create_task(body(), name=run.operation))
 
 
-async def in_thread(
-    run: LeafRun, work: Callable[..., Any], value: object, *, may_return_awaitable: bool = False
-) -> Any:
-    """In a thread. A function that returns a coroutine is refused, unless the caller awaits what it returns."""
+async def in_thread(run: LeafRun[C], work: Callable[[C, I], T], value: I, *, may_return_awaitable: bool = False) -> T:
+    """Run the body in a thread.
+
+    Args:
+        run: The leaf.
+        work: A synchronous function.
+        value: Its input.
+        may_return_awaitable: The caller awaits what the function returns. Otherwise a coroutine as the result is
+            refused, because it would never run.
+    """
     call = InterruptibleCall(functools.partial(work, run.ctx, value), interruptible=run.policy.interruptible)
     thread = run.work = ThreadWork(call, run)
     run.locate = call.where
 
-    def body() -> Any:
+    def body() -> T:
         run.begin()
         current_account.set(run)  # in the context of this call alone
         try:
@@ -182,10 +191,11 @@ async def in_thread(
         except SystemExit as error:
             raise exit_of(work, error) from error
         except asyncio.CancelledError as error:
-            if call.interrupted or run.being_interrupted:  # of a loop that it runs inside, whose task was ended
+            # The function ran an event loop of its own, whose main task was ended to interrupt the function.
+            if call.interrupted or run.being_interrupted:
                 raise AbortInterrupt from error
             raise
-        if not may_return_awaitable and (problem := has_not_run(returned)) is not None:
+        if not may_return_awaitable and (problem := unfinished_result(returned)) is not None:
             raise UsageError(f"{run.operation} returned {problem}")
         return returned
 
@@ -194,34 +204,44 @@ async def in_thread(
     return await await_evidence(run, start_in_thread(body))
 
 
-def has_not_run(returned: object) -> str | None:
-    """What is wrong with a value that stands for work which has not been done, so that nobody would do it."""
+def unfinished_result(returned: object) -> str | None:
+    """Describe a result that stands for work which has not run: a coroutine, a generator or another awaitable.
+
+    The caller would drop it, and the work would silently never run. None if the result is an ordinary value.
+    """
     if inspect.iscoroutine(returned):
         returned.close()
-        return "a coroutine, which nobody awaits: declare it with `async def`"
+        return "a coroutine, which is never awaited: declare the function with `async def`"
     if inspect.isasyncgen(returned):
-        return "an async generator, which nobody reads: read it in the function, and return what it gave"
+        return "an async generator, which is never read: read it in the function, and return what it yields"
     if inspect.isgenerator(returned):
-        return "a generator, which nobody reads: read it in the function, and return what it gave"
+        return "a generator, which is never read: read it in the function, and return what it yields"
     if inspect.isawaitable(returned):
-        return "an awaitable, which nobody awaits: await it in a function that is declared with `async def`"
+        return "an awaitable, which is never awaited: await it in a function that is declared with `async def`"
     return None
 
 
 async def in_process(
-    run: LeafRun, work: Callable[..., Any], value: object, kwargs: dict[str, object] | None = None
-) -> Any:
-    """In a process that can be killed. With `kwargs` the function is no Work: it is called with these alone."""
+    run: LeafRun[C], work: Callable[..., T], value: object, kwargs: Mapping[str, object] | None = None
+) -> T:
+    """Run the body in a child process that can be killed.
+
+    Args:
+        run: The leaf.
+        work: A synchronous function that the child process can import.
+        value: Its input.
+        kwargs: If given, the function is called with these keyword arguments alone, without context and value.
+    """
 
     def started(pid: int) -> None:
         run.locate = lambda: f"process {pid}"
 
-    async def body() -> Any:
+    async def body() -> T:
         run.begin()
         current_account.set(run)  # in the context of this task alone
         grace = run.policy.grace
         args = (run.ctx, value) if kwargs is None else ()
-        kill = run.interrupting()
+        kill = run.interrupt_signal()
         try:
             return await run_isolated(
                 work, *args, signal=run.signal, kill=kill, grace=grace, on_start=started, **(kwargs or {})
@@ -234,61 +254,62 @@ async def in_process(
     return await await_evidence(run, asyncio.get_running_loop().create_task(body(), name=run.operation))
 
 
-async def await_evidence(run: LeafRun, ended: "asyncio.Future[T]") -> T:
-    """Wait for what runs by itself. After an abort: until it is over, which is the evidence, or is abandoned."""
-    if isinstance(ended, asyncio.Task):
-        task = ended
+async def await_evidence(run: LeafRun[C], body: "asyncio.Future[T]") -> T:
+    """Wait for a body that runs by itself.
+
+    After an abort, wait until the body is over, which is the evidence that it stopped, or until it is abandoned.
+    """
+    if isinstance(body, asyncio.Task):
+        task = body
         run.locate = run.locate or (lambda: place(task))
     try:
         try:
             with Guard(run.signal):
-                await asyncio.wait([ended])
+                await asyncio.wait([body])
         except AbortError:
-            either: list[asyncio.Future[Any]] = [ended, run.abandoned]
+            either: list[asyncio.Future[T] | asyncio.Future[None]] = [body, run.abandoned]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         run.controller.abort(AbortReason("parent", "the task that waited for it was cancelled"))
         try:
-            await _let_end(ended, run.limit_grace)
-        finally:  # told twice, as when a whole loop ends, it goes at once
-            run.leave(ended)
+            await _let_end(body, run.limit_grace)
+        finally:  # on a second cancellation (the loop is shutting down) stop waiting immediately
+            run.go_on_without(body)
         raise
-    if not ended.done():
-        raise run.leave(ended)
+    if not body.done():
+        raise run.go_on_without(body)
     try:
-        result = ended.result()
+        result = body.result()
     except BaseException as error:
-        raise await ended_by(run, error)  # noqa: B904  # it is its own cause, or has it
-    if run.owned is None:
-        run.finished()
-    else:
-        await end_with_its_account(run)
+        raise await error_after(run, error)  # noqa: B904  # it is its own cause, or has it
+    await finish(run)
     return result
 
 
-async def end_with_its_account(run: LeafRun) -> None:
-    """The leaf has a value. If it was stopped all the same, what it started ends with it."""
+async def finish(run: LeafRun[C]) -> None:
+    """Record that the body has returned a value. If the leaf was stopped as well, first end what it started."""
     try:
-        await run.end_owned()
+        if run.owned is not None:
+            await run.end_owned()
     finally:
         run.finished()
 
 
-async def ended_by(run: LeafRun, error: BaseException) -> BaseException:
-    """The leaf ended by this error: see to what it started, write it down, and give back what its caller is to get."""
+async def error_after(run: LeafRun[C], error: BaseException) -> BaseException:
+    """End what a leaf that failed had started, record how it ended, and return the error for its caller."""
     try:
         if not isinstance(error, GeneratorExit):
             await run.end_owned()
-    finally:  # also if the caller is told to go meanwhile
-        told = run.failed(error)
-    if told is not error:
-        told.__cause__ = error
-    return told
+    finally:  # even if the caller is cancelled meanwhile
+        raised = run.failed(error)
+    if raised is not error:
+        raised.__cause__ = error
+    return raised
 
 
-async def _let_end(ended: "asyncio.Future[Any]", seconds: float) -> None:
+async def _let_end(body: "asyncio.Future[T]", seconds: float) -> None:
     try:
         with shield(seconds):
-            await asyncio.wait([ended])
+            await asyncio.wait([body])
     except AbortError:
         pass  # it did not end in time; the receipt says so

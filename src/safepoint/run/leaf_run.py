@@ -1,13 +1,14 @@
-"""Owns the bookkeeping of one leaf: its line in the receipt, its events, its warnings, its fence.
+"""The record of one leaf: its entry in the receipt, its events, its warnings, and when it is left behind.
 
-Knows nothing of where the leaf runs.
+`LeafRun` does not know where the body runs; `leaf.py` does.
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar, overload
 
 from ..abort import AbortController, AbortError, AbortReason, AbortSignal, Guard
 from ..abort.deadline import Deadline
@@ -28,22 +29,64 @@ __all__ = ["LeafRun", "LeafTimeout"]
 
 log = logging.getLogger("safepoint")
 T = TypeVar("T")
+C = TypeVar("C", bound=Context)
+
+RunsIn: TypeAlias = Literal["caller", "task", "thread"]
 
 # The least time between two interruptions of one body.
-AGAIN_SECONDS = 1.0
+MIN_INTERRUPT_INTERVAL_SECONDS = 1.0
 
-# An awaited leaf that ends as soon as it is interrupted needs a few rounds of the loop for it: the interruption is
-# posted, thrown, and its end reported. `stop(abandon=0)` waits for no time, but for these rounds, or it would call
-# still running what ends in the same millisecond.
-ROUNDS = 8
+# How many rounds of the event loop `stop(abandon=0)` waits for. An awaited leaf that ends as soon as it is interrupted
+# still needs a few of them: the interruption is posted, thrown into the task, and the end of the task is reported.
+# Without these rounds, a leaf that ends within the same millisecond would be listed as still running.
+ABANDON_ROUNDS = 8
 
 
 class LeafTimeout(SafepointError, TimeoutError):
-    """A leaf's own time limit was up. A failure of that leaf; the run may go on."""
+    """The time limit of one leaf was reached. Only that leaf has failed; the run may go on."""
 
 
-class LeafRun(OwningLeaf):
-    """One leaf on its way from the gate to its end."""
+class LeafRun(OwningLeaf, Generic[C]):
+    """One leaf, from the start gate to its end.
+
+    **Who decides how a leaf ended.** The body, the caller, the leaf's time limit and the stop of the run may all end a
+    leaf at the same moment. Everything is decided in the thread of the event loop, in this order:
+
+    1. The start gate (`begin`). If an abort claimed it first, the body never runs: the fate is `not_started`, and
+       nothing that follows changes it.
+    2. The body itself. A value that it returned counts as `finished` even after an abort (`finished`): completed work
+       is never reported as stopped. An error (`failed`) is judged by the state of the signal, never by the type of
+       the error: under an aborted signal any error is `stopped`, without an abort it is a failure of a leaf that
+       `finished`. Otherwise a library that wraps `CancelledError`, or a tool that raises its own, would change the
+       outcome of the run.
+    3. The caller, which stops waiting (`go_on_without`). It looks at the body first, so a body that has just ended
+       still counts. If it goes on without the body, the revocation is closed *before* the end is published: from then
+       on the late body can neither emit events nor start leaves. The fate is `still_running`, and the late end
+       (`_on_late_end`) may turn it into `stopped` or `finished`, in the receipt only.
+
+    An entry of the receipt accepts only one end (see `EntryBuilder.end`), so the first decision is final.
+
+    Args:
+        ctx: The context of the run.
+        name: The name of the operation.
+        kind: How it runs, for the receipt.
+        policy: How it is stopped, and its own limits.
+        runs_in: `"thread"` and `"task"`: the body has a thread or a task of its own, so it can be left behind.
+            `"caller"`: it runs in the caller's task. By default a thread for the kind `thread`, else the caller's task.
+        context: The class of the context that the body is given.
+    """
+
+    ctx: C
+
+    @overload
+    def __init__(
+        self: "LeafRun[Context]", ctx: Context, name: str, kind: LeafKind, policy: Policy, *, runs_in: RunsIn = ...
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self, ctx: Context, name: str, kind: LeafKind, policy: Policy, *, runs_in: RunsIn = ..., context: type[C]
+    ) -> None: ...
 
     def __init__(
         self,
@@ -52,9 +95,8 @@ class LeafRun(OwningLeaf):
         kind: LeafKind,
         policy: Policy,
         *,
-        threaded: bool = False,
-        own_task: bool = False,
-        context: type[Context] | None = None,
+        runs_in: RunsIn = "caller",
+        context: type[Context] = Context,
     ) -> None:
         hook.install()
         super().__init__()
@@ -66,66 +108,77 @@ class LeafRun(OwningLeaf):
         self.signal = ctx.signal
         self._started: float | None = None
         self._blocked_at: str | None = None
-        own = threaded or own_task or kind == "process" or policy.abandon_after is not None
-        if own:  # it can be left behind: then it needs a signal, a fence and an end of its own
+        threaded = runs_in == "thread" or kind == "thread"
+        detachable = threaded or runs_in == "task" or kind == "process" or policy.abandon_after is not None
+        if detachable:  # it can be left behind, so it needs a signal, a revocation and an end of its own
             self.controller = AbortController(ctx.signal)
             self.signal = self.controller.signal
             self.abandoned: asyncio.Future[None] = self.loop.create_future()
         if policy.timeout is not None:
             self._limit = Deadline(policy.timeout, "timeout", None)
-            # In one instant the run's own abort comes first: the order of this list decides.
+            # The order decides which reason counts if both are aborted: the run's own comes first.
             self.signal = AbortSignal.any([self.signal, self._limit])
-        self._revocation = ctx.new_revocation() if own else None
-        loop = self.loop if threaded else None
-        self.ctx = ctx.child(name, signal=self.signal, revocation=self._revocation, loop=loop, kind=context)
+        self._revocation = ctx.new_revocation() if detachable else None
+        self.ctx = ctx.child(  # type: ignore[assignment]  # C is Context where no class is given: see the overloads
+            name,
+            signal=self.signal,
+            revocation=self._revocation,
+            loop=self.loop if threaded else None,
+            context_class=context,
+        )
         self.operation = self.ctx.operation
         self.entry = ctx.receipt_builder.begin(self.operation, kind)
-        self.gate = StartGate(self.ctx.alarm)
+        self.gate = StartGate(self.ctx.abort_timers)
         self.gate.after_abort(policy.warn_after, self._warn)
         if policy.abandon_after is not None:
             self.gate.after_abort(policy.abandon_after, self._abandon)
-        if own:
+        if detachable:
             self.gate.after_abort(self.limit_grace, self._abandon_at_limit)
-        # A stop may say the same for the whole run: `stop(abandon=seconds)`.
-        self._unwatch = ctx.stop.when_abandoned(self._abandon) if own else None
+        # A stop may set the same for the whole run: `stop(abandon=seconds)`.
+        self._remove_callback = ctx.stop.when_abandoned(self._abandon) if detachable else None
 
     def begin(self) -> None:
-        """The gate. Raises: AbortError or LeafTimeout when the stop was first; then the body must not begin."""
+        """Pass the start gate.
+
+        Raises:
+            AbortError: The stop was first, so the body must not begin.
+            LeafTimeout: The leaf's own time limit was first.
+        """
         if not self.gate.begin():
-            self.refuse()
-            raise self._why_ended()
+            self.skip()
+            raise self._end_error()
         self._started = self.ctx.clock.monotonic()
-        if self.ctx.listened:
+        if self.ctx.has_listener:
             self.ctx.emit(LeafStarted(**self.ctx.stamp(), leaf=self.kind))
 
-    def refuse(self) -> None:
-        """The body must not begin, for a reason of the caller's own."""
-        self._stop_watching()
+    def skip(self) -> None:
+        """Record that the body does not begin. Also called by callers that have a reason of their own."""
+        self._close()
         self.entry.end("not_started")
 
-    def runs_here(self) -> None:
-        """The current task is the one to look at when it is stuck."""
+    def runs_in_current_task(self) -> None:
+        """Report the current task as the place where the leaf is stuck, if it is."""
         self.task = asyncio.current_task()
 
-    def protection(self) -> AbstractContextManager[object]:
-        """What stands around the body of an awaited leaf, by its policy."""
-        self.runs_here()
-        how = self.policy.on_abort
-        if how == "cooperate" and self._limit is None:
+    def guard_body(self) -> AbstractContextManager[object]:
+        """Return the context manager for the body of an awaited leaf, as its policy says."""
+        self.runs_in_current_task()
+        mode = self.policy.on_abort
+        if mode == "cooperate" and self._limit is None:
             return Ambient(self.signal)
-        self._guard = Guard(self.interrupting())
-        if how != "cooperate":
-            first = 0.0 if how == "interrupt" else self.policy.grace
-            self.gate.after_abort(first + self._pause, self._interrupt_again)
-        if how == "interrupt":
+        self._guard = Guard(self.interrupt_signal())
+        if mode != "cooperate":
+            first = 0.0 if mode == "interrupt" else self.policy.grace
+            self.gate.after_abort(first + self._interrupt_interval, self._interrupt_again)
+        if mode == "interrupt":
             return self._guard
         stack = ExitStack()
         stack.enter_context(Ambient(self.signal))
         stack.enter_context(self._guard)
         return stack
 
-    def interrupting(self) -> AbortSignal:
-        """The signal that interrupts the leaf, as opposed to the one that it sees."""
+    def interrupt_signal(self) -> AbortSignal:
+        """Return the signal that interrupts the body. The body itself sees `signal`, which may be aborted earlier."""
         match self.policy.on_abort:
             case "interrupt":
                 return self.signal
@@ -138,12 +191,12 @@ class LeafRun(OwningLeaf):
 
     @property
     def timed_out(self) -> bool:
-        """True: its own time was up, and nobody had stopped the run."""
+        """Whether the leaf's own time limit ended it, and not a stop of the run."""
         return self._limit is not None and self._limit.aborted and not self.outer.signal.aborted
 
     @property
     def limit_grace(self) -> float:
-        """How long it may go on after a time limit, its own or the run's, before the caller goes on without it."""
+        """Seconds from a time limit, the leaf's or the run's, until the caller goes on without the body."""
         if self.kind == "process":
             return self.policy.grace + KILL_SECONDS + LIMIT_GRACE_SECONDS  # its supervisor ends it by then
         if self.policy.on_abort == "finish":
@@ -151,76 +204,79 @@ class LeafRun(OwningLeaf):
         return min(self.policy.grace, LIMIT_GRACE_SECONDS)
 
     def finished(self) -> None:
-        """It returned a value, before or in spite of an abort."""
+        """Record that the body returned a value, whether or not there was an abort."""
         self._end("finished")
 
     def failed(self, error: BaseException) -> BaseException:
-        """It raised: what the caller is to raise instead."""
+        """Record that the body raised `error`, and return the error that the caller is to raise instead."""
         if self.entry.fate == "not_started":
             return error
         stop = is_stop(error)
-        if self.signal.aborted or self.ctx.stop.raised(error) or _is_outer(error):
+        if self.signal.aborted or self.ctx.stop.caused(error) or _is_outer(error):
             self._end("stopped", note="" if stop else f"it raised {describe(error)}")
         else:
             self._end("finished", note=f"failed: {describe(error)}")
         timed_out = (
             self.signal.aborted and not self.outer.signal.aborted and not isinstance(error, asyncio.CancelledError)
         )
-        # Libraries that collect the errors of several tasks give a group of nothing but stops.
+        # Libraries that collect the errors of several tasks raise a group that contains only stops.
         only_stops = isinstance(error, AbortInterrupt) or (stop and isinstance(error, BaseExceptionGroup))
-        return self._why_ended() if timed_out or (only_stops and self.signal.aborted) else error
+        return self._end_error() if timed_out or (only_stops and self.signal.aborted) else error
 
-    def leave(self, ended: "asyncio.Future[Any]") -> BaseException:
-        """Go on without it, if it has not ended by itself. What still comes from it is fenced off."""
-        if ended.done():
-            if not ended.cancelled():
-                ended.exception()  # seen: nobody will ask for it any more
+    def go_on_without(self, body: "asyncio.Future[T]") -> BaseException:
+        """Stop waiting for the body, and return the error that the caller is to raise.
+
+        If the body has not ended, it is left behind: its events and its late result are dropped.
+        """
+        if body.done():
+            if not body.cancelled():
+                body.exception()  # mark it as retrieved, or asyncio logs it
             self._end("stopped")
-            return self._why_ended()
-        where = self._place()
+            return self._end_error()
+        where = self._location()
         if self._blocked_at is not None:
             where = (
                 f"{where or 'an unknown place'} (when its time was up, it blocked the event loop at {self._blocked_at})"
             )
         if self._revocation is not None:
             self._revocation.close()
-        ended.add_done_callback(self._late)
+        body.add_done_callback(self._on_late_end)
         self._end("still_running", where=where)
         self.outer.emit(LeafAbandoned(**self.ctx.stamp(), seconds=self.since_abort(), where=where))
-        return self._why_ended()
+        return self._end_error()
 
-    def _late(self, ended: "asyncio.Future[Any]") -> None:
-        error = None if ended.cancelled() else ended.exception()
-        stopped = ended.cancelled() or (error is not None and is_stop(error))
+    def _on_late_end(self, body: "asyncio.Future[T]") -> None:
+        error = None if body.cancelled() else body.exception()
+        stopped = body.cancelled() or (error is not None and is_stop(error))
         what = "was interrupted" if stopped else ("raised" if error is not None else "returned")
         log.warning(
             "%s %s after it had been abandoned; that is dropped", self.operation, what, extra=self.ctx.log_fields()
         )
         self.entry.end("stopped" if stopped else "finished", note=f"it {what} after it had been abandoned")
 
-    def _stop_watching(self) -> None:
+    def _close(self) -> None:
         self._ended = True
         self.gate.end()
-        if self._unwatch is not None:
-            self._unwatch()
+        if self._remove_callback is not None:
+            self._remove_callback()
 
-    def _abandon_soon(self, rounds: int = ROUNDS) -> None:
+    def _abandon_soon(self, rounds: int = ABANDON_ROUNDS) -> None:
         if rounds:
             self.loop.call_soon(self._abandon_soon, rounds - 1)
         else:
             _resolve(self.abandoned)
 
     def _end(self, fate: Fate, *, where: str | None = None, note: str = "") -> None:
-        self._stop_watching()
+        self._close()
         self.entry.end(fate, where=where, note=note)
-        if self.outer.listened and self._started is not None:
+        if self.outer.has_listener and self._started is not None:
             seconds = self.ctx.clock.monotonic() - self._started
             self.outer.emit(LeafEnded(**self.ctx.stamp(), leaf=self.kind, fate=fate, seconds=seconds))
 
     def _warn(self) -> None:
-        if self.ctx.receipt_builder.runs_inside(self.operation):
-            return  # it waits for a part that is named itself
-        where, note = self._place(), self._swallowed()
+        if self.ctx.receipt_builder.has_running_part(self.operation):
+            return  # it waits for a part of its own, which has its own warning
+        where, note = self._location(), self._swallowed_note()
         log.warning(
             "%s still runs %g s after the abort (%s). It is at %s.%s Let it honour ctx.signal: see docs/stopping.md",
             self.operation,
@@ -231,44 +287,45 @@ class LeafRun(OwningLeaf):
             extra=self.ctx.log_fields(),
         )
         event = AbortIgnored(**self.ctx.stamp(), seconds=self.policy.warn_after, where=where, note=note)
-        self._post(self.outer.emit, event)
+        self._post(functools.partial(self.outer.emit, event))
 
     def _abandon(self) -> None:
-        # The loop can only leave a task behind while that task waits. What it did until then is seen only now.
+        # The loop can leave a task behind only while that task waits: this is the last moment to see where it blocked.
         self._blocked_at = blocking_place(self.task) if self.task is not None else None
         self._post(self._abandon_soon)
 
     def _abandon_at_limit(self) -> None:
-        # A limit is a limit: of the leaf itself, or of the run.
+        # Only a time limit, the leaf's or the run's, is a hard ceiling. After any other abort the run waits.
         if self._reason().timed_out:
             self._abandon()
 
-    def _place(self) -> str | None:
+    def _location(self) -> str | None:
         if self.locate is not None:
             return self.locate()
         return place(self.task) if self.task is not None else None
 
-    def _swallowed(self) -> str:
+    def _swallowed_note(self) -> str:
         candidate = swallower(self.task) if self.task is not None else None
         return f"It may have swallowed the interruption at {candidate} (a candidate)" if candidate else ""
 
     @property
-    def _pause(self) -> float:
-        """Between two interruptions of one body: a grace of 0 must not hit every await of its clean-up."""
-        return max(self.policy.grace, AGAIN_SECONDS)
+    def _interrupt_interval(self) -> float:
+        """Seconds between two interruptions of one body: a grace of 0 must not hit every await of its clean-up."""
+        return max(self.policy.grace, MIN_INTERRUPT_INTERVAL_SECONDS)
 
     def _interrupt_again(self) -> None:
         if self._guard is not None:
             self._post(self._guard.deliver_again)
-            self.gate.again(self._pause, self._interrupt_again)
+            self.gate.repeat_after(self._interrupt_interval, self._interrupt_again)
 
-    def _post(self, call: Callable[..., object], *args: object) -> None:
+    def _post(self, call: Callable[[], object]) -> None:
         try:
-            self.loop.call_soon_threadsafe(call, *args)
-        except RuntimeError:  # the loop is closed: nobody is left to hear it
+            self.loop.call_soon_threadsafe(call)
+        except RuntimeError:  # the loop is closed, so there is nothing left to notify
             pass
 
-    def _why_ended(self) -> BaseException:
+    def _end_error(self) -> BaseException:
+        """The error that tells the caller why the body ended or did not begin."""
         if self.outer.signal.aborted:
             return abort_error(self.outer.signal)
         if self._limit is not None and self._limit.aborted:
@@ -284,7 +341,7 @@ def _is_outer(error: BaseException) -> bool:
 
 
 def is_stop(error: BaseException) -> bool:
-    """Whether this is how an interruption looks; also a group of nothing but such errors."""
+    """Whether the error is what an interruption raises, or a group that contains only such errors."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_stop(part) for part in error.exceptions)
     return isinstance(error, AbortInterrupt | asyncio.CancelledError | AbortError)

@@ -33,7 +33,7 @@ async def once(ctx: Context, scope: str, key: str, fn: Callable[[], Any]) -> Any
             text = _json(key, await leaf(ctx, _without_arguments(fn), name=key))
             ctx.journal.results[name] = text
             ctx.emit(PartRecorded(**ctx.stamp(), scope=scope, key=key, value=text))
-            await ctx.journal.recorded(ctx)
+            await ctx.journal.flush(ctx)
     # Read back also the first time: code that works only with what was never JSON fails at once, not after a crash.
     return json.loads(ctx.journal.results[name])
 

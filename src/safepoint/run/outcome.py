@@ -1,4 +1,4 @@
-"""Owns how work ends: one closed type for agent runs, flows, turns and work orders. Knows nothing of who decides."""
+"""The outcome of work: one closed union for agent runs, flows, turns and work orders. `settle.py` decides which."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Literal, NoReturn, TypeAlias, TypeVar
@@ -13,32 +13,48 @@ T = TypeVar("T")
 Status: TypeAlias = Literal["completed", "aborted", "timed_out", "failed"]
 
 
-NOTHING = Receipt(None, None, 0.0)  # of a completed run nothing goes on
+# The receipt of a completed run of which nothing goes on.
+EMPTY_RECEIPT = Receipt(None, None, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Completed(Generic[T]):
-    """The work has its value. `receipt` lists only what goes on: programs, threads and tasks that its leaves kept."""
+    """The work returned a value.
+
+    Attributes:
+        value: The value.
+        receipt: What goes on after the end: the programs, threads and tasks that its leaves kept.
+        started_at: When the work began, in seconds since 1970.
+        finished_at: When it ended.
+    """
 
     value: T
-    receipt: Receipt = field(default=NOTHING, kw_only=True, compare=False, repr=False)
+    receipt: Receipt = field(default=EMPTY_RECEIPT, kw_only=True, compare=False, repr=False)
     started_at: float = field(default=0.0, kw_only=True)
     finished_at: float = field(default=0.0, kw_only=True)
     status: ClassVar[Literal["completed"]] = "completed"
 
     @property
     def partial(self) -> T:
-        """The value, under the name that it has in every other outcome."""
+        """The value. Every outcome has this attribute: the work done so far."""
         return self.value
 
     def unwrap(self) -> T:
-        """The value."""
+        """Return the value."""
         return self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted(Generic[T]):
-    """Somebody stopped it. Not an error. `partial` is what there was so far."""
+    """The work was stopped. This is not an error.
+
+    Attributes:
+        reason: Why it was stopped.
+        receipt: What the stop did.
+        partial: The work done so far; None if there is nothing to keep.
+        started_at: When the work began, in seconds since 1970.
+        finished_at: When it ended.
+    """
 
     reason: AbortReason
     receipt: Receipt
@@ -48,13 +64,25 @@ class Aborted(Generic[T]):
     status: ClassVar[Literal["aborted"]] = "aborted"
 
     def unwrap(self) -> NoReturn:
-        """Raises: AbortError."""
+        """Raise the stop as an error.
+
+        Raises:
+            AbortError: Always.
+        """
         raise error_from(self.reason, self.partial)
 
 
 @dataclass(frozen=True, slots=True)
 class TimedOut(Generic[T]):
-    """Its time was up."""
+    """The work was stopped because its time limit was reached.
+
+    Attributes:
+        reason: Which time limit.
+        receipt: What the stop did.
+        partial: The work done so far; None if there is nothing to keep.
+        started_at: When the work began, in seconds since 1970.
+        finished_at: When it ended.
+    """
 
     reason: AbortReason
     receipt: Receipt
@@ -64,13 +92,25 @@ class TimedOut(Generic[T]):
     status: ClassVar[Literal["timed_out"]] = "timed_out"
 
     def unwrap(self) -> NoReturn:
-        """Raises: AbortTimeout."""
+        """Raise the stop as an error.
+
+        Raises:
+            AbortTimeout: Always.
+        """
         raise error_from(self.reason, self.partial)
 
 
 @dataclass(frozen=True, slots=True)
 class Failed(Generic[T]):
-    """It broke. `error` is what it raised; after a journey over the wire, a RemoteError."""
+    """The work raised an error.
+
+    Attributes:
+        error: The error; a RemoteError if the outcome came from another process or machine, or out of a store.
+        receipt: What had ended and what goes on.
+        partial: The work done so far; None if there is nothing to keep.
+        started_at: When the work began, in seconds since 1970.
+        finished_at: When it ended.
+    """
 
     error: BaseException
     receipt: Receipt
@@ -80,7 +120,11 @@ class Failed(Generic[T]):
     status: ClassVar[Literal["failed"]] = "failed"
 
     def unwrap(self) -> NoReturn:
-        """Raises: the original error."""
+        """Raise the original error.
+
+        Raises:
+            BaseException: Always.
+        """
         raise self.error
 
 

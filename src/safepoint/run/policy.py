@@ -1,4 +1,4 @@
-"""Owns how one leaf behaves when it is stopped. Knows nothing of how that is done."""
+"""The policy of a leaf: how it behaves when it is stopped. Other modules carry it out."""
 
 from dataclasses import dataclass
 from typing import Literal, TypedDict
@@ -8,7 +8,7 @@ from ..errors import UsageError
 
 __all__ = ["Policy", "PolicySettings"]
 
-# How long a leaf may go on after a time limit, to clean up, before its caller goes on without it.
+# How long a leaf may go on after a time limit, in order to clean up, before its caller continues without it.
 LIMIT_GRACE_SECONDS = 0.5
 
 
@@ -30,19 +30,25 @@ class PolicySettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What happens to a leaf on abort, and how long it may take. All times are seconds.
+    """What happens to a leaf on abort, and how long it may take. All times are in seconds.
 
-    on_abort       "interrupt": at once. "cooperate": it only sees the signal. "finish": after `grace`
-    grace          how long a leaf may finish; then, and once per such period, it is interrupted (again)
-    timeout        the leaf's own limit: it ends the leaf (LeafTimeout), not the run
-    warn_after     still running this long after the abort: a warning that names the place
-    abandon_after  still running this long after the abort: the run goes on without it. None: the run waits, visibly
-    isolation      where a synchronous function runs; "process" can be killed
-    interrupt_after  how long a synchronous function may take to return by itself before it is interrupted
-    interruptible  packages whose code may be interrupted beside the function's own
-    programs       "end": programs that it started end with it when it is interrupted. "leave": they are named
-    connections    "end": a thread that is blocked in a connection is freed from it. "leave": it is waited for
-    tasks          "leave": tasks that it started and did not wait for are named. "end": they end with it
+    Attributes:
+        on_abort: `"interrupt"`: the leaf is interrupted at once. `"cooperate"`: it only sees the signal. `"finish"`: it
+            may finish within `grace`, and is then interrupted.
+        grace: How long a leaf may finish. After that it is interrupted, and again after each further `grace`.
+        timeout: The leaf's own time limit. It ends the leaf with a LeafTimeout, not the run.
+        warn_after: If the leaf still runs this long after the abort, a warning names the place where it is stuck.
+        abandon_after: If the leaf still runs this long after the abort, the run goes on without it. None: the run
+            waits, visibly.
+        isolation: Where a synchronous function runs: in a thread, or in a process, which can be killed.
+        interrupt_after: How long a synchronous function may take to return by itself before it is interrupted.
+        interruptible: Packages whose code may be interrupted like the function's own.
+        programs: `"end"`: programs that the leaf started end with it when it is interrupted. `"leave"`: they go on, and
+            the receipt lists them.
+        connections: `"end"`: a thread that is blocked in a connection is freed from it. `"leave"`: the run waits for
+            the connection.
+        tasks: `"leave"`: tasks that the leaf started and did not wait for go on, and the receipt lists them. `"end"`:
+            they end with it.
     """
 
     on_abort: Literal["interrupt", "cooperate", "finish"] = "interrupt"

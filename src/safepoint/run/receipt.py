@@ -1,6 +1,7 @@
-"""Owns the receipt: what a stop did, entry by entry, and the ledger in which leaves write it down.
+"""The receipt: what a stop did, with one entry for each leaf, and the builders that collect the entries during a run.
 
-Knows nothing of how a leaf runs; believes what the leaf has evidence for.
+This module does not know how a leaf runs. It records what the leaf reports, and a leaf reports only what it has
+evidence for.
 """
 
 import itertools
@@ -8,7 +9,7 @@ import json
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 from ..abort import AbortReason, AbortSignal, Clock
 from ..abort.process_tree import ProcessId, descendants, end_processes, is_alive
@@ -18,14 +19,15 @@ from .json_fields import Fields, parse
 __all__ = ["Entry", "EntryBuilder", "Fate", "LeafKind", "Receipt", "ReceiptBuilder", "Usage"]
 
 Fate: TypeAlias = Literal["stopped", "finished", "not_started", "still_running", "unknown"]
-# `program`: a program that a leaf had started itself. `task`: an asyncio task that a leaf had left behind.
+# `program`: a program that a leaf started itself. `task`: an asyncio task that a leaf left behind.
 LeafKind: TypeAlias = Literal["await", "thread", "process", "stream", "question", "wait", "child", "program", "task"]
 
 FATES: frozenset[str] = frozenset(get_args(Fate))
-# A run of days has thousands of leaves that have ended; of each fate the newest are listed and the others counted.
+# A run of several days has thousands of leaves that have ended. Of each fate only the newest are listed, and the others
+# are counted.
 LISTED = 200
-# More of those that a reader has to look at: what was stopped, what still runs, what nobody knows of. A stop of a
-# thousand leaves has a thousand entries.
+# The limit for the entries that a reader has to look at: what was stopped, what still runs, what is unknown. It is
+# higher, so that the stop of a thousand leaves has a thousand entries.
 LISTED_OF_INTEREST = 1_000
 LIMITS: dict[Fate, int] = {
     "finished": LISTED,
@@ -33,12 +35,19 @@ LIMITS: dict[Fate, int] = {
     "stopped": LISTED_OF_INTEREST,
     "unknown": LISTED_OF_INTEREST,
 }
-NOTE_LIMIT = 2 * TEXT_LIMIT  # a shortened text of an error and some words around it
+NOTE_LIMIT = 2 * TEXT_LIMIT  # the shortened text of an error and some words around it
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was spent so far. `estimated`: some of it could not be counted exactly, because it was cut off."""
+    """The requests and tokens used so far.
+
+    Attributes:
+        requests: Requests to models.
+        input_tokens: Tokens sent.
+        output_tokens: Tokens received.
+        estimated: Whether part of it is an estimate, because an answer was cut off before its exact count arrived.
+    """
 
     requests: int = 0
     input_tokens: int = 0
@@ -55,7 +64,11 @@ class Usage:
 
     @classmethod
     def from_dict(cls, data: object) -> "Usage":
-        """Read the JSON form back. Raises: WireError."""
+        """Read the JSON form back.
+
+        Raises:
+            WireError: The data does not describe a usage.
+        """
         fields = Fields("usage", data)
         requests, tokens_in, tokens_out = (fields.count(n, 0) for n in ("requests", "input_tokens", "output_tokens"))
         return cls(requests, tokens_in, tokens_out, fields.flag("estimated", False))
@@ -63,18 +76,18 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What became of one leaf or child, or of something a leaf had started.
+    """What happened to one leaf or child run, or to something that a leaf started.
 
     Attributes:
         name: The operation, as a path from the run: `run/search`.
         kind: How it ran.
-        fate: What became of it.
-        seconds: From the abort to its end; None if it did not end after one.
+        fate: How it ended, or that it still runs.
+        seconds: From the abort to its end; None if it did not end after an abort.
         where: The file and line at which it was last seen, if it may still run.
         note: What else a reader should know.
-        pid: The process id, where the entry stands for a process or a program.
+        pid: The process id, if the entry is about a process or a program.
         pid_started: When that process was started, in clock ticks since the machine's start (field 22 of
-            `/proc/<pid>/stat`). The system uses process ids again, so only both together name one process.
+            `/proc/<pid>/stat`). The system reuses process ids, so only both together identify one process.
     """
 
     name: str
@@ -88,10 +101,13 @@ class Entry:
 
     @classmethod
     def from_dict(cls, data: object) -> "Entry":
-        """Read the JSON form back. Raises: WireError.
+        """Read the JSON form back.
 
-        A fate that this reader does not know, from a newer writer, is read as `unknown` with the word in the note: what
-        else the receipt says must not be lost by it.
+        A fate that only a newer version knows is read as `unknown`, with its name in the note, so that the rest of the
+        receipt can still be read.
+
+        Raises:
+            WireError: The data does not describe an entry.
         """
         fields = Fields("entry", data)
         fate, note = fields.text("fate"), fields.text("note", "")
@@ -99,7 +115,7 @@ class Entry:
             fate, note = "unknown", f"[{fate}] {note}".rstrip()
         return cls(
             fields.text("name"),
-            cast(LeafKind, fields.text("kind")),  # any word: it is only shown
+            cast(LeafKind, fields.text("kind")),  # not checked: it is only shown to people
             cast(Fate, fate),
             fields.optional_number("seconds"),
             fields.optional_text("where"),
@@ -111,9 +127,18 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a stop did: what stopped, what finished, what never started, what still runs. Times are dates.
+    """What a stop did: what stopped, what finished, what never started, what still runs.
 
-    `escalated`: it was to wait for a safe point, which was not reached in time.
+    Attributes:
+        reason: Why the run was stopped; None if it was not.
+        requested_at: When the run was aborted, in seconds since 1970.
+        settled_at: When the receipt was written, in seconds since 1970.
+        entries: One for each leaf and child run, and for what they left running.
+        usage: The requests and tokens used so far.
+        resume: Where a resumed run would continue.
+        warnings: What a person should look at.
+        omitted: How many entries of operations that had ended are left out.
+        escalated: Whether the stop was to wait for a safe point that was not reached in time.
     """
 
     reason: AbortReason | None
@@ -128,22 +153,22 @@ class Receipt:
 
     @property
     def still_running(self) -> tuple[Entry, ...]:
-        """What goes on although the run is over."""
+        """The entries of what goes on, or may go on, although the run is over."""
         return tuple(entry for entry in self.entries if entry.fate in ("still_running", "unknown"))
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON-ready form."""
-        # Without the reason: `asdict` copies deeply, and an exception behind the reason may hold what has no copy.
+    def to_dict(self) -> dict[str, object]:
+        """Return the JSON-ready form."""
+        # Convert the reason separately: `asdict` copies deeply, and the exception that caused it may not be copyable.
         data = asdict(replace(self, reason=None))
         return {**data, "reason": None if self.reason is None else self.reason.to_dict()}
 
     def end_survivors(self, grace: float = 2.0) -> tuple[int, ...]:
-        """End the processes that are listed here as still running: TERM, and KILL after `grace` seconds. Blocks.
+        """End the processes that are listed as still running: TERM, and KILL after `grace` seconds. Blocks the thread.
 
-        A process is ended only if it is the one that was listed: a pid that has passed to another is not touched.
+        A process is ended only if it is the one that was listed: a process that got the same pid later is not touched.
 
         Returns:
-            The pids of those that still run afterwards.
+            The pids of the processes that still run afterwards.
         """
         listed = [
             ProcessId(entry.pid, entry.pid_started)
@@ -155,21 +180,25 @@ class Receipt:
         return tuple(process.pid for process in end_processes(everything, grace=grace))
 
     def to_json(self) -> str:
-        """As JSON text; `Receipt.from_json` reads it back. Works with any exception as the cause of the reason."""
+        """Return the receipt as JSON text, which `Receipt.from_json` reads back."""
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Receipt":
-        """Read `to_json()` back. Fields it does not know are ignored.
+        """Read `to_json()` back. Unknown fields are ignored.
 
         Raises:
-            WireError: It is not a receipt: the message says what is wrong. Also a ValueError.
+            WireError: The text is not a receipt; the message says what is wrong. It is also a ValueError.
         """
         return cls.from_dict(parse("receipt", text))
 
     @classmethod
     def from_dict(cls, data: object) -> "Receipt":
-        """Read `to_dict()` back. Raises: WireError."""
+        """Read `to_dict()` back. Unknown fields are ignored.
+
+        Raises:
+            WireError: The data is not a receipt.
+        """
         fields = Fields("receipt", data)
         reason = fields.optional_object("reason")
         return cls(
@@ -194,9 +223,9 @@ class Receipt:
         for entry in self.entries:
             after = "" if entry.seconds is None else f"after {duration(entry.seconds)}"
             process = "" if entry.pid is None else f"pid {entry.pid}"
-            told = "  ".join(filter(None, (after, process, f"at {entry.where}" if entry.where else "", entry.note)))
+            details = "  ".join(filter(None, (after, process, f"at {entry.where}" if entry.where else "", entry.note)))
             lines.append(
-                f"  {entry.name:<{width}}  {entry.kind:<8}  {entry.fate.replace('_', ' '):<13}  {told}".rstrip()
+                f"  {entry.name:<{width}}  {entry.kind:<8}  {entry.fate.replace('_', ' '):<13}  {details}".rstrip()
             )
         if self.omitted:
             lines.append(f"  … and {self.omitted} more that had ended before")
@@ -213,14 +242,20 @@ class Receipt:
 
 
 def duration(seconds: float) -> str:
-    """Short, for people: `0.4 ms`, `120 ms`, `3.2 s`."""
+    """Format a duration for people: `0.4 ms`, `120 ms`, `3.2 s`."""
     if seconds < 0.01:
         return f"{seconds * 1000:.1f} ms"
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 class EntryBuilder:
-    """One leaf's line in the ledger, while it is being written. `pid` and `pid_started` may be set at any time."""
+    """The entry of one leaf while the leaf runs.
+
+    Attributes:
+        owned: Whether the entry is about something that a leaf started, and not about a leaf.
+        number: The position of its end among all ends.
+        pid: The process id, and `pid_started` its start; both may be set at any time.
+    """
 
     __slots__ = (
         "_receipt_builder",
@@ -238,10 +273,10 @@ class EntryBuilder:
 
     def __init__(self, receipt_builder: "ReceiptBuilder", name: str, kind: LeafKind, owned: bool = False) -> None:
         self._receipt_builder = receipt_builder
-        self.owned = owned  # it is no leaf, but something that a leaf has started
+        self.owned = owned
         self.name = name
         self.kind: LeafKind = kind
-        self.fate: Fate = "unknown"  # until somebody has evidence
+        self.fate: Fate = "unknown"  # until there is evidence
         self.ended_at: float | None = None
         self.where: str | None = None
         self.note = ""
@@ -250,7 +285,7 @@ class EntryBuilder:
         self.pid_started: int | None = None
 
     def end(self, fate: Fate, *, where: str | None = None, note: str = "") -> None:
-        """Write down what became of it. `still_running` may later become `stopped` or `finished`; an end stays."""
+        """Record how it ended. The first end is final; `still_running` is none, and may become an end later."""
         if self.ended_at is None:
             self.fate, self.where, self.note = fate, where, shorten(note, NOTE_LIMIT)
             if fate != "still_running":
@@ -258,74 +293,79 @@ class EntryBuilder:
 
 
 class ReceiptBuilder:
-    """What the leaves of one run, and of its children, have written down. Its size is bounded, except by what runs."""
+    """The entries of one run and of its child runs. Only what still runs is kept without a limit.
+
+    Attributes:
+        usage: The requests and tokens used so far.
+        resume: Where a resumed run would continue.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._live: dict[EntryBuilder, None] = {}
         self._ended: dict[Fate, deque[EntryBuilder]] = {fate: deque() for fate in LIMITS}
-        self._numbers = itertools.count()  # of ends: the order in which they are listed
+        self._numbers = itertools.count()  # of the ends, which are listed in this order
         self._omitted: dict[Fate, int] = dict.fromkeys(LIMITS, 0)
         self.usage = Usage()
-        self.resume: str | None = None  # where a resumed run would go on
+        self.resume: str | None = None
         self._warnings: deque[str] = deque(maxlen=LISTED)
         self._warned = 0
-        self._sources: list[Callable[[], bool]] = []
+        self._updaters: list[Callable[[], bool]] = []
 
     def begin(self, name: str, kind: LeafKind, *, owned: bool = False) -> EntryBuilder:
-        """Open a line: of a leaf, or of something that a leaf `owns`."""
-        line = EntryBuilder(self, name, kind, owned)
-        self._live[line] = None
-        return line
+        """Add an entry: for a leaf, or for something that a leaf started (`owned`)."""
+        entry = EntryBuilder(self, name, kind, owned)
+        self._live[entry] = None
+        return entry
 
     def warn(self, message: str) -> None:
-        """A warning for the receipt. Of thousands the newest are kept."""
+        """Add a warning to the receipt. Only the newest are kept."""
         self._warned += 1
         self._warnings.append(shorten(message, NOTE_LIMIT))
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The warnings so far; where some were dropped, the first one says how many."""
+        """The warnings so far. If some were dropped, the first text says how many."""
         kept = tuple(self._warnings)
         dropped = self._warned - len(kept)
         return (f"{dropped} warnings came before these", *kept) if dropped else kept
 
-    def runs_inside(self, name: str) -> bool:
-        """True: a leaf inside this operation runs, which has a line of its own."""
-        return any(line.name.startswith(f"{name}/") and not line.owned for line in list(self._live))
+    def has_running_part(self, name: str) -> bool:
+        """Whether a leaf inside this operation runs, which has an entry of its own."""
+        return any(entry.name.startswith(f"{name}/") and not entry.owned for entry in list(self._live))
 
-    def add_source(self, write_down: Callable[[], bool]) -> None:
-        """Call this before each receipt: it brings lines up to date. False from it: it has nothing more to say."""
-        if len(self._sources) >= LISTED:  # most of them have ended long ago
-            self.bring_up_to_date()
-        self._sources.append(write_down)
+    def add_updater(self, update: Callable[[], bool]) -> None:
+        """Call `update` before each receipt, to bring entries up to date, until it returns False."""
+        if len(self._updaters) >= LISTED:  # most of them have ended long ago
+            self.update()
+        self._updaters.append(update)
 
-    def bring_up_to_date(self) -> None:
-        """Write down what has become of what leaves started."""
-        self._sources = [write_down for write_down in self._sources if write_down()]
+    def update(self) -> None:
+        """Bring the entries of what leaves started up to date."""
+        self._updaters = [update for update in self._updaters if update()]
 
-    def ended(self, line: EntryBuilder) -> None:
-        """Close a line."""
-        line.ended_at = self._clock.monotonic()
-        self._live.pop(line, None)
-        line.number = next(self._numbers)
-        lines = self._ended[line.fate]
-        lines.append(line)
-        if len(lines) > LIMITS[line.fate]:
-            lines.popleft()
-            self._omitted[line.fate] += 1
+    def ended(self, entry: EntryBuilder) -> None:
+        """Move an entry to those that have ended."""
+        entry.ended_at = self._clock.monotonic()
+        self._live.pop(entry, None)
+        entry.number = next(self._numbers)
+        entries = self._ended[entry.fate]
+        entries.append(entry)
+        if len(entries) > LIMITS[entry.fate]:
+            entries.popleft()
+            self._omitted[entry.fate] += 1
 
     def receipt(self, signal: AbortSignal, *, escalated: bool = False) -> Receipt:
-        """What is known now."""
-        self.bring_up_to_date()
-        return self._receipt(signal, self._lines(), escalated)
+        """Make a receipt of what is known now."""
+        self.update()
+        return self._receipt(signal, self._entries(), escalated)
 
-    def goes_on(self, signal: AbortSignal, operation: str) -> Receipt:
-        """What has not ended inside of this operation, which has."""
-        self.bring_up_to_date()
-        return self._receipt(signal, [line for line in list(self._live) if line.name.startswith(f"{operation}/")])
+    def remaining(self, signal: AbortSignal, operation: str) -> Receipt:
+        """Make a receipt of what still runs inside an operation that has ended."""
+        self.update()
+        return self._receipt(signal, [entry for entry in list(self._live) if entry.name.startswith(f"{operation}/")])
 
-    def _receipt(self, signal: AbortSignal, lines: "list[EntryBuilder]", escalated: bool = False) -> Receipt:
+    def _receipt(self, signal: AbortSignal, entries: "list[EntryBuilder]", escalated: bool = False) -> Receipt:
         now, date = self._clock.monotonic(), self._clock.time()
         at = signal.aborted_at
         omitted = sum(count for fate, count in self._omitted.items() if fate != "unknown")
@@ -333,7 +373,7 @@ class ReceiptBuilder:
             signal.reason,
             None if at is None else date - (now - at),
             date,
-            tuple(self._entry(line, at) for line in lines),
+            tuple(self._entry(entry, at) for entry in entries),
             self.usage,
             self.resume,
             (*self.warnings, *self._unlisted()),
@@ -341,18 +381,19 @@ class ReceiptBuilder:
             escalated,
         )
 
-    def _lines(self) -> list[EntryBuilder]:
-        """What finished, then what ended in another way, each in the order of their ends; then what runs."""
-        others = [line for fate, lines in self._ended.items() if fate != "finished" for line in list(lines)]
-        others.sort(key=lambda line: line.number)
+    def _entries(self) -> list[EntryBuilder]:
+        """What finished, then what ended in another way, each in the order of the ends; then what runs."""
+        others = [entry for fate, entries in self._ended.items() if fate != "finished" for entry in list(entries)]
+        others.sort(key=lambda entry: entry.number)
         return [*self._ended["finished"], *others, *list(self._live)[-LISTED_OF_INTEREST:]]
 
     def _unlisted(self) -> list[str]:
-        """A warning about what may still run and is not listed: it must not be taken for ended."""
+        """A warning if operations that may still run are not listed, so that nobody takes them for ended."""
         unlisted = self._omitted["unknown"] + max(0, len(self._live) - LISTED_OF_INTEREST)
         return [f"{unlisted} more operations may still run: they are not listed"] if unlisted else []
 
-    def _entry(self, line: EntryBuilder, aborted_at: float | None) -> Entry:
-        after = line.ended_at is not None and aborted_at is not None and line.ended_at >= aborted_at
-        seconds = line.ended_at - aborted_at if after and line.ended_at is not None and aborted_at is not None else None
-        return Entry(line.name, line.kind, line.fate, seconds, line.where, line.note, line.pid, line.pid_started)
+    def _entry(self, entry: EntryBuilder, aborted_at: float | None) -> Entry:
+        ended_at, seconds = entry.ended_at, None
+        if ended_at is not None and aborted_at is not None and ended_at >= aborted_at:
+            seconds = ended_at - aborted_at
+        return Entry(entry.name, entry.kind, entry.fate, seconds, entry.where, entry.note, entry.pid, entry.pid_started)

@@ -1,6 +1,7 @@
-"""Owns trying again: how often, how long to wait, for which errors. Knows nothing of what is tried.
+"""Retries: how often, after which pauses, for which errors.
 
-It owns its sleep, so an abort wakes it at once; it keeps no state between calls, so one policy serves all of them.
+A policy sleeps by itself, so an abort ends the pause at once. It keeps no state between calls, so one policy serves all
+of them.
 """
 
 import logging
@@ -10,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..abort import AbortSignal, current_clock, current_signal
 from ..abort.clock import check_seconds
@@ -26,14 +27,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """`await Retry(3).run(fn)`: at most `attempts` calls of `fn()`, with growing pauses in between.
+    """A retry policy: `await Retry(3).run(fn)` calls `fn()` at most three times, with growing pauses in between.
 
-    on           the errors worth another attempt: a type, several, or a function of the error
-    delay        the first pause in seconds; each next one is `factor` times as long, `max_delay` at most
-    jitter       the share of a pause that is random, so that many callers do not come back together
-    retry_after  reads a pause from the error, as servers send it: seconds, a timedelta, or the text of a `Retry-After`
-                 header. It replaces a shorter one of ours. One that is longer than `max_delay` is not waited for: the
-                 error comes out at once, and its text says so. One that cannot be read is ignored
+    Attributes:
+        attempts: The greatest number of calls.
+        delay: The first pause in seconds.
+        factor: Each further pause is this many times as long as the one before.
+        max_delay: The longest pause in seconds.
+        jitter: The share of a pause that is random, so that many callers do not retry at the same moment.
+        on: The errors worth another attempt: a type, several types, or a function of the error.
+        retry_after: A function that reads a pause from the error, as servers send it: seconds, a timedelta, or the text
+            of a `Retry-After` header. It replaces a shorter pause of the policy. If it is longer than `max_delay`, the
+            error is raised at once, and its text says why. A pause that cannot be read is ignored.
     """
 
     attempts: int = 3
@@ -42,7 +47,7 @@ class Retry:
     max_delay: float = 30.0
     jitter: float = 0.2
     on: type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], bool] = Exception
-    retry_after: Callable[[Exception], Any] = lambda error: getattr(error, "retry_after", None)
+    retry_after: Callable[[Exception], object] = lambda error: getattr(error, "retry_after", None)
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -55,9 +60,16 @@ class Retry:
     async def run(
         self, fn: Callable[[], Awaitable[T]], *, signal: AbortSignal | None = None, ctx: Context | None = None
     ) -> T:
-        """Call `fn` until it returns, its error is not worth it, or the attempts are used up: then its last error.
+        """Call `fn` until it returns.
 
-        An abort is never retried, whatever error came with it, and no attempt begins after one. Raises: AbortError.
+        Args:
+            fn: The function to call.
+            signal: The signal that ends the retries; by default that of `ctx`, or the ambient signal.
+            ctx: If given, pauses are reported as `RetryScheduled` events, and safe points are honoured.
+
+        Raises:
+            AbortError: The signal was aborted. An abort is never retried, whatever error came with it.
+            Exception: The error of `fn`, if it is not worth another attempt or all attempts are used up.
         """
         if signal is None:
             signal = ctx.signal if ctx is not None else current_signal()
@@ -67,33 +79,33 @@ class Retry:
             try:
                 return await fn()
             except Exception as error:
-                stopped = signal.aborted or (ctx is not None and ctx.stop.raised(error))
+                stopped = signal.aborted or (ctx is not None and ctx.stop.caused(error))
                 if stopped or attempt >= self.attempts or not self._is_worth_it(error):
                     raise
-                asked = self._asked(error)
-                if asked is not None and asked > self.max_delay:
-                    _say_that_it_is_too_long(error, asked, self.max_delay)
+                requested = self._requested_pause(error)
+                if requested is not None and requested > self.max_delay:
+                    _note_pause_too_long(error, requested, self.max_delay)
                     raise
-                pause = self._pause(attempt, asked)
+                pause = self._pause(attempt, requested)
                 if ctx is not None:
-                    told = describe(error)
-                    ctx.emit(RetryScheduled(**ctx.stamp(), attempt=attempt + 1, delay=pause, error=told))
+                    text = describe(error)
+                    ctx.emit(RetryScheduled(**ctx.stamp(), attempt=attempt + 1, delay=pause, error=text))
             await signal.sleep(pause)
             attempt += 1
 
     def pause(self, attempt: int, error: Exception) -> float:
-        """How long to wait after this attempt."""
-        return self._pause(attempt, self._asked(error))
+        """Return how many seconds to wait after this attempt."""
+        return self._pause(attempt, self._requested_pause(error))
 
-    def _pause(self, attempt: int, asked: float | None) -> float:
+    def _pause(self, attempt: int, requested: float | None) -> float:
         pause = min(self.max_delay, self.delay * self.factor ** (attempt - 1))
         pause -= pause * self.jitter * random.random()
-        return pause if asked is None else max(pause, asked)
+        return pause if requested is None else max(pause, requested)
 
-    def _asked(self, error: Exception) -> float | None:
+    def _requested_pause(self, error: Exception) -> float | None:
         try:
             return as_seconds(self.retry_after(error))
-        except Exception:  # the error itself has to come out, and not what went wrong when its wish was read
+        except Exception:  # a fault of `retry_after` must not replace the error itself
             log.warning("the time to wait could not be read from a %s", type(error).__name__, exc_info=True)
             return None
 
@@ -104,16 +116,16 @@ class Retry:
 
 
 def asks_to_wait(seconds: float) -> str:
-    """What the text of an error says of the time it asks to wait."""
+    """The words in the text of an error for the time that the server asks to wait."""
     return f"it asks to wait {seconds:g} s"
 
 
-def _say_that_it_is_too_long(error: Exception, asked: float, limit: float) -> None:
-    """Add it to the text of the error, which is all that records, receipts and other machines get of it.
+def _note_pause_too_long(error: Exception, requested: float, limit: float) -> None:
+    """Add to the text of the error why it is not retried. Records, receipts and other machines get only this text.
 
-    An error whose type makes up its own text gets a note, which at least tracebacks show.
+    An error that composes its text by itself gets a note instead, which at least tracebacks show.
     """
-    before, asks, longer = text_of(error), asks_to_wait(asked), f"longer than max_delay={limit:g}"
+    before, asks, longer = text_of(error), asks_to_wait(requested), f"longer than max_delay={limit:g}"
     text = f"{before}, {longer}" if before.endswith(asks) else f"{before}; {asks}, {longer}"
     arguments, error.args = error.args, (text,)
     if text_of(error) != text:
@@ -121,25 +133,25 @@ def _say_that_it_is_too_long(error: Exception, asked: float, limit: float) -> No
         error.add_note(f"{asks}, {longer}")
 
 
-def as_seconds(asked: object) -> float | None:
-    """A time to wait in seconds, not below 0; None if there is none, or it cannot be read.
+def as_seconds(requested: object) -> float | None:
+    """Convert a requested pause into seconds, 0 or more. None if there is none, or it cannot be read.
 
     Args:
-        asked: A number of seconds, a timedelta, the date when to come back, or a text as in a `Retry-After` header: a
-            number of seconds or a date.
+        requested: A number of seconds, a timedelta, the date of the next attempt, or a text as in a `Retry-After`
+            header: a number of seconds or a date.
     """
-    match asked:
+    match requested:
         case None | bool():
             return None
         case timedelta():
-            seconds = asked.total_seconds()
+            seconds = requested.total_seconds()
         case datetime():
-            seconds = _until(asked)
+            seconds = _until(requested)
         case _:
             try:
-                seconds = float(asked)  # type: ignore[arg-type]  # what is no number raises
+                seconds = float(requested)  # type: ignore[arg-type]  # anything but a number raises
             except (TypeError, ValueError, OverflowError):
-                seconds = _until_text(asked)
+                seconds = _until_text(requested)
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
@@ -151,6 +163,6 @@ def _until_text(text: object) -> float:
 
 
 def _until(date: datetime) -> float:
-    if date.tzinfo is None:  # dates in headers are of Greenwich
+    if date.tzinfo is None:  # dates in headers are in GMT
         date = date.replace(tzinfo=UTC)
     return date.timestamp() - current_clock().time()

@@ -1,7 +1,7 @@
-"""Owns a run that somebody holds in the hand: its task, its events, its stop. Agents and flows give out such a handle.
+"""The handle of a run: its task, its events, its stop. `agent.run()` and `flow.start()` return subclasses of it.
 
-It starts with the first await, iteration or `async with`; before that nothing has happened, and yet it can be stopped.
-Knows nothing of what runs.
+A run starts with the first await, iteration or `async with`, but it can be stopped before that. This module does not
+know what the work is.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Generator
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from ..abort import AbortController, AbortReason, AbortSignal, current_signal
 from ..abort.clock import check_seconds
@@ -24,7 +24,7 @@ from .policy import LIMIT_GRACE_SECONDS
 from .receipt import Receipt
 from .settle import settle
 from .signals import stopping_on_signals
-from .stop import Scope, StopAck, StopAt, StopRequest, stop_request
+from .stop import Scope, StopAck, StopAt, StopOptions, StopRequest
 
 __all__ = ["RunHandle"]
 
@@ -33,15 +33,22 @@ R = TypeVar("R")
 
 
 class RunHandle(ABC, Generic[T, R]):
-    """A run: await it for its result, iterate it for its events, stop it at any moment."""
+    """A run: await it for its result, iterate over it for its events, stop it at any moment.
+
+    The run starts with the first await, iteration or `async with`.
+
+    Attributes:
+        id: The id of the run.
+        signal: The signal under which the run works.
+    """
 
     def __init__(
         self, name: str, *, signal: AbortSignal | None, timeout: float | None, run_id: str | None, origin: str | None
     ) -> None:
-        # Code that was not handed a signal still stops with the work around it.
+        # Code that was not given a signal still stops with the work around it.
         parent = current_signal() if signal is None else signal
         if timeout is not None:
-            # In one instant the person comes before the clock: the order of this list decides.
+            # The order decides which reason counts if both are aborted: a person's comes before the time limit's.
             parent = AbortSignal.any([parent, Deadline(check_seconds("timeout", timeout), "deadline", origin)])
         self.id = run_id or uuid.uuid4().hex
         self._controller = AbortController(parent)
@@ -49,23 +56,23 @@ class RunHandle(ABC, Generic[T, R]):
         self._ctx = Context(name, controller=self._controller, emit=None, run_id=self.id)
         self._task: asyncio.Task[R] | None = None
         self._events: deque[Event] = deque()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()  # there is a new event, or the run has ended
 
     @abstractmethod
     def _work(self, ctx: Context, value: None, /) -> Awaitable[T]:
-        """Do it."""
+        """Do the work of the run."""
 
     @abstractmethod
     async def _result(self, outcome: Outcome[T]) -> R:
-        """What whoever awaits this run is given; the last chance to save something before they know."""
+        """Make the result of the run from its outcome. What has to be saved before the caller gets it is saved here."""
 
     async def _run(self) -> R:
-        """The whole run. One that must open something first, and close it after its result, does so around this."""
-        return await settle(self._ctx, self._work, None, then=self._result)
+        """Run from the start to the result. A subclass that opens and closes a resource does so around this call."""
+        return await settle(self._ctx, self._work, None, on_outcome=self._result)
 
     @property
     def finished(self) -> bool:
-        """True: it has ended, and nothing of it comes any more."""
+        """Whether the run has ended. No event comes after that."""
         return self._task is not None and self._task.done()
 
     def stop(
@@ -77,57 +84,48 @@ class RunHandle(ABC, Generic[T, R]):
         abandon: float | None = None,
         reason: AbortReason | BaseException | str | None = None,
     ) -> StopAck:
-        """Ask for a stop; answered at once, from any thread. The first call's default is NOW; later ones get stricter.
+        """Request a stop. Any thread may call this, and it returns at once; further calls only make the stop stricter.
 
-        at       when: at once, or at a safe point
-        scope    "root": runs inside this one finish before its safe point; "tree": each stops at its own
-        within   seconds; a safe point that is not reached by then is not waited for
-        abandon  seconds from the abort, or from this call if that is later; what has not ended by then is left
-                 behind: the receipt lists it as still running, and nothing that comes from it later gets through
+        Args:
+            at: When to stop: at once (NOW, the default of the first call), or at a safe point.
+            scope: `"root"`: runs inside this one go on until its safe point. `"tree"`: each stops at its own.
+            within: Seconds after which the run is stopped at once, if it has not reached its safe point.
+            abandon: Seconds from the abort, or from this call if that is later. Work that has not ended by then is left
+                behind: the receipt lists it as still running, and its late events and result are dropped.
+            reason: Why.
+
+        Returns:
+            The answer; `await ack.settled()` gives the receipt.
+
+        Raises:
+            UsageError: An argument makes no sense; the message says which and what to give instead.
         """
-        return self._stop(at, scope, within, abandon, reason, caller(1))
+        return self._stop(StopOptions(at, scope, within, abandon, reason), caller(1))
 
     def abort(self, reason: AbortReason | BaseException | str | None = None) -> StopAck:
         """Stop now, with everything inside."""
-        return self._stop(StopAt.NOW, None, None, None, reason, caller(1))
+        return self._stop(StopOptions(StopAt.NOW, reason=reason), caller(1))
 
     def on_signals(self, *numbers: int) -> AbstractContextManager[None]:
-        """`with run.on_signals(signal.SIGINT): outcome = await run`: Ctrl-C stops the run instead of the program.
+        """Stop the run, instead of the program, on Ctrl-C: `with run.on_signals(signal.SIGINT): outcome = await run`.
 
         The first signal is `stop()`, of kind `user` for SIGINT and `shutdown` for others. A second one, unless it
-        comes within a second, is `stop(abandon=0)`: the run goes on without what does not end. A third raises
+        comes within a second, is `stop(abandon=0)`: the run goes on without the work that does not end. A third raises
         KeyboardInterrupt.
         """
         return stopping_on_signals(self.stop, self._ctx.clock, numbers, caller(1))
 
-    def _stop(
-        self,
-        at: StopAt | None,
-        scope: Scope | None,
-        within: float | None,
-        abandon: float | None,
-        reason: AbortReason | BaseException | str | None,
-        origin: str | None,
-    ) -> StopAck:
+    def _stop(self, options: StopOptions, origin: str | None) -> StopAck:
         stop = self._ctx.stop
-        request = stop_request(
-            at,
-            scope=scope,
-            within=within,
-            abandon=abandon,
-            reason=reason,
-            before=stop.request,
-            now=self._ctx.clock.monotonic(),
-            origin=origin,
-        )
+        request = options.request(stop.request, now=self._ctx.clock.monotonic(), origin=origin)
         if self.finished:
             return StopAck("already_finished", "settled", f"{self.id} has ended", self.id, self._settled)
-        before = stop.asked or self.signal.aborted
-        stricter = stop.ask(request)
+        before = stop.requested or self.signal.aborted
+        stricter = stop.join(request)
         if not before:
             return StopAck("accepted", "accepted", f"stops {stop.request}", self.id, self._settled)
-        told = f"is stopping; now {stop.request}" if stricter else "is stopping already"
-        return StopAck("already_stopping", "accepted", told, self.id, self._settled)
+        message = f"is stopping; now {stop.request}" if stricter else "is stopping already"
+        return StopAck("already_stopping", "accepted", message, self.id, self._settled)
 
     async def _settled(self, timeout: float | None) -> Receipt:
         task = self._start()
@@ -135,17 +133,17 @@ class RunHandle(ABC, Generic[T, R]):
         await limit.run(asyncio.wait([task]))
         return self._ctx.receipt_builder.receipt(self.signal, escalated=self._ctx.stop.escalated)
 
-    def __await__(self) -> Generator[Any, None, R]:
+    def __await__(self) -> Generator[object, None, R]:
         return self._wait().__await__()
 
     async def wait(self, timeout: float | None = None) -> R:
-        """Start the run if it has not begun, and wait for its result. Whoever stops waiting here does not stop it.
+        """Start the run if it has not begun, and wait for its result. Cancelling this wait does not stop the run.
 
         Args:
-            timeout: Seconds to wait for.
+            timeout: How many seconds to wait.
 
         Raises:
-            TimeoutError: It has not ended by then. It goes on.
+            TimeoutError: The run has not ended by then. It goes on.
         """
         task = self._start()
         limit = AbortSignal.never() if timeout is None else AbortSignal.timeout(timeout)
@@ -158,11 +156,11 @@ class RunHandle(ABC, Generic[T, R]):
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
-            # Whoever waits was told to go, perhaps by a time limit of their own: nobody is left who wants the result,
-            # and what does not end is not waited for. A second time they go at once.
+            # The awaiting task was cancelled, perhaps by a time limit of its own. The result is no longer wanted, so
+            # abort the run, and do not wait for what does not end. A second cancellation ends this wait immediately.
             reason = AbortReason("parent", "the task that waited for it was cancelled")
             self._controller.abort(reason)
-            self._ctx.stop.ask(StopRequest(StopAt.NOW, abandon=LIMIT_GRACE_SECONDS, reason=reason))
+            self._ctx.stop.join(StopRequest(StopAt.NOW, abandon=LIMIT_GRACE_SECONDS, reason=reason))
             await asyncio.wait([task])
             raise
         return task.result()
@@ -170,18 +168,18 @@ class RunHandle(ABC, Generic[T, R]):
     def _start(self, *, listen: bool = False) -> "asyncio.Task[R]":
         if self._task is None:
             if listen:
-                self._ctx.listen(self._heard)
+                self._ctx.send_events_to(self._on_event)
             self._task = asyncio.get_running_loop().create_task(self._run(), name=self._ctx.operation)
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(self._on_end)
         return self._task
 
-    def _ended(self, task: "asyncio.Task[R]") -> None:
+    def _on_end(self, task: "asyncio.Task[R]") -> None:
         self._ctx.stop.close()
-        self._news.set()
+        self._changed.set()
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         self._events.append(event)
-        self._news.set()
+        self._changed.set()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         task = self._start(listen=True)
@@ -191,12 +189,12 @@ class RunHandle(ABC, Generic[T, R]):
                     yield self._events.popleft()
                 if task.done():
                     return
-                self._news.clear()
-                await self._news.wait()
+                self._changed.clear()
+                await self._changed.wait()
         finally:
             await self._leave()
 
-    async def __aenter__(self: "S") -> "S":
+    async def __aenter__(self) -> Self:
         self._start(listen=True)
         return self
 
@@ -209,6 +207,3 @@ class RunHandle(ABC, Generic[T, R]):
         if not self.finished:
             self._controller.abort(AbortReason("disconnected", "its events were no longer read"))
             await self._wait()
-
-
-S = TypeVar("S", bound=RunHandle[Any, Any])

@@ -1,12 +1,12 @@
-"""Owns the boundary of a run: the one place where exceptions become outcomes, and where clean-ups run.
+"""The boundary of a run: the only place where exceptions become outcomes, and where clean-ups run.
 
-Decides by the signal, never by the type or name of an exception. Knows nothing of what the work is.
+The state of the signal decides, never the type or the name of an exception. This module does not know what the work is.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, overload
+from typing import TypeVar, overload
 
 from ..abort import AbortError, shield
 from ..abort.guard import external_cancel_count
@@ -26,7 +26,7 @@ I = TypeVar("I")  # noqa: E741  # the input
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How long one clean-up may take before the run ends without it.
+# The time limit of one clean-up; after it the run ends without it.
 CLEANUP_SECONDS = 5.0
 
 
@@ -35,22 +35,32 @@ async def settle(ctx: Context, work: Work[I, T], value: I) -> Outcome[T]: ...
 
 
 @overload
-async def settle(ctx: Context, work: Work[I, T], value: I, *, then: Callable[[Outcome[T]], Awaitable[R]]) -> R: ...
+async def settle(
+    ctx: Context, work: Work[I, T], value: I, *, on_outcome: Callable[[Outcome[T]], Awaitable[R]]
+) -> R: ...
 
 
-async def settle(ctx: Context, work: Work[I, T], value: I, *, then: Any = None) -> Any:
-    """Do the work and say how it ended. Raises nothing for what the work did.
+async def settle(
+    ctx: Context, work: Work[I, T], value: I, *, on_outcome: Callable[[Outcome[T]], Awaitable[R]] | None = None
+) -> Outcome[T] | R:
+    """Do the work and return its outcome. Under a signal that is aborted already, the work does not begin.
 
-    Only what is meant for the task itself passes through: an outer cancellation, KeyboardInterrupt, SystemExit.
-    Under a signal that is aborted already, the work does not begin.
-    `then`: what is still to be done with the outcome, such as saving it, before anyone is told.
+    An error of the work becomes an outcome. Only what is meant for the task itself passes through: a cancellation from
+    outside, KeyboardInterrupt, SystemExit and GeneratorExit.
+
+    Args:
+        ctx: The context of the run.
+        work: The work.
+        value: Its input.
+        on_outcome: Called with the outcome before `RunEnded` is emitted, for example to save it. `settle` then returns
+            what it returns.
     """
     started, begun = ctx.clock.time(), ticks_since_boot()
     before = external_cancel_count()
     install_executor(asyncio.get_running_loop())
     result: T | None = None
     error: BaseException | None = None
-    passing: BaseException | None = None  # meant for the task, not for us
+    passing: BaseException | None = None  # meant for the task, so it is raised again at the end
     try:
         ctx.signal.raise_if_aborted()
         ctx.emit(RunStarted(**ctx.stamp()))
@@ -58,8 +68,8 @@ async def settle(ctx: Context, work: Work[I, T], value: I, *, then: Any = None) 
     except BaseException as raised:
         error = raised
         passing = raised if _is_for_the_task(raised, before) else None
-    if error is not None and ctx.stop.raised(error):
-        ctx.stop.commit()  # the work stopped at a safe point: from here on that is an abort
+    if error is not None and ctx.stop.caused(error):
+        ctx.stop.abort_run()  # the work stopped at a safe point, which counts as an abort from here on
     passing = await clean_up(ctx) or passing
     if error is not None or ctx.signal.aborted:
         await name_leftovers(ctx.receipt_builder, begun)
@@ -67,9 +77,9 @@ async def settle(ctx: Context, work: Work[I, T], value: I, *, then: Any = None) 
         ctx.emit(RunEnded(**ctx.stamp(), status="aborted"))
         raise passing
     outcome: Outcome[T] = _decide(ctx, result, error, started)
-    told = outcome if then is None else await then(outcome)
+    result_or_outcome = outcome if on_outcome is None else await on_outcome(outcome)
     ctx.emit(RunEnded(**ctx.stamp(), status=outcome.status))
-    return told
+    return result_or_outcome
 
 
 def _is_for_the_task(error: BaseException, before: int) -> bool:
@@ -79,7 +89,7 @@ def _is_for_the_task(error: BaseException, before: int) -> bool:
 
 
 def _decide(ctx: Context, result: T | None, error: BaseException | None, started: float) -> Outcome[T]:
-    """A stop plus anything is aborted; without a stop, an error is a failure, whatever it is called."""
+    """Choose the outcome: under an aborted signal anything is a stop; without one, any error is a failure."""
     finished = ctx.clock.time()
     reason = ctx.signal.reason
     if reason is not None:
@@ -91,15 +101,16 @@ def _decide(ctx: Context, result: T | None, error: BaseException | None, started
         receipt = ctx.receipt_builder.receipt(ctx.signal)
         partial = getattr(error, "partial", None)
         return Failed(error, receipt, partial, started_at=started, finished_at=finished)
-    goes_on = ctx.receipt_builder.goes_on(ctx.signal, ctx.operation)
-    value: T = result  # type: ignore[assignment]  # no error: a value
-    return Completed(value, receipt=goes_on, started_at=started, finished_at=finished)
+    remaining = ctx.receipt_builder.remaining(ctx.signal, ctx.operation)
+    value: T = result  # type: ignore[assignment]  # without an error there is a value
+    return Completed(value, receipt=remaining, started_at=started, finished_at=finished)
 
 
 async def clean_up(ctx: Context) -> BaseException | None:
-    """Run the registered clean-ups, last in first out. What fails or hangs becomes a warning, never the outcome.
+    """Run the registered clean-ups, last in, first out. One that fails or hangs becomes a warning in the receipt.
 
-    An outer cancellation ends only the clean-up it hits; it is given back, for the caller to pass on at the end.
+    Returns:
+        A cancellation from outside, which ends only the clean-up that it hits. The caller raises it at the end.
     """
     passing: BaseException | None = None
     while ctx.cleanups:
@@ -108,7 +119,11 @@ async def clean_up(ctx: Context) -> BaseException | None:
 
 
 async def run_cleanup(ctx: Context, cleanup: Cleanup, seconds: float) -> BaseException | None:
-    """Run one, shielded and bounded. What does not end in its thread by then is left behind."""
+    """Run one clean-up, shielded from aborts and limited in time. A thread that does not end by then is left behind.
+
+    Returns:
+        What is meant for the task itself, for the caller to raise at the end.
+    """
     call = CleanupCall(cleanup)
     ends = ctx.clock.monotonic() + seconds
     passing: BaseException | None = None
@@ -120,28 +135,29 @@ async def run_cleanup(ctx: Context, cleanup: Cleanup, seconds: float) -> BaseExc
             _warn(ctx, cleanup, _what_happened(call, error))
         except BaseException as error:
             if call.in_thread and passing is None and isinstance(error, asyncio.CancelledError):
-                # A thread does not end because its caller is told to. The next clean-up must not begin beside it, so
-                # the caller waits on, as long as it would have; told twice, it goes at once.
+                # Cancelling the caller does not end the thread, and the next clean-up must not run beside this one.
+                # So keep waiting until the original time limit. On a second cancellation stop waiting at once.
                 passing = error
                 continue
-            _warn(ctx, cleanup, f"was interrupted by {type(error).__name__}{_left(call)}")
+            _warn(ctx, cleanup, f"was interrupted by {type(error).__name__}{_leave_thread(call)}")
             return passing or error
         return passing
 
 
 def _what_happened(call: CleanupCall, error: BaseException) -> str:
     too_long = call.in_thread or isinstance(error, AbortError | TimeoutError)
-    return f"took too long{_left(call)}" if too_long else f"raised {describe(error)}"
+    return f"took too long{_leave_thread(call)}" if too_long else f"raised {describe(error)}"
 
 
-def _left(call: CleanupCall) -> str:
+def _leave_thread(call: CleanupCall) -> str:
+    """Leave the thread of the call behind, if it has one, and return the words that say so."""
     if not call.in_thread:
         return ""
     return f"; its thread was left behind at {call.leave() or 'an unknown place'}"
 
 
-def _warn(ctx: Context, cleanup: Cleanup, told: str) -> None:
-    message = f"the clean-up {getattr(cleanup, '__qualname__', repr(cleanup))} {told}"
+def _warn(ctx: Context, cleanup: Cleanup, what: str) -> None:
+    message = f"the clean-up {getattr(cleanup, '__qualname__', repr(cleanup))} {what}"
     ctx.receipt_builder.warn(message)
     log.warning("%s: %s", ctx.operation, message, extra=ctx.log_fields())
     ctx.emit(CleanupFailed(**ctx.stamp(), message=message))

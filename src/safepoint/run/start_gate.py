@@ -1,6 +1,6 @@
-"""Owns the time from an abort to the end of the leaves: the gate before each body, and what is due if it does not end.
+"""The time from an abort to the end of the leaves: the gate before each body, and what is due if a body does not end.
 
-Knows nothing of what a leaf is; says nothing by itself.
+This module does not know what a leaf is, and reports nothing by itself.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,86 +15,105 @@ __all__ = ["AbortTimers", "StartGate"]
 
 ROUNDING_SECONDS = 1e-6
 
-Due: TypeAlias = tuple[float, Callable[[], object]]
+# Seconds after the abort, and what to call then.
+DueCallback: TypeAlias = tuple[float, Callable[[], object]]
 
 
 class StartGate:
-    """One leaf's. `begin()` decides whether its body may start; `after_abort()` says what is due if it goes on.
+    """The gate before the body of one leaf, and the callbacks that are due if the body goes on after an abort.
 
-    **The gate.** `abort()` runs its listeners before it returns. So the first of two to claim the watch decides: the
-    body, then it had begun before anybody was told "stopped"; or the abort, then the body never begins.
+    **The claim.** A body must not begin after an abort was reported, and `abort()` may come from any thread at any
+    moment. Both sides therefore claim the gate with `dict.setdefault` on one key, which is atomic: the first one wins,
+    and the other reads who it was.
+
+    - The body claims it in `begin()`, after the gate was registered with the timers of the signal.
+    - The abort claims it in `on_abort()`, a listener of the signal. `abort()` runs all listeners before it returns.
+
+    If the body wins, it had begun before anybody could be told that the run was stopped, and it is interrupted like any
+    other. If the abort wins, `begin()` returns False, and the receipt says `not_started`. An abort that happened before
+    the registration reaches no listener, so `begin()` also checks the signal itself; the registration comes first, so
+    no abort falls between the two (see `AbortTimers.add`).
     """
 
-    __slots__ = ("_alarm", "_claim", "due", "ended")
+    __slots__ = ("_claim", "_timers", "due", "ended")
 
-    def __init__(self, alarm: "AbortTimers") -> None:
-        self._alarm = alarm
+    def __init__(self, timers: "AbortTimers") -> None:
+        self._timers = timers
         self._claim: dict[None, Literal["begun", "aborted"]] = {}
-        self.due: list[Due] = []
+        self.due: list[DueCallback] = []
         self.ended = False
 
     def after_abort(self, seconds: float, callback: Callable[[], object]) -> None:
         """Call back, in a callback thread of the clock, if the leaf still runs `seconds` after the abort."""
         self.due.append((seconds, callback))
-        if self._alarm.heard_at is not None:
-            self._alarm.arm()
+        if self._timers.aborted_at is not None:
+            self._timers.arm()
 
     def begin(self) -> bool:
-        """True: the body begins now. False: the abort was first, and it must not begin."""
-        return self._alarm.enter(self) and self._claim.setdefault(None, "begun") == "begun"
+        """Claim the gate for the body.
 
-    def again(self, seconds: float, callback: Callable[[], object]) -> None:
-        """From inside a callback: call back once more, later."""
-        self.after_abort(self._alarm.since_abort() + seconds, callback)
+        Returns:
+            True if the body begins now; False if the abort was first, and the body must not begin.
+        """
+        return self._timers.add(self) and self._claim.setdefault(None, "begun") == "begun"
+
+    def repeat_after(self, seconds: float, callback: Callable[[], object]) -> None:
+        """Call back once more, `seconds` from now. To be used inside a callback."""
+        self.after_abort(self._timers.since_abort() + seconds, callback)
 
     def end(self) -> None:
-        """The leaf has ended: nothing is due any more."""
+        """The leaf has ended: nothing is due from now on."""
         self.ended = True
-        self._alarm.leave(self)
-        self.due.clear()  # its callbacks hold the leaf, which holds this: nobody should have to look for such a ring
+        self._timers.remove(self)
+        self.due.clear()  # break the cycle leaf → gate → callbacks → leaf, so that it needs no garbage collection
 
-    def heard(self) -> None:
-        """The abort claims the gate, if the body has not."""
+    def on_abort(self) -> None:
+        """Claim the gate for the abort."""
         self._claim.setdefault(None, "aborted")
 
-    def take(self, seconds: float) -> list[Due]:
-        """What is due by now, each entry for one caller only."""
-        taken: list[Due] = []
-        while self.due:  # emptied one by one, in place: what another thread adds meanwhile is not lost
+    def take_due(self, seconds: float) -> list[DueCallback]:
+        """Remove and return what is due `seconds` after the abort. Each entry is returned to one caller only."""
+        taken: list[DueCallback] = []
+        while self.due:  # emptied in place, one by one: an entry that another thread adds meanwhile is not lost
             taken.append(self.due.pop())
         self.due += [entry for entry in taken if entry[0] > seconds]
-        return (
-            [] if self.ended else sorted((entry for entry in taken if entry[0] <= seconds), key=lambda entry: entry[0])
-        )
+        if self.ended:
+            return []
+        return sorted((entry for entry in taken if entry[0] <= seconds), key=lambda entry: entry[0])
 
 
 class AbortTimers:
-    """All the leaves under one signal: one listener while there are any, and after the abort one timer for all.
+    """The gates of all leaves under one signal: one listener for all, and after the abort one timer for all.
 
     A thousand leaves that end at once on abort should not cost a thousand timers.
     """
 
-    __slots__ = ("_clock", "_registration", "_signal", "_timers", "_watches", "heard_at")
+    __slots__ = ("_clock", "_gates", "_registration", "_signal", "_timers", "aborted_at")
 
     def __init__(self, signal: AbortSignal, clock: Clock) -> None:
         self._signal = signal
         self._clock = clock
-        self._watches: dict[StartGate, None] = {}
+        self._gates: dict[StartGate, None] = {}
         self._registration: Registration | None = None
         self._timers: list[Timer] = []
-        self.heard_at: float | None = None
+        self.aborted_at: float | None = None
 
-    def enter(self, gate: StartGate) -> bool:
-        """False: the signal is aborted already. Entered first, looked second: no abort passes unnoticed."""
-        self._watches[gate] = None
+    def add(self, gate: StartGate) -> bool:
+        """Register a gate.
+
+        Returns:
+            False if the signal is aborted already. The gate is registered first and the signal read second: an abort
+            in between claims the gate through the listener, so none passes unnoticed.
+        """
+        self._gates[gate] = None
         if self._registration is None:
-            self._registration = self._signal.add_listener(self._heard)
+            self._registration = self._signal.add_listener(self._on_abort)
         return not self._signal.aborted
 
-    def leave(self, gate: StartGate) -> None:
-        """This leaf needs no alarm any more; the last one takes listener and timer with it."""
-        self._watches.pop(gate, None)
-        if not self._watches:
+    def remove(self, gate: StartGate) -> None:
+        """Remove a gate; the last one takes the listener and the timers with it."""
+        self._gates.pop(gate, None)
+        if not self._gates:
             registration, self._registration = self._registration, None
             if registration is not None:
                 registration.remove()
@@ -102,42 +121,42 @@ class AbortTimers:
                 self._timers.pop().disarm()
 
     def since_abort(self) -> float:
-        """Seconds since the abort was heard."""
-        return 0.0 if self.heard_at is None else self._clock.monotonic() - self.heard_at
+        """Seconds since the listener noticed the abort; 0 before it."""
+        return 0.0 if self.aborted_at is None else self._clock.monotonic() - self.aborted_at
 
     def arm(self) -> None:
-        """Set a timer for what is due first."""
-        if self.heard_at is None or not (dues := [entry[0] for gate in list(self._watches) for entry in gate.due]):
+        """Set a timer for the callback that is due first."""
+        if self.aborted_at is None or not (dues := [entry[0] for gate in list(self._gates) for entry in gate.due]):
             return
-        when = self.heard_at + min(dues)
+        when = self.aborted_at + min(dues)
         if not any(timer.armed and timer.when <= when for timer in self._timers):
-            self._forget_fired()
+            self._drop_fired()
             self._timers.append(self._clock.call_at(when, NonBlocking(self._fire)))
-            if not self._watches:  # the last leaf has ended in this very moment
+            if not self._gates:  # the last leaf ended at this very moment
                 self._timers[-1].disarm()
 
-    def _heard(self) -> None:
-        self.heard_at = self._clock.monotonic()
-        for gate in list(self._watches):
-            gate.heard()
+    def _on_abort(self) -> None:
+        self.aborted_at = self._clock.monotonic()
+        for gate in list(self._gates):
+            gate.on_abort()
         self.arm()
 
-    def _forget_fired(self) -> None:
+    def _drop_fired(self) -> None:
         for timer in list(self._timers):
             if not timer.armed:
-                with suppress(ValueError):  # another thread has done it
+                with suppress(ValueError):  # another thread has removed it
                     self._timers.remove(timer)
 
     def _fire(self) -> Iterator[Callable[[], object]]:
-        """What is due now, for the clock to call each by itself: one that blocks or raises delays no other.
+        """Yield what is due now. The clock calls each by itself, so one that blocks or raises delays no other.
 
-        A generator: the timer thread only makes it, a callback thread goes through it.
+        This is a generator so that the timer thread only creates it; a callback thread runs it.
         """
-        # Sums of floats are rounded: without this a timer that fires at its very time may find nothing due, and be
-        # set again for the same time.
+        # Sums of floats are rounded: without this a timer that fires exactly on time may find nothing due, and be set
+        # again for the same time.
         now = self.since_abort() + ROUNDING_SECONDS
-        due = [(gate, callback) for gate in list(self._watches) for _, callback in gate.take(now)]
-        self.arm()  # before any of them is called: what is due later has its timer, whatever they do
+        due = [(gate, callback) for gate in list(self._gates) for _, callback in gate.take_due(now)]
+        self.arm()  # before any of them is called: what is due later has its timer even if one of these blocks
         for gate, callback in due:
             if not gate.ended:
                 yield callback

@@ -1,9 +1,10 @@
-"""Owns what it means to ask for a stop: when, how far down, until when, why, and how two requests become one.
+"""Requests to stop a run: when, how far down, until when and why, and how several requests become one.
 
-Also when a run goes on without what does not end (`abandon`), and who is told so.
+This module also decides when a run goes on without work that does not end (`abandon`), and notifies the leaves of it.
 
-`StopRequest` is pure: requests join in any order to the same result and only get stricter. `Stop` is the live, joined
-request of one run, in the tree of runs. Knows nothing of what runs, nor of where its safe points are.
+`StopRequest` is a pure value: requests join in any order to the same result and only get stricter. `Stop` is the live,
+joined request of one run, linked to those of the runs around and inside it. Neither knows what the work is, nor where
+its safe points are.
 """
 
 import logging
@@ -21,11 +22,11 @@ from ..abort.reason import reason_from
 from ..errors import UsageError
 from .receipt import Receipt
 
-__all__ = ["NO_STOP", "AckLevel", "AckStatus", "Scope", "Stop", "StopAck", "StopAt", "StopRequest"]
+__all__ = ["NO_STOP", "AckLevel", "AckStatus", "Scope", "Stop", "StopAck", "StopAt", "StopOptions", "StopRequest"]
 
 log = logging.getLogger("safepoint")
 
-# A second press of Stop this soon after the first is the same press: a double click, a key that bounces.
+# A second press of Stop within this time counts as the same press: a double click, or a key that bounces.
 PRESS_SECONDS = 1.0
 
 Scope: TypeAlias = Literal["root", "tree"]
@@ -34,7 +35,11 @@ AckLevel: TypeAlias = Literal["accepted", "recorded", "delivered", "settled"]
 
 
 class StopAt(Enum):
-    """When to stop. TURN_END < AFTER_MODEL, AFTER_TOOLS < SAFE_POINT < NOW; those in the middle join to SAFE_POINT."""
+    """When to stop, from the mildest to the strictest.
+
+    TURN_END < AFTER_MODEL, AFTER_TOOLS < SAFE_POINT < NOW. The two in the middle cannot be compared with each other;
+    they join to SAFE_POINT. (The values are bit sets, and `join` is their union.)
+    """
 
     TURN_END = 0
     AFTER_MODEL = 1
@@ -43,26 +48,28 @@ class StopAt(Enum):
     NOW = 7
 
     def join(self, other: "StopAt") -> "StopAt":
-        """The stricter of the two; of two that cannot be compared, whichever comes first."""
+        """Return the stricter of the two. If they cannot be compared: at either of the two points."""
         return StopAt(self.value | other.value)
 
     def includes(self, other: "StopAt") -> bool:
-        """True: a stop at this time also stops there."""
+        """Whether a stop with this value also stops the run at the point `other`."""
         return self.join(other) is self
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """One request, or several joined.
+    """One request to stop a run, or several joined.
 
     Attributes:
         at: When to stop.
-        scope: How far down.
+        scope: `"root"` stops only the run itself at its safe point; `"tree"` also stops the runs inside it, each at its
+            own. NOW always means the tree, because no child outlives its parent.
         deadline: The monotonic time at which the request becomes NOW.
         reason: Why.
-        asked_at: The monotonic time at which the reason was given: of several, the oldest stays.
-        abandon: What has not ended this many seconds after the abort, or after this request if the run was aborted
-            before, is left behind. Relative, so that the same request delivered twice means the same.
+        asked_at: The monotonic time at which the reason was given. Of several reasons the oldest is kept.
+        abandon: Work that has not ended this many seconds after the abort is left behind. If the run was aborted
+            before the request came, the time counts from the request. It is relative, so that a request that is
+            delivered twice means the same.
     """
 
     at: StopAt = StopAt.TURN_END
@@ -77,7 +84,7 @@ class StopRequest:
             object.__setattr__(self, "scope", "tree")
 
     def join(self, other: "StopRequest") -> "StopRequest":
-        """Both. Never weaker than either; the oldest reason wins."""
+        """Combine two requests: never weaker than either of them, with the older reason."""
         oldest = min(self, other, key=_age)
         return StopRequest(
             self.at.join(other.at),
@@ -89,11 +96,11 @@ class StopRequest:
         )
 
     def __str__(self) -> str:
-        """What will happen, for people: `at NOW; what has not ended in 2 s is left behind`."""
-        told = f"at {self.at.name}"
+        """Describe what will happen, for people: `at NOW; what has not ended in 2 s is left behind`."""
+        text = f"at {self.at.name}"
         if self.abandon is None:
-            return told
-        return f"{told}; what has not ended {f'in {self.abandon:g} s' if self.abandon else 'by then'} is left behind"
+            return text
+        return f"{text}; what has not ended {f'in {self.abandon:g} s' if self.abandon else 'by then'} is left behind"
 
 
 NO_STOP = StopRequest()
@@ -104,15 +111,84 @@ def _earlier(one: float | None, other: float | None) -> float | None:
 
 
 def _age(request: StopRequest) -> tuple[bool, float, str]:
-    # The text decides between two of one instant: any rule will do, if it is the same in both orders.
+    # Two reasons given at the same instant are ordered by their text. Any order would do, but it must not depend on
+    # which of the two requests came first, or joining would not be commutative.
     return (request.reason is None, request.asked_at, repr(request.reason))
 
 
 @dataclass(frozen=True, slots=True)
-class StopAck:
-    """The answer to a stop, at once. `await ack.settled()`: what became of it.
+class StopOptions:
+    """The arguments of one call of `stop()`, as the caller gave them: None leaves a setting as it is.
 
-    begun  False: what was stopped has not begun, and never will; only that its end is written may take time
+    Attributes:
+        at: When to stop. The first call's default is NOW, or SAFE_POINT if it has a time limit (`within`).
+        scope: How far down.
+        within: Seconds after which the request becomes NOW.
+        abandon: Seconds after the abort when work that has not ended is left behind.
+        reason: Why.
+    """
+
+    at: StopAt | None = None
+    scope: Scope | None = None
+    within: float | None = None
+    abandon: float | None = None
+    reason: AbortReason | BaseException | str | None = None
+
+    def check(self) -> None:
+        """Refuse arguments that make no sense.
+
+        Raises:
+            UsageError: The message names the argument, and says what to give instead.
+        """
+        if self.scope not in (None, "root", "tree"):
+            raise UsageError(f"scope must be 'root' or 'tree', not {self.scope!r}")
+        if self.at is not None and not isinstance(self.at, StopAt):
+            hint = f": to say why, use reason={self.at!r}" if isinstance(self.at, str) else ""
+            raise UsageError(f"at must be a StopAt, such as StopAt.SAFE_POINT, not {self.at!r}{hint}")
+        if self.within is not None and check_seconds("within", self.within) <= 0:
+            raise UsageError(
+                f"within must be more than 0 seconds, not {self.within!r}; to stop at once use at=StopAt.NOW"
+            )
+        if self.abandon is not None:
+            check_seconds("abandon", self.abandon)
+
+    def request(self, before: StopRequest, *, now: float, origin: str | None) -> StopRequest:
+        """Make the request that these arguments ask for, to be joined to `before`.
+
+        Args:
+            before: What has been requested so far.
+            now: The monotonic time.
+            origin: The `file:line` that called `stop()`.
+
+        Raises:
+            UsageError: The arguments make no sense.
+        """
+        self.check()
+        at = self.at
+        if at is None and before is NO_STOP:
+            at = StopAt.NOW if self.within is None else StopAt.SAFE_POINT
+        # A later call without a reason of its own must not replace the reason of the first.
+        has_reason = self.reason is not None or before.reason is None
+        return StopRequest(
+            at or before.at,
+            self.scope or "root",
+            None if self.within is None else now + self.within,
+            reason_from(self.reason, origin) if has_reason else None,
+            now if has_reason else math.inf,
+            None if self.abandon is None else float(self.abandon),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StopAck:
+    """The immediate answer to a stop. `await ack.settled()` gives the receipt once everything has ended.
+
+    Attributes:
+        status: Whether the stop was accepted.
+        level: How far it has come; matters for work on other machines.
+        message: What will happen, for people.
+        id: The run or turn that the stop was for.
+        begun: False if that run or turn has not begun and never will: only recording its end may take time.
     """
 
     status: AckStatus
@@ -123,33 +199,54 @@ class StopAck:
     begun: bool = field(default=True, kw_only=True)
 
     async def settled(self, timeout: float | None = None) -> Receipt:
-        """The receipt, when everything has ended. Raises: TimeoutError after `timeout` seconds."""
+        """Wait until everything has ended.
+
+        Returns:
+            The receipt.
+
+        Raises:
+            TimeoutError: It has not ended after `timeout` seconds.
+            UsageError: The stop was refused, so there is nothing to wait for.
+        """
         if self._settled is None:
-            raise UsageError(f"nothing will settle here: this stop was answered {self.status!r} ({self.message})")
+            raise UsageError(
+                f"there is nothing to wait for: this stop was answered with {self.status!r} ({self.message})"
+            )
         return await self._settled(timeout)
 
 
 class Stop:
-    """The live request of one run. Any thread may ask; a `tree` request reaches the runs below, and later ones too.
+    """The live request of one run. Any thread may add to it.
 
-    **Leaving behind what does not end.** The time begins to count when the run is aborted, by whomever. That is heard
-    by a listener, and an abort may come in a signal handler, in the middle of anything: also while this thread holds
-    `_lock`. So everything from that listener down to the callbacks takes no lock. Each step writes first and looks
-    second: of two threads that meet, at least one sees the other, and a callback is taken out of its dict by one only.
+    A request with the scope `tree` also reaches the runs inside this one, including those that start later.
+
+    **Leaving behind what does not end** (`abandon`). The time counts from the abort of the run, whoever caused it. A
+    listener on the signal notices the abort, and an abort may happen in a signal handler, at any point of the program:
+    for example while this very thread holds `_lock`. Taking the lock there would deadlock. Therefore everything from
+    that listener (`_start_abandon_timer`) down to the callbacks takes no lock. Instead each step first publishes its
+    own state and then checks the other's:
+
+    - `when_abandoned` adds its callback, then checks `_abandoned`; `_abandon` sets `_abandoned`, then runs the
+      callbacks. Whatever the interleaving, one of the two sees the other, so no callback is missed.
+    - If both see each other, `dict.pop` gives the callback to exactly one of them, so none runs twice.
+    - `close` sets `_closed`, then removes timers and listeners; code that adds one checks `_closed` afterwards and
+      removes it again. No timer outlives the run.
+
+    Checking before publishing, in any of these places, would open a gap in which a callback or a timer is lost.
     """
 
     __slots__ = (
+        "_abandon_callbacks",
         "_abandon_timers",
         "_abandoned",
         "_abort_listeners",
-        "_below",
+        "_children",
         "_closed",
         "_controller",
+        "_deadline_timer",
         "_escalated",
         "_lock",
         "_parent",
-        "_timer",
-        "_to_tell",
         "clock",
         "request",
     )
@@ -157,136 +254,143 @@ class Stop:
     def __init__(self, controller: AbortController | None, clock: Clock, parent: "Stop | None" = None) -> None:
         self._controller = controller
         self._parent = parent
-        self._below: dict[Stop, None] = {}
+        self._children: dict[Stop, None] = {}
         self._lock = threading.Lock()
-        self._timer: Timer | None = None
+        self._deadline_timer: Timer | None = None
         self.clock = clock
         self.request = NO_STOP
         self._escalated = False
         self._abandoned = False
         self._closed = False
-        self._to_tell: dict[object, Callable[[], object]] = {}
+        self._abandon_callbacks: dict[object, Callable[[], object]] = {}
         self._abort_listeners: list[Registration] = []
         self._abandon_timers: list[Timer] = []
         if parent is not None:
-            parent._adopt(self)
+            parent._add_child(self)
 
     @property
-    def asked(self) -> bool:
-        """True: somebody has asked for a stop."""
+    def requested(self) -> bool:
+        """Whether a stop was requested."""
         return self.request is not NO_STOP
 
     @property
     def escalated(self) -> bool:
-        """True: the safe point was not reached in time, here or in a run around this one."""
+        """Whether a safe point was not reached in time, in this run or in one around it."""
         return self._escalated or (self._parent is not None and self._parent.escalated)
 
     @property
     def reason(self) -> AbortReason:
-        """Why, as far as somebody said."""
+        """Why the run is to stop; kind `user` without a text if no reason was given."""
         return self.request.reason or AbortReason("user", "")
 
-    def due(self, place: StopAt) -> bool:
-        """True: a run that is at this place stops here."""
-        return self.request is not NO_STOP and self.request.at.includes(place)
+    def due(self, point: StopAt) -> bool:
+        """Whether a run that is at this point has to stop there."""
+        return self.request is not NO_STOP and self.request.at.includes(point)
 
-    def raised(self, error: BaseException) -> bool:
-        """True: this error comes from a safe point at which this stop was honoured, here or in a run below.
+    def caused(self, error: BaseException) -> bool:
+        """Whether the error comes from a safe point that honoured this stop, in this run or in one inside it.
 
-        Whose abort it is, the reason's identity tells: a stop hands its one reason down the tree.
+        Reasons are compared with `is`: a stop passes one AbortReason object to all child runs, and an equal reason may
+        come from an unrelated abort.
         """
         if isinstance(error, BaseExceptionGroup):
-            return any(map(self.raised, error.exceptions))
+            return any(map(self.caused, error.exceptions))
         return isinstance(error, AbortError) and error.reason is self.request.reason
 
-    def ask(self, request: StopRequest) -> bool:
-        """Join one more request. True: the stop became stricter by it."""
+    def join(self, request: StopRequest) -> bool:
+        """Add a request. Any thread.
+
+        Returns:
+            True if it made the stop stricter.
+        """
         with self._lock:
             joined = self.request.join(request)
             if joined == self.request:
                 return False
             self.request = joined
-            below = list(self._below) if joined.scope == "tree" else []
-            self._arm()
+            children = list(self._children) if joined.scope == "tree" else []
+            self._set_deadline_timer()
         if joined.at is StopAt.NOW:
-            self.commit()  # the signals of the runs below hang on this one
+            self.abort_run()  # the signals of the child runs follow this one
         self._watch_abort()
-        for stop in below:
-            stop.ask(_for_children(joined))
+        for child in children:
+            child.join(_for_children(joined))
         return True
 
     def bind(self, controller: AbortController) -> None:
-        """From now on a request for NOW aborts this; one that came before does so at once."""
+        """Set the controller that a request for NOW aborts. If NOW was requested before, it is aborted at once."""
         self._controller = controller
         if self.request.at is StopAt.NOW:
-            self.commit()
+            self.abort_run()
         self._watch_abort()
 
     def when_abandoned(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call back once, in any thread, when what has not ended is left behind; at once if that time has come.
+        """Call `callback` once when work that has not ended is left behind; at once if that time has passed.
+
+        It may be called in any thread.
 
         Returns:
-            What removes the callback. Call it when there is nothing left to leave behind.
+            A function that removes the callback. Call it when the work has ended.
         """
         key = object()
-        self._to_tell[key] = callback
+        self._abandon_callbacks[key] = callback  # publish first, then check: see the class
         if self._abandoned:
-            self._tell(key)
-        return lambda: self._forget(key)
+            self._run_abandon_callback(key)
+        return lambda: self._remove_abandon_callback(key)
 
-    def commit(self) -> None:
-        """Stop now: the request becomes an abort."""
+    def abort_run(self) -> None:
+        """Abort the run, with the reason of this request."""
         if self._controller is not None:
             self._controller.abort(self.reason)
 
     def close(self) -> None:
-        """The run has ended."""
+        """Drop timers, listeners and callbacks: the run has ended."""
         with self._lock:
-            self._disarm()
+            self._clear_deadline_timer()
         self._closed = True
-        self._stop_counting()
-        self._to_tell.clear()
+        self._stop_abandon_timer()
+        self._abandon_callbacks.clear()
         if self._parent is not None:
-            self._parent._below.pop(self, None)
+            self._parent._children.pop(self, None)
 
-    def _adopt(self, child: "Stop") -> None:
+    def _add_child(self, child: "Stop") -> None:
         with self._lock:
-            self._below[child] = None
+            self._children[child] = None
             request = self.request
         if request.scope == "tree":
-            child.ask(_for_children(request))
+            child.join(_for_children(request))
         if self._abandoned:
             child._abandon()
 
-    def _arm(self) -> None:
+    def _set_deadline_timer(self) -> None:
         limit = self.request.deadline
-        self._disarm()
+        self._clear_deadline_timer()
         if limit is not None and self.request.at is not StopAt.NOW:
-            self._timer = self.clock.call_at(limit, self._escalate)
+            self._deadline_timer = self.clock.call_at(limit, self._escalate)
 
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.disarm()
-            self._timer = None
+    def _clear_deadline_timer(self) -> None:
+        if self._deadline_timer is not None:
+            self._deadline_timer.disarm()
+            self._deadline_timer = None
 
     def _escalate(self) -> None:
         if self.request.at is not StopAt.NOW:
             self._escalated = True
-            self.ask(StopRequest(StopAt.NOW))
+            self.join(StopRequest(StopAt.NOW))
 
     def _watch_abort(self) -> None:
-        """Let the time after which things are left behind begin: now if the run is aborted, else with its abort."""
+        """Start the time after which work is left behind: now if the run is aborted, else with its abort."""
         controller = self._controller
         if self.request.abandon is None or controller is None:
             return
         if not self._abort_listeners:
-            self._abort_listeners.append(controller.signal.add_listener(self._count))
+            self._abort_listeners.append(controller.signal.add_listener(self._start_abandon_timer))
         if controller.signal.aborted:  # a listener is not called for an abort that came before it
-            self._count()
+            self._start_abandon_timer()
         if self._closed:
-            self._stop_counting()
+            self._stop_abandon_timer()
 
-    def _count(self) -> None:
+    def _start_abandon_timer(self) -> None:
         seconds = self.request.abandon
         if seconds is None or self._abandoned or self._closed:
             return
@@ -294,75 +398,41 @@ class Stop:
         if seconds == 0:
             self._abandon()
         elif not any(timer.armed and timer.when <= when for timer in self._abandon_timers):
-            self._drop_timers()
+            self._clear_abandon_timers()
             self._abandon_timers.append(self.clock.call_at(when, self._abandon))
             if self._closed:
-                self._drop_timers()
+                self._clear_abandon_timers()
 
     def _abandon(self) -> None:
-        """The time has come, for this run and for the runs inside it: their signals are aborted with this one's."""
-        self._abandoned = True
-        self._stop_counting()
-        for key in list(self._to_tell):
-            self._tell(key)
-        for stop in list(self._below):
-            stop._abandon()
+        """Leave behind what has not ended in this run and in the runs inside it, whose signals are aborted too."""
+        self._abandoned = True  # publish first, then run the callbacks: see the class
+        self._stop_abandon_timer()
+        for key in list(self._abandon_callbacks):
+            self._run_abandon_callback(key)
+        for child in list(self._children):
+            child._abandon()
 
-    def _tell(self, key: object) -> None:
-        callback = self._to_tell.pop(key, None)
+    def _run_abandon_callback(self, key: object) -> None:
+        callback = self._abandon_callbacks.pop(key, None)
         if callback is not None:
             try:
                 callback()
             except Exception:
                 log.exception("A callback of when_abandoned() failed; the others still run: %r", callback)
 
-    def _forget(self, key: object) -> None:
-        self._to_tell.pop(key, None)
+    def _remove_abandon_callback(self, key: object) -> None:
+        self._abandon_callbacks.pop(key, None)
 
-    def _stop_counting(self) -> None:
+    def _stop_abandon_timer(self) -> None:
         while self._abort_listeners:
             self._abort_listeners.pop().remove()
-        self._drop_timers()
+        self._clear_abandon_timers()
 
-    def _drop_timers(self) -> None:
+    def _clear_abandon_timers(self) -> None:
         while self._abandon_timers:
             self._abandon_timers.pop().disarm()
 
 
 def _for_children(request: StopRequest) -> StopRequest:
-    # One clock is enough: when the root's time is up, its abort reaches everybody.
+    # One timer is enough: when the root's deadline has passed, its abort reaches all child runs.
     return replace(request, deadline=None)
-
-
-def stop_request(
-    at: StopAt | None,
-    *,
-    scope: Scope | None,
-    within: float | None,
-    reason: AbortReason | BaseException | str | None,
-    before: StopRequest,
-    now: float,
-    origin: str | None,
-    abandon: float | None = None,
-) -> StopRequest:
-    """What a call of `stop(…)` asks for. None leaves as it is; the first call's default is NOW. Raises: UsageError."""
-    if scope not in (None, "root", "tree"):
-        raise UsageError(f"scope must be 'root' or 'tree', not {scope!r}")
-    if at is not None and not isinstance(at, StopAt):
-        instead = f": to say why, use reason={at!r}" if isinstance(at, str) else ""
-        raise UsageError(f"at must be a StopAt, such as StopAt.SAFE_POINT, not {at!r}{instead}")
-    if within is not None and check_seconds("within", within) <= 0:
-        raise UsageError(f"within must be more than 0 seconds, not {within!r}; to stop at once use at=StopAt.NOW")
-    if abandon is not None:
-        abandon = check_seconds("abandon", abandon)
-    if at is None and before is NO_STOP:
-        at = StopAt.NOW if within is None else StopAt.SAFE_POINT
-    given = reason is not None or before.reason is None
-    return StopRequest(
-        at or before.at,
-        scope or "root",
-        None if within is None else now + within,
-        reason_from(reason, origin) if given else None,
-        now if given else math.inf,
-        abandon,
-    )

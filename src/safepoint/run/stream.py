@@ -22,7 +22,7 @@ def stream(
 
     Checked before each chunk; the source is closed on every path, in this task. Raises: AbortError; LeafTimeout.
     """
-    ctx.admit("stream()")
+    ctx.raise_if_abandoned("stream()")
     return LeafStream(ctx, source, name, policy)
 
 
@@ -31,7 +31,7 @@ class LeafStream(Generic[T]):
 
     def __init__(self, ctx: Context, source: AsyncIterable[T], name: str, policy: Policy) -> None:
         self._run = LeafRun(ctx, name, "stream", policy)
-        self._chunks: Stream[T] = self._run.interrupting().stream(source)
+        self._chunks: Stream[T] = self._run.interrupt_signal().stream(source)
 
     async def __aenter__(self) -> "LeafStream[T]":
         try:
@@ -39,7 +39,7 @@ class LeafStream(Generic[T]):
         except BaseException:
             await self._chunks.aclose()
             raise
-        self._run.runs_here()
+        self._run.runs_in_current_task()
         return self
 
     def __aiter__(self) -> "LeafStream[T]":

@@ -21,7 +21,7 @@ from ..errors import RemoteError, WireError, name_of, shorten, text_of
 from .events import Event, TurnEnded, UnknownEvent
 from .json_fields import Fields, parse
 from .messages import Message
-from .outcome import NOTHING, Aborted, Completed, Failed, Outcome, TimedOut
+from .outcome import EMPTY_RECEIPT, Aborted, Completed, Failed, Outcome, TimedOut
 from .receipt import Receipt
 
 __all__ = [
@@ -196,7 +196,7 @@ def _outcome(data: dict[str, Any], value_type: Any) -> Outcome[Any]:
     times = {"started_at": fields.number("started_at"), "finished_at": fields.number("finished_at")}
     match data.get("status"):
         case "completed":
-            goes_on = NOTHING if data.get("receipt") is None else receipt()
+            goes_on = EMPTY_RECEIPT if data.get("receipt") is None else receipt()
             return Completed(load("value"), receipt=goes_on, **times)
         case "aborted" | "timed_out" as status:
             ended = Aborted if status == "aborted" else TimedOut

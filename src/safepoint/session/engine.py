@@ -19,7 +19,7 @@ from ..run.events import Event, SessionClosed, SessionOpened, StopRequested, Tur
 from ..run.messages import Message
 from ..run.outcome import Aborted, Completed, Failed, Outcome
 from ..run.receipt import Receipt
-from ..run.stop import PRESS_SECONDS, StopAt, StopRequest
+from ..run.stop import PRESS_SECONDS, StopAt, StopOptions, StopRequest
 from ..turns.loop import TurnLoop
 from ..turns.turn import TurnPlan
 from .journal import SessionJournal
@@ -27,7 +27,7 @@ from .log import SessionLog, Stands
 from .loop_tasks import LoopTasks
 from .session_state import OWN, SessionState
 from .store import Store, StoreError
-from .turn import SessionTurn, StopOptions, TurnResult
+from .turn import SessionTurn, TurnResult
 from .turn_endings import broken, never_started, only_new, sealed, stopped_after_all, unwritable
 from .turn_stops import TurnStops
 from .turn_work import TurnWork
@@ -206,7 +206,7 @@ class SessionEngine:
         if running.interrupted_at is None:
             running.interrupted_at = now
         if presses and now - min(presses) >= PRESS_SECONDS and running.ctx is not None:
-            running.ctx.stop.ask(StopRequest(abandon=0.0))
+            running.ctx.stop.join(StopRequest(abandon=0.0))
 
     def _enqueue(self, turn: SessionTurn, preempt: StopAt | None) -> None:
         turn.session_id, turn.queue = self.id, self.turns

@@ -31,7 +31,7 @@ class SessionJournal(Journal):
         self._clock = clock
         self.before_effect: BeforeEffect | None = None
 
-    async def recorded(self, ctx: Context) -> None:
+    async def flush(self, ctx: Context) -> None:
         """Wait until the store has everything that was emitted so far. Raises: what the store raised."""
         try:
             await ctx.signal.run(self._written(ctx))

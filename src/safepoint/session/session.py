@@ -21,7 +21,7 @@ from ..run.events import TurnEdited, TurnForgotten
 from ..run.messages import Message
 from ..run.outcome import Outcome
 from ..run.receipt import Receipt
-from ..run.stop import Scope, StopAck, StopAt
+from ..run.stop import Scope, StopAck, StopAt, StopOptions
 from .admission import as_messages
 from .awaitable_context import AwaitableContext
 from .disconnect_timer import DisconnectTimer
@@ -30,7 +30,7 @@ from .journal import BeforeEffect
 from .log import LoggedEvent
 from .loop_tasks import wait_uninterrupted
 from .store import Store, check_store
-from .turn import MessagesFn, SessionTurn, StopOptions, TurnResult, check_id
+from .turn import MessagesFn, SessionTurn, TurnResult, check_id
 from .turn_endings import receipt_of
 from .turn_stream import TurnStream
 from .wait_cycles import RUNNING, refuse_cycle

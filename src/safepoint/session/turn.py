@@ -17,10 +17,10 @@ from ..errors import UsageError
 from ..run.context import Context
 from ..run.messages import Message
 from ..run.outcome import Outcome
-from ..run.stop import NO_STOP, Scope, StopAck, StopAt, StopRequest
+from ..run.stop import NO_STOP, Scope, StopAck, StopAt, StopOptions, StopRequest
 from .wait_cycles import refuse_cycle
 
-__all__ = ["MessagesFn", "SessionTurn", "StopOptions", "TurnResult", "TurnStatus", "check_id"]
+__all__ = ["MessagesFn", "SessionTurn", "TurnResult", "TurnStatus", "check_id"]
 
 TurnStatus: TypeAlias = Literal["queued", "running", "stopping", "completed", "aborted", "timed_out", "failed"]
 MessagesFn: TypeAlias = Callable[[Sequence[Message]], "Sequence[Message | str] | Awaitable[Sequence[Message | str]]"]
@@ -37,17 +37,6 @@ def check_id(what: str, given: str) -> str:
     except UnicodeEncodeError:
         raise UsageError(f"the id of a {what} cannot be written as UTF-8: {given!r}") from None
     return given
-
-
-@dataclass(frozen=True, slots=True)
-class StopOptions:
-    """The arguments of one call of `stop()`, as they were given."""
-
-    at: StopAt | None = None
-    scope: Scope | None = None
-    within: float | None = None
-    abandon: float | None = None
-    reason: AbortReason | BaseException | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +119,14 @@ class SessionTurn:
             first = self.request is NO_STOP and not self.signal.aborted
             self.request = self.request.join(request)
         if self.ctx is not None:
-            self.ctx.stop.ask(request)
+            self.ctx.stop.join(request)
         return first
 
     def begin(self, ctx: Context) -> None:
         """It runs. What was asked for before counts from now on."""
         self.ctx = ctx
         if self.request is not NO_STOP:
-            ctx.stop.ask(self.request)
+            ctx.stop.join(self.request)
 
     def stop(
         self,

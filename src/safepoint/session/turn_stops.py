@@ -9,10 +9,10 @@ from functools import partial
 from ..abort import AbortReason, AbortSignal, Clock
 from ..abort.reason import reason_from
 from ..run.receipt import Receipt
-from ..run.stop import StopAck, StopAt, StopRequest, stop_request
+from ..run.stop import StopAck, StopAt, StopOptions, StopRequest
 from .admission import EarlyStops
 from .loop_tasks import LoopTasks
-from .turn import SessionTurn, StopOptions
+from .turn import SessionTurn
 from .turn_endings import receipt_of
 
 __all__ = ["TurnStops"]
@@ -49,16 +49,7 @@ class TurnStops:
 
     def stop(self, turn: SessionTurn, options: StopOptions, origin: str | None) -> StopAck:
         """Stop this turn and no other. Any thread."""
-        request = stop_request(
-            options.at,
-            scope=options.scope,
-            within=options.within,
-            abandon=options.abandon,
-            reason=options.reason,
-            before=turn.request,
-            now=self._clock.monotonic(),
-            origin=origin,
-        )
+        request = options.request(turn.request, now=self._clock.monotonic(), origin=origin)
         settled = partial(self._settled, turn)
         if turn.outcome is not None or turn.result is not None:
             return StopAck("already_finished", "settled", f"turn {turn.id} has ended", turn.id, settled)

@@ -53,7 +53,7 @@ class TurnWork:
             started = TurnStarted(**engine.stamp(turn.id), turn_id=turn.id, items=1)
             # From here on there may be effects: a crash must find that it had begun.
             await engine.log.flushed(engine.add(started, keep=True))
-            asking = ctx.child("", kind=AskingContext)
+            asking = ctx.child("", context_class=AskingContext)
             assert isinstance(asking, AskingContext)  # for the type checker: it was asked for
             asking.path, asking.is_run, asking._ask = ctx.path, True, engine.questions.ask
             asking.journal = engine.journal

@@ -197,7 +197,7 @@ class TurnLoop(Generic[T]):
         if at is not StopAt.TURN_END and turn is not None and turn.phase != "over":
             turn.pausing = True
             now = state.clock.monotonic()
-            turn.stop.ask(StopRequest(at, "tree", None, AbortReason("user", "paused", caller(1)), now))
+            turn.stop.join(StopRequest(at, "tree", None, AbortReason("user", "paused", caller(1)), now))
         state.wake()
 
     def resume(self) -> None:

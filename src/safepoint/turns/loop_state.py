@@ -102,7 +102,7 @@ class LoopState(Generic[T]):
     @property
     def committed(self) -> bool:
         """Whether the loop is stopped, so that no further turn begins."""
-        return self.stop.asked or self.signal.aborted
+        return self.stop.requested or self.signal.aborted
 
     @property
     def stops_running_turn(self) -> bool:
@@ -119,7 +119,7 @@ class LoopState(Generic[T]):
         Returns:
             Whether the stop became stricter.
         """
-        stricter = self.stop.ask(request)
+        stricter = self.stop.join(request)
         self.inbox.close()
         # A plan is not part of a turn: no work has begun that could be allowed to end, so any stop ends it at once.
         self.planning.abort(self.stop.request.reason or AbortReason("user", self.cause))

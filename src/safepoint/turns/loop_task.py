@@ -306,7 +306,7 @@ class LoopTask(Generic[T]):
             await then(outcome)
             return outcome
 
-        return await settle(ctx, note_return, plan.input, then=before_publishing)
+        return await settle(ctx, note_return, plan.input, on_outcome=before_publishing)
 
     def _account(self, turn: Turn[T], outcome: Outcome[object]) -> None:
         """Put the items of an ended turn into one list of the exit. A stop counts before a preempt.

@@ -138,7 +138,7 @@ class Turn(Generic[T]):
         """Apply or answer a request, if that is possible in this phase. May be called several times."""
         if self.phase == "over":
             self._answer(request, "turn_over")
-        elif request.due and self.loop_stop.asked:
+        elif request.due and self.loop_stop.requested:
             request.ack.decide("loop_stopped")  # a stop comes before any preempt
         elif request.due and self.phase == "active" and request.ack.status is None:
             self._apply(request.preempt, request.ack)
@@ -153,7 +153,7 @@ class Turn(Generic[T]):
         deadline = None if preempt.within is None else now + preempt.within
         self.preempted = True
         reason = AbortReason("preempted", "something newer came")
-        self.stop.ask(StopRequest(preempt.at, "root", deadline, reason, now))
+        self.stop.join(StopRequest(preempt.at, "root", deadline, reason, now))
         ack.decide("submitted")
         self.on_preempt(self, preempt.at)
 

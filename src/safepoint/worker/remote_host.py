@@ -16,7 +16,7 @@ from ..abort.reason import caller, reason_from
 from ..abort.renamed_arguments import accepts_deadline
 from ..errors import UsageError
 from ..run.receipt import Receipt
-from ..run.stop import NO_STOP, AckLevel, AckStatus, Scope, StopAck, StopAt, stop_request
+from ..run.stop import AckLevel, AckStatus, Scope, StopAck, StopAt, StopOptions
 from ..session.acknowledgements import NOT_RECORDED, ChangeAck
 from ..session.admission import as_messages
 from ..session.disconnect_timer import DisconnectTimer
@@ -146,9 +146,7 @@ class RemoteHost(Directory):
         """Stop this turn and no other, wherever it runs. `level` says how far the stop has come."""
         origin = caller(1)
         check_id("turn", turn_id)
-        stop_request(
-            at, scope=scope, within=within, abandon=abandon, reason=reason, before=NO_STOP, now=0.0, origin=origin
-        )
+        StopOptions(at, scope, within, abandon, reason).check()
         await self._place(session_id)
         if at is None and within is not None:
             at = StopAt.SAFE_POINT

@@ -153,7 +153,7 @@ class _Child:
         return ended
 
     def _forward(self, event: Event) -> None:
-        if isinstance(event, OWN) or not self._ctx.listened:
+        if isinstance(event, OWN) or not self._ctx.has_listener:
             return
         if self._skip > 0:
             self._skip -= 1

@@ -29,7 +29,7 @@ class Waiting(Journal):
         self.gate: asyncio.Event | None = None
         self.error: Exception | None = None
 
-    async def recorded(self, ctx: Context) -> None:
+    async def flush(self, ctx: Context) -> None:
         self.asked += 1
         if self.error is not None:
             raise self.error
@@ -47,7 +47,7 @@ class Call:
         self.saved: list[FlowSaved] = []
         self.controller = AbortController()
         outer = Context("agent", signal=self.controller.signal, emit=self._heard)
-        ctx: Any = outer.child("report", kind=ToolContext)
+        ctx: Any = outer.child("report", context_class=ToolContext)
         ctx.call_id, ctx.idempotency_key, ctx.kept = "call-1", key, None
         ctx.journal = journal or ctx.journal
         self.ctx: ToolContext = ctx

@@ -6,7 +6,7 @@ The record of a run in memory: nothing is waited for, and a process of its own r
 import pytest
 
 from safepoint import UsageError
-from safepoint.run.journal import Journal, JournalElsewhere, part_name
+from safepoint.run.journal import ChildProcessJournal, Journal, part_name
 
 
 def test_a_journal_begins_with_what_is_on_record_already_and_leaves_it_as_it_was():
@@ -24,4 +24,4 @@ def test_two_who_ask_for_one_part_get_one_lock():
 
 def test_from_a_process_of_its_own_nothing_can_be_recorded():
     with pytest.raises(UsageError, match="isolation='thread'"):
-        JournalElsewhere().lock("a")
+        ChildProcessJournal().lock("a")

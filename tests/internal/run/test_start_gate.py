@@ -139,14 +139,14 @@ def test_a_callback_may_ask_to_be_called_again_and_stops_with_the_leaf(clock: Fa
 
     def beat() -> None:
         beats.append(clock.monotonic())
-        watch.again(1, beat)
+        watch.repeat_after(1, beat)
 
     watch.after_abort(1, beat)
     watch.begin()
     controller.abort()
     clock.advance(3)
     watch.end()
-    watch.again(1, beat)  # it ended while the callback ran
+    watch.repeat_after(1, beat)  # it ended while the callback ran
     clock.advance(10)
     assert beats == [1001, 1002, 1003]
     assert clock.pending == 0
@@ -294,7 +294,7 @@ def test_a_leaf_that_is_looked_at_for_hours_keeps_no_timers_that_have_fired(cloc
     watch = StartGate(alarm)
 
     def look() -> None:
-        watch.again(0.01, look)
+        watch.repeat_after(0.01, look)
 
     watch.after_abort(0.01, look)
     watch.begin()
@@ -315,7 +315,7 @@ def test_what_is_due_again_and_again_comes_once_each_time_whatever_the_rounding(
     def again() -> None:
         calls.append(clock.monotonic())
         assert len(calls) < 1000
-        watch.again(0.01, again)
+        watch.repeat_after(0.01, again)
 
     watch.after_abort(0.1, again)
     controller.abort()

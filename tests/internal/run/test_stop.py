@@ -11,7 +11,7 @@ from hypothesis import given
 from safepoint.abort import AbortReason
 from safepoint.errors import UsageError
 from safepoint.run import StopAt, StopRequest
-from safepoint.run.stop import NO_STOP, stop_request
+from safepoint.run.stop import NO_STOP, StopOptions
 from safepoint.testing import FakeClock
 from tests.run.test_stop import family, request, requests
 
@@ -26,15 +26,15 @@ def test_requests_join_the_same_in_any_order(a: StopRequest, b: StopRequest, c: 
 
 def test_nobody_has_asked_at_first(clock: FakeClock):
     _, root, _, _ = family(clock)
-    assert not root.asked
+    assert not root.requested
     assert not root.due(StopAt.TURN_END)
     assert root.request is NO_STOP
     assert root.reason == AbortReason("user", "")
 
 
 def asked(at: StopAt | None = None, **given: object) -> StopRequest:
-    options = {"scope": None, "within": None, "reason": None, "before": NO_STOP, "now": 10.0, "origin": "x.py:1"}
-    return stop_request(at, **{**options, **given})  # type: ignore[arg-type]
+    before, now = given.pop("before", NO_STOP), given.pop("now", 10.0)
+    return StopOptions(at, **given).request(before, now=now, origin="x.py:1")  # type: ignore[arg-type]
 
 
 def test_the_first_calls_default_is_now_and_with_a_time_it_is_a_safe_point():

@@ -337,7 +337,7 @@ class ResourceAccount:
         """Have `write_down` called before each receipt, as long as there is something to tell."""
         if not self._listed:
             self._listed = True
-            self._leaf.receipt_builder.add_source(self.write_down)
+            self._leaf.receipt_builder.add_updater(self.write_down)
 
     def _function_line(self, function: "_Thread") -> EntryBuilder:
         if function.entry is None:

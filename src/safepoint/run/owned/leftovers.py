@@ -38,7 +38,7 @@ async def name_leftovers(receipt_builder: ReceiptBuilder, begun: int) -> None:
         ledger: The run's.
         begun: When the run began, in clock ticks since boot: dates move, and tests have clocks of their own.
     """
-    receipt_builder.bring_up_to_date()
+    receipt_builder.update()
     tasks = _tasks(receipt_builder)
     for _ in range(2):  # one that was told to end in this very moment may do so
         if tasks:
