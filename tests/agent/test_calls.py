@@ -216,7 +216,7 @@ async def test_a_plain_function_that_hands_out_a_coroutine_is_no_success():
 
     outcome = await agent_of(wrapped).run("go")
     assert statuses(outcome) == ["failed"]
-    assert "declare it with `async def`" in contents(outcome)[0]
+    assert "declare the function with `async def`" in contents(outcome)[0]
 
 
 async def test_a_tool_that_takes_too_long_is_told_to_the_model(clock: FakeClock):

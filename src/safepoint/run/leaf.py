@@ -187,7 +187,7 @@ async def in_thread(run: LeafRun[C], work: Callable[[C, I], T], value: I, *, may
         current_account.set(run)  # in the context of this call alone
         try:
             with Ambient(run.signal):
-                returned = thread.run()
+                returned: T = thread.run()
         except SystemExit as error:
             raise exit_of(work, error) from error
         except asyncio.CancelledError as error:
