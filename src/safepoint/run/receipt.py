@@ -6,6 +6,7 @@ evidence for.
 
 import itertools
 import json
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -286,10 +287,13 @@ class EntryBuilder:
 
     def end(self, fate: Fate, *, where: str | None = None, note: str = "") -> None:
         """Record how it ended. The first end is final; `still_running` is none, and may become an end later."""
-        if self.ended_at is None:
-            self.fate, self.where, self.note = fate, where, shorten(note, NOTE_LIMIT)
-            if fate != "still_running":
-                self._receipt_builder.ended(self)
+        note = shorten(note, NOTE_LIMIT)
+        # Two threads may end one entry: the thread of a function that returns, and one that writes a receipt meanwhile.
+        with self._receipt_builder.lock:
+            if self.ended_at is None:
+                self.fate, self.where, self.note = fate, where, note
+                if fate != "still_running":
+                    self._receipt_builder.ended(self)
 
 
 class ReceiptBuilder:
@@ -302,6 +306,7 @@ class ReceiptBuilder:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.lock = threading.RLock()  # held while an entry is ended; a signal handler may end one too
         self._live: dict[EntryBuilder, None] = {}
         self._ended: dict[Fate, deque[EntryBuilder]] = {fate: deque() for fate in LIMITS}
         self._numbers = itertools.count()  # of the ends, which are listed in this order
@@ -310,7 +315,7 @@ class ReceiptBuilder:
         self.resume: str | None = None
         self._warnings: deque[str] = deque(maxlen=LISTED)
         self._warned = 0
-        self._updaters: list[Callable[[], bool]] = []
+        self._updaters: dict[object, Callable[[], bool]] = {}
 
     def begin(self, name: str, kind: LeafKind, *, owned: bool = False) -> EntryBuilder:
         """Add an entry: for a leaf, or for something that a leaf started (`owned`)."""
@@ -338,11 +343,14 @@ class ReceiptBuilder:
         """Call `update` before each receipt, to bring entries up to date, until it returns False."""
         if len(self._updaters) >= LISTED:  # most of them have ended long ago
             self.update()
-        self._updaters.append(update)
+        self._updaters[object()] = update
 
     def update(self) -> None:
         """Bring the entries of what leaves started up to date."""
-        self._updaters = [update for update in self._updaters if update()]
+        # One at a time, without replacing the whole dict: another thread may add an updater meanwhile.
+        for key, update in list(self._updaters.items()):
+            if not update():
+                self._updaters.pop(key, None)
 
     def ended(self, entry: EntryBuilder) -> None:
         """Move an entry to those that have ended."""

@@ -3,6 +3,8 @@
 Receipts: filled by the leaves, true, readable, and the same after a journey through JSON.
 """
 
+import threading
+
 import pytest
 
 from safepoint.abort import AbortController
@@ -90,3 +92,29 @@ def test_a_long_warning_is_cut(clock: FakeClock):
 @pytest.mark.parametrize(("seconds", "text"), [(0.0004, "0.4 ms"), (0.12, "120 ms"), (3.21, "3.2 s")])
 def test_durations_are_short(seconds: float, text: str):
     assert duration(seconds) == text
+
+
+def test_what_is_added_while_another_thread_brings_the_receipt_up_to_date_is_not_lost(clock: FakeClock):
+    receipt_builder = ReceiptBuilder(clock)
+    inside, go_on, asked = threading.Event(), threading.Event(), list[str]()
+
+    def slow() -> bool:
+        if not inside.is_set():
+            inside.set()
+            go_on.wait(10)
+        return True
+
+    def later() -> bool:
+        asked.append("later")
+        return True
+
+    receipt_builder.add_updater(slow)
+    other = threading.Thread(target=receipt_builder.update)
+    other.start()
+    assert inside.wait(10)
+    receipt_builder.update()
+    receipt_builder.add_updater(later)
+    go_on.set()
+    other.join(10)
+    receipt_builder.update()
+    assert asked == ["later"]

@@ -192,10 +192,11 @@ class ResourceAccount:
             fate = "stopped"
             raise
         finally:
-            with self._lock:
+            with self._lock:  # `_function_line` checks under this lock whether it still runs
                 self._functions.remove(thread)
-            if thread.entry is not None:
-                thread.entry.end(fate)
+                entry = thread.entry
+            if entry is not None:
+                entry.end(fate)
             thread.ended.set_result(None)
 
     # Ending it
@@ -323,26 +324,30 @@ class ResourceAccount:
             process = program.living()
             if process is not None and not program.ending:
                 self._line(process, program.called).end("still_running", note=program.note)
-        functions = self._snapshot()
-        for function in functions:
-            note = "a thread that the leaf started" if function.helps else ""
-            self._function_line(function).end("still_running", where=function.work.call.where(), note=note)
+        for function in self._snapshot():
+            if (line := self._function_line(function)) is not None:
+                note = "a thread that the leaf started" if function.helps else ""
+                line.end("still_running", where=function.work.call.where(), note=note)
         for process, entry in list(self._lines.items()):
             if not is_alive(process):
                 entry.end("stopped" if process in self._signalled else "finished")
-        self._listed = bool(programs or functions) or FORKS.has(self)
-        return self._listed
+        with self._lock:
+            self._listed = bool(self._programs or self._functions) or FORKS.has(self)
+            return self._listed
 
     def _list(self) -> None:
         """Have `write_down` called before each receipt, as long as there is something to tell."""
-        if not self._listed:
-            self._listed = True
+        with self._lock:
+            listed, self._listed = self._listed, True
+        if not listed:
             self._leaf.receipt_builder.add_updater(self.write_down)
 
-    def _function_line(self, function: "_Thread") -> EntryBuilder:
-        if function.entry is None:
-            function.entry = self._begin(function.name, "thread")
-        return function.entry
+    def _function_line(self, function: "_Thread") -> EntryBuilder | None:
+        """The receipt entry of a function; None if it has returned and has no entry."""
+        with self._lock:
+            if function.entry is None and function in self._functions:
+                function.entry = self._begin(function.name, "thread")
+            return function.entry
 
     def _begin(self, name: str, kind: LeafKind) -> EntryBuilder:
         entry = self._leaf.receipt_builder.begin(f"{self._leaf.operation}/{name}", kind, owned=True)
@@ -350,11 +355,12 @@ class ResourceAccount:
         return entry
 
     def _line(self, process: ProcessId, name: str) -> EntryBuilder:
-        entry = self._lines.get(process)
-        if entry is None:
-            entry = self._lines[process] = self._begin(name, "program")
-            entry.pid, entry.pid_started = process.pid, process.started
-        return entry
+        with self._lock:  # one entry per process: a second one would stay `still_running` for ever
+            entry = self._lines.get(process)
+            if entry is None:
+                entry = self._lines[process] = self._begin(name, "program")
+                entry.pid, entry.pid_started = process.pid, process.started
+            return entry
 
 
 async def _wait_for(endings: "list[asyncio.Future[None]]", seconds: float) -> None:
