@@ -1,7 +1,7 @@
-"""Models: one file per provider, each by its official SDK and an extra. Knows nothing of the agent's loop.
+"""Models: one module per provider, each through its official SDK, which is an optional extra.
 
-`from safepoint.models import OpenAIModel` imports only what that model needs. Its SDK is imported when a model is made;
-if the extra is not installed, the error names it.
+`from safepoint.models import OpenAIModel` imports only what that model needs. The SDK is imported when a model is made;
+if its extra is not installed, the error names it. Knows nothing of the agent's loop.
 """
 
 from typing import TYPE_CHECKING

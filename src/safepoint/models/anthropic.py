@@ -1,4 +1,4 @@
-"""Owns talking to Anthropic's Messages API, and to servers that speak it, by the official `anthropic` SDK.
+"""Owns requests to Anthropic's Messages API, and to compatible servers, through the official `anthropic` SDK.
 
 Makes one attempt per request. Knows nothing of retries, tools and the agent's loop.
 """
@@ -6,7 +6,7 @@ Makes one attempt per request. Knows nothing of retries, tools and the agent's l
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..abort import AbortSignal
 from ..agent.model import (
@@ -23,13 +23,16 @@ from ..agent.model import (
 from ..errors import MissingExtra, SafepointError, UsageError
 from ..run.messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
 from ..run.receipt import Usage
-from .failure import MALFORMED, broke_off, failed_within, malformed, refused, transport_errors, unreachable
+from .failure import MALFORMED, cut_off, failed_mid_answer, malformed, refused, transport_errors, unreachable
 from .handshake import close_interrupted_handshakes
 from .sdk_events import SdkEvents
 from .wording import arguments_of, assistant_text, result_text
 
 if TYPE_CHECKING:
-    from anthropic import AsyncAnthropic
+    from anthropic import AsyncAnthropic, types
+
+# One part of a message, such as a text or the result of a call, as this API wants it.
+Block: TypeAlias = dict[str, object]
 
 __all__ = ["AnthropicModel"]
 
@@ -43,12 +46,9 @@ REASONS: dict[str, FinishReason] = {
 
 
 class AnthropicModel:
-    """`AnthropicModel("claude-…")`, or with `base_url=` a compatible server. Belongs to one event loop, as its client.
+    """A model of Anthropic, or of a compatible server: `AnthropicModel("claude-…")`.
 
-    client      an `AsyncAnthropic` of yours, which stays yours to close; its own retries are switched off here
-    stream      False for servers that do not stream: the answer comes in one piece
-    max_tokens  the limit of answers for which the request has none: this API wants one
-    options     go with every request: `timeout=30`, `tool_choice={"type": "any"}`, …
+    It belongs to one event loop, as its client does.
     """
 
     def __init__(
@@ -60,27 +60,47 @@ class AnthropicModel:
         api_key: str | None = None,
         stream: bool = True,
         max_tokens: int = 4096,
-        **options: Any,
+        **options: object,
     ) -> None:
+        """Make a model.
+
+        Args:
+            model: The name of the model.
+            client: An `AsyncAnthropic` to use, which the caller closes. Its own retries are switched off.
+            base_url: The URL of a compatible server.
+            api_key: The key; by default the SDK reads it from the environment.
+            stream: False for servers that do not stream: the answer then comes in one piece.
+            max_tokens: The limit of an answer if the request has none. This API demands one.
+            **options: Sent with every request: `timeout=30`, `tool_choice={"type": "any"}`, …
+
+        Raises:
+            UsageError: An option belongs to the request or to `Retry`, or to a client that was given.
+            MissingExtra: The `anthropic` package is not installed.
+        """
         if reserved := RESERVED & options.keys():
             raise UsageError(f"{sorted(reserved)} cannot be options: they belong to the request, or to `Retry`")
         if client is not None and (base_url, api_key) != (None, None):
             raise UsageError("base_url and api_key belong to the client: give either a client or these")
         self.name = model
-        self._own = client is None
+        self._owns_client = client is None
         self._client = _connect(base_url, api_key) if client is None else client.with_options(max_retries=0)
         self._stream = stream
         self._max_tokens = max_tokens
         self._options = options
 
     async def stream(self, request: ModelRequest, *, signal: AbortSignal) -> AsyncGenerator[Chunk, None]:
-        """Ask once. Closing the iterator closes the connection. Raises: ModelError; AbortError."""
+        """Send one request and yield the answer. Closing the iterator closes the connection.
+
+        Raises:
+            ModelError: The request failed, or the answer was cut off.
+            AbortError: The signal was aborted.
+        """
         signal.raise_if_aborted()
         answer = _AnthropicAnswer(self.name)
         try:
             response = await signal.run(self._client.messages.create(**self._body(request)))
             if self._stream:
-                async with signal.stream(SdkEvents[Any](response)) as events:
+                async with signal.stream(SdkEvents["types.RawMessageStreamEvent"](response)) as events:
                     async for event in events:
                         for chunk in answer.read(event):
                             yield chunk
@@ -88,17 +108,17 @@ class AnthropicModel:
                 for chunk in answer.read_whole(response):
                     yield chunk
             if answer.reason is None:
-                raise broke_off(self.name)
+                raise cut_off(self.name)
         except SafepointError:
             raise
         except _failures() as error:
-            if answer.reason is None:  # else the answer is whole: what breaks after its end is only the line
+            if answer.reason is None:  # otherwise the answer is complete, and only the connection broke after it
                 raise _model_error(self.name, error) from error
         yield AnswerEnded(REASONS.get(answer.reason, "stop"))
 
     async def aclose(self) -> None:
-        """Close the connections, unless the client was given."""
-        if self._own:
+        """Close the connections, unless the client was given by the caller."""
+        if self._owns_client:
             await self._client.close()
 
     async def __aenter__(self) -> "AnthropicModel":
@@ -110,7 +130,7 @@ class AnthropicModel:
         await self.aclose()
 
     def _body(self, request: ModelRequest) -> dict[str, Any]:
-        body: dict[str, Any] = {
+        body: dict[str, object] = {
             "model": self.name,
             "messages": _messages(request.messages),
             "max_tokens": request.max_tokens or self._max_tokens,
@@ -124,17 +144,20 @@ class AnthropicModel:
 
 
 class _AnthropicAnswer:
-    """Reads one answer: events of the provider in, chunks out."""
+    """Translates the events of one answer into chunks."""
 
     def __init__(self, model: str) -> None:
         self.reason: str | None = None
         self._model = model
-        self._input = 0
-        self._calls: dict[int, int] = {}  # the provider counts blocks, of which some are calls
-        self._empty: set[int] = set()
+        self._input_tokens = 0
+        self._calls: dict[int, int] = {}  # the number of a call by the number of its block: not all blocks are calls
+        self._without_arguments: set[int] = set()  # the blocks of calls whose arguments have not come yet
 
-    def read(self, event: Any) -> Iterator[Chunk]:
-        """The chunks in one event of a stream. The SDK does not check what it hands on."""
+    def read(self, event: "types.RawMessageStreamEvent") -> Iterator[Chunk]:
+        """Yield the chunks in one event of a stream.
+
+        The SDK does not validate what it passes on: attributes may be missing, whatever the types say.
+        """
         try:
             match event.type:
                 case "message_start":
@@ -143,7 +166,7 @@ class _AnthropicAnswer:
                     yield from self._block(event.index, event.content_block)
                 case "content_block_delta":
                     yield from self._delta(event.index, event.delta)
-                case "content_block_stop" if event.index in self._empty:
+                case "content_block_stop" if event.index in self._without_arguments:
                     yield CallDelta(index=self._calls[event.index], arguments="{}")
                 case "message_delta":
                     self.reason = event.delta.stop_reason or self.reason
@@ -153,39 +176,39 @@ class _AnthropicAnswer:
         except (AttributeError, TypeError, KeyError) as error:
             raise malformed(self._model, f"{event!r}"[:200]) from error
 
-    def read_whole(self, message: Any) -> Iterator[Chunk]:
-        """The chunks of an answer that was not streamed."""
+    def read_whole(self, message: "types.Message") -> Iterator[Chunk]:
+        """Yield the chunks of an answer that was not streamed."""
         try:
             for index, block in enumerate(message.content):
                 yield from self._block(index, block)
-                if index in self._empty:
+                if index in self._without_arguments:
                     yield CallDelta(index=self._calls[index], arguments="{}")
             self.reason = message.stop_reason
             yield self._usage(message.usage)
         except (AttributeError, TypeError) as error:
             raise malformed(self._model, f"{message!r}"[:200]) from error
 
-    def _block(self, index: int, block: Any) -> Iterator[Chunk]:
+    def _block(self, index: int, block: "types.ContentBlock") -> Iterator[Chunk]:
         if block.type == "text" and block.text:
             yield TextDelta(block.text)
         elif block.type == "tool_use":
             call = self._calls[index] = len(self._calls)
             arguments = json.dumps(block.input, ensure_ascii=False) if block.input else ""
             if not arguments:
-                self._empty.add(index)
+                self._without_arguments.add(index)
             yield CallDelta(index=call, call_id=block.id, name=block.name, arguments=arguments)
 
-    def _delta(self, index: int, delta: Any) -> Iterator[Chunk]:
+    def _delta(self, index: int, delta: "types.RawContentBlockDelta") -> Iterator[Chunk]:
         if delta.type == "text_delta" and delta.text:
             yield TextDelta(delta.text)
         elif delta.type == "input_json_delta" and delta.partial_json and index in self._calls:
-            self._empty.discard(index)
+            self._without_arguments.discard(index)
             yield CallDelta(index=self._calls[index], arguments=delta.partial_json)
 
-    def _usage(self, usage: Any) -> UsageReported:
-        read = (usage.input_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens)
-        self._input = sum(count or 0 for count in read) or self._input  # the last report may leave these out
-        return UsageReported(Usage(1, self._input, usage.output_tokens or 0))
+    def _usage(self, usage: "types.Usage | types.MessageDeltaUsage") -> UsageReported:
+        counts = (usage.input_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens)
+        self._input_tokens = sum(count or 0 for count in counts) or self._input_tokens  # the last report may omit these
+        return UsageReported(Usage(1, self._input_tokens, usage.output_tokens or 0))
 
 
 def _connect(base_url: str | None, api_key: str | None) -> "AsyncAnthropic":
@@ -198,32 +221,35 @@ def _connect(base_url: str | None, api_key: str | None) -> "AsyncAnthropic":
     return client
 
 
-def _messages(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
-    """Turn by turn, as this API wants it: what one side says in a row, results of calls too, is one message."""
-    turns: list[dict[str, Any]] = []
+def _messages(messages: tuple[Message, ...]) -> list[dict[str, object]]:
+    """Return the conversation as this API wants it: user and assistant in turns.
+
+    Consecutive messages of one side become one message. The results of calls belong to the user's side.
+    """
+    turns: list[tuple[str, list[Block]]] = []
     for message in messages:
         role, blocks = _blocks(message)
         if not blocks:
             continue
-        if turns and turns[-1]["role"] == role:
-            turns[-1]["content"] += blocks
+        if turns and turns[-1][0] == role:
+            turns[-1][1].extend(blocks)
         else:
-            turns.append({"role": role, "content": blocks})
-    return turns
+            turns.append((role, blocks))
+    return [{"role": role, "content": blocks} for role, blocks in turns]
 
 
-def _blocks(message: Message) -> tuple[str, list[dict[str, Any]]]:
+def _blocks(message: Message) -> tuple[str, list[Block]]:
     match message:
-        case SystemMessage():  # stands beside the messages
+        case SystemMessage():  # has a field of its own in the request
             return "user", []
         case UserMessage():
             return "user", [{"type": "text", "text": message.text}] if message.text else []
         case ToolResult():
-            result = {"type": "tool_result", "tool_use_id": message.call_id, "content": result_text(message)}
+            result: Block = {"type": "tool_result", "tool_use_id": message.call_id, "content": result_text(message)}
             return "user", [result if message.status == "completed" else {**result, "is_error": True}]
         case AssistantMessage():
             text = assistant_text(message)
-            blocks: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
+            blocks: list[Block] = [{"type": "text", "text": text}] if text else []
             blocks += (
                 {"type": "tool_use", "id": call.call_id, "name": call.name, "input": arguments_of(call)}
                 for call in message.calls
@@ -231,7 +257,7 @@ def _blocks(message: Message) -> tuple[str, list[dict[str, Any]]]:
             return "assistant", blocks
 
 
-def _tool(spec: ToolSpec) -> dict[str, Any]:
+def _tool(spec: ToolSpec) -> dict[str, object]:
     return {"name": spec.name, "description": spec.description, "input_schema": dict(spec.parameters)}
 
 
@@ -242,17 +268,17 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _model_error(model: str, error: Exception) -> ModelError:
-    """Whatever the SDK raises, as what it means to the caller."""
+    """Return the ModelError for an exception of the SDK."""
     import anthropic
 
     match error:
         case anthropic.APIStatusError():
             body = error.body.get("error") if isinstance(error.body, Mapping) else None
-            told = body if isinstance(body, Mapping) else {}
-            said = str(told.get("message") or error.message)
-            if error.status_code < 400:  # an error event inside of the stream
-                return failed_within(model, said, told.get("type"))
-            return refused(model, said, error.status_code, error.response.headers)
+            details = body if isinstance(body, Mapping) else {}
+            message = str(details.get("message") or error.message)
+            if error.status_code < 400:  # an error event inside the stream
+                return failed_mid_answer(model, message, details.get("type"))
+            return refused(model, message, error.status_code, error.response.headers)
         case anthropic.APIConnectionError():
             return unreachable(model, error)
         case anthropic.APIResponseValidationError():

@@ -1,4 +1,4 @@
-"""Owns talking to an Ollama server by the official `ollama` SDK.
+"""Owns requests to an Ollama server through the official `ollama` SDK.
 
 Makes one attempt per request. Knows nothing of retries, tools and the agent's loop.
 """
@@ -27,7 +27,7 @@ from ..agent.model import (
 from ..errors import MissingExtra, SafepointError, UsageError
 from ..run.messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
 from ..run.receipt import Usage
-from .failure import MALFORMED, broke_off, failed_within, malformed, refused, transport_errors, unreachable
+from .failure import MALFORMED, cut_off, failed_mid_answer, malformed, refused, transport_errors, unreachable
 from .handshake import close_interrupted_handshakes
 from .wording import arguments_of, assistant_text, result_text
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 __all__ = ["OllamaModel"]
 
 RESERVED = {"messages", "tools"}
-KEPT = {"type", "items", "enum"}
-NOT_MISSED = {"description", "title", "default"}
+# Of the JSON schema of a parameter the SDK sends only these keys and the description. Losing the other ones matters,
+# except for these.
+SENT_KEYS = {"type", "items", "enum"}
+DISPENSABLE_KEYS = {"description", "title", "default"}
 
 
 class OllamaModel:
-    """`OllamaModel("qwen3")`, at `host=`, `OLLAMA_HOST` or this machine. Belongs to one event loop, as its client does.
+    """A model of an Ollama server: `OllamaModel("qwen3")`.
 
-    client     an `ollama.AsyncClient` of yours, which stays yours to close
-    stream     False: the answer comes in one piece
-    options    go with every request: `options={"temperature": 0}`, `think=False`, `keep_alive="5m"`, …
+    It belongs to one event loop, as its client does.
     """
 
     def __init__(
@@ -56,20 +56,38 @@ class OllamaModel:
         client: "AsyncClient | None" = None,
         host: str | None = None,
         stream: bool = True,
-        **options: Any,
+        **options: object,
     ) -> None:
+        """Make a model.
+
+        Args:
+            model: The name of the model.
+            client: An `ollama.AsyncClient` to use, which the caller closes.
+            host: The URL of the server; by default `OLLAMA_HOST`, or this machine.
+            stream: False to get the answer in one piece.
+            **options: Sent with every request: `options={"temperature": 0}`, `think=False`, `keep_alive="5m"`, …
+
+        Raises:
+            UsageError: An option belongs to the request, or to a client that was given.
+            MissingExtra: The `ollama` package is not installed.
+        """
         if reserved := RESERVED & options.keys():
             raise UsageError(f"{sorted(reserved)} cannot be options: they belong to the request")
         if client is not None and host is not None:
             raise UsageError("host belongs to the client: give either a client or a host")
         self.name = model
-        self._own = client is None
+        self._owns_client = client is None
         self._client = client or _connect(host)
         self._stream = stream
         self._options = options
 
     async def stream(self, request: ModelRequest, *, signal: AbortSignal) -> AsyncGenerator[Chunk, None]:
-        """Ask once. Closing the iterator closes the connection. Raises: ModelError; AbortError."""
+        """Send one request and yield the answer. Closing the iterator closes the connection.
+
+        Raises:
+            ModelError: The request failed, or the answer was cut off.
+            AbortError: The signal was aborted.
+        """
         signal.raise_if_aborted()
         answer = _OllamaAnswer()
         try:
@@ -78,18 +96,18 @@ class OllamaModel:
                     for chunk in answer.read(part):
                         yield chunk
             if answer.reason is None:
-                raise broke_off(self.name)
+                raise cut_off(self.name)
         except SafepointError:
             raise
         except _failures() as error:
-            if answer.reason is None:  # else the answer is whole: what breaks after its end is only the line
+            if answer.reason is None:  # otherwise the answer is complete, and only the connection broke after it
                 raise _model_error(self.name, error) from error
-        yield AnswerEnded(answer.ended())
+        yield AnswerEnded(answer.finish_reason())
 
     async def aclose(self) -> None:
-        """Close the connections, unless the client was given."""
-        if self._own:
-            await self._client.close()  # type: ignore[no-untyped-call]  # the SDK's
+        """Close the connections, unless the client was given by the caller."""
+        if self._owns_client:
+            await self._client.close()  # type: ignore[no-untyped-call]  # the SDK does not annotate it
 
     async def __aenter__(self) -> "OllamaModel":
         return self
@@ -100,34 +118,36 @@ class OllamaModel:
         await self.aclose()
 
     async def _parts(self, request: ModelRequest) -> "AsyncGenerator[ChatResponse, None]":
-        """The parts of an answer; of one that is not streamed, the only one. Asks when it is first read."""
-        asking = self._client.chat(**self._body(request))
+        """Send the request when first read, and yield the parts of the answer: one, if it is not streamed."""
+        response = self._client.chat(**self._body(request))
         if not self._stream:
-            with _no_answer(self.name):
-                yield await asking
+            with _malformed_parts(self.name):
+                yield await response
             return
-        parts: AsyncIterator[ChatResponse] = await asking
-        assert isinstance(parts, AsyncGenerator), "the SDK's stream is a generator: closing it hangs up"
+        parts: AsyncIterator[ChatResponse] = await response
+        assert isinstance(parts, AsyncGenerator), "the SDK's stream is a generator: closing it closes the connection"
         try:
-            with _no_answer(self.name):
+            with _malformed_parts(self.name):
                 async for part in parts:
                     yield part
         finally:
             await parts.aclose()
 
     def _body(self, request: ModelRequest) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": self.name, "messages": _messages(request.messages), "stream": self._stream}
+        body: dict[str, object] = {"model": self.name, "messages": _messages(request.messages), "stream": self._stream}
         if request.tools:
             body["tools"] = [_tool(spec) for spec in request.tools]
         body |= self._options
         if request.max_tokens is not None:
-            body["options"] = {**(body.get("options") or {}), "num_predict": request.max_tokens}
+            options = body.get("options")
+            given = options if isinstance(options, Mapping) else {}
+            body["options"] = {**given, "num_predict": request.max_tokens}
         return body
 
 
 @contextmanager
-def _no_answer(model: str) -> Iterator[None]:
-    """What the SDK raises when a line is JSON but no part of an answer: it does not look before it takes it apart."""
+def _malformed_parts(model: str) -> Iterator[None]:
+    """Translate what the SDK raises for a line that is JSON but no part of an answer: it does not check it first."""
     try:
         yield
     except (ValidationError, AttributeError, TypeError) as error:
@@ -135,14 +155,14 @@ def _no_answer(model: str) -> Iterator[None]:
 
 
 class _OllamaAnswer:
-    """Reads one answer: parts in, chunks out. Calls come whole and without ids, so they are given some."""
+    """Translates the parts of one answer into chunks. Calls come whole and without ids, so they get new ones."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self._calls = 0
 
     def read(self, part: "ChatResponse") -> Iterator[Chunk]:
-        """The chunks in one part."""
+        """Yield the chunks in one part."""
         if part.message.content:
             yield TextDelta(part.message.content)
         for call in part.message.tool_calls or ():
@@ -153,8 +173,8 @@ class _OllamaAnswer:
             self.reason = part.done_reason or "stop"
             yield UsageReported(Usage(1, part.prompt_eval_count or 0, part.eval_count or 0))
 
-    def ended(self) -> FinishReason:
-        """Why the answer ended, in our words."""
+    def finish_reason(self) -> FinishReason:
+        """Return why the answer ended."""
         if self.reason == "length":
             return "length"
         return "tool_calls" if self._calls else "stop"
@@ -170,11 +190,11 @@ def _connect(host: str | None) -> "AsyncClient":
     return client
 
 
-def _messages(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
+def _messages(messages: tuple[Message, ...]) -> list[dict[str, object]]:
     return [converted for message in messages if (converted := _message(message)) is not None]
 
 
-def _message(message: Message) -> dict[str, Any] | None:
+def _message(message: Message) -> dict[str, object] | None:
     match message:
         case SystemMessage():
             return {"role": "system", "content": message.text}
@@ -187,22 +207,24 @@ def _message(message: Message) -> dict[str, Any] | None:
             text = assistant_text(message)
             if calls:
                 return {"role": "assistant", "content": text, "tool_calls": calls}
-            return {"role": "assistant", "content": text} if text else None  # nothing was said
+            return {"role": "assistant", "content": text} if text else None  # an empty answer is left out
 
 
-def _tool(spec: ToolSpec) -> dict[str, Any]:
+def _tool(spec: ToolSpec) -> dict[str, object]:
     parameters = dict(spec.parameters)
-    parameters["properties"] = {name: _property(schema) for name, schema in parameters.get("properties", {}).items()}
+    properties = parameters.get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    parameters["properties"] = {name: _property(schema) for name, schema in properties.items()}
     function = {"name": spec.name, "description": spec.description, "parameters": parameters}
     return {"type": "function", "function": function}
 
 
-def _property(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The SDK drops all of a parameter's schema but a few keys: what it would lose is put into the description."""
-    if schema.keys() <= KEPT | NOT_MISSED:
+def _property(schema: Mapping[str, object]) -> dict[str, object]:
+    """Return the schema of a parameter; if the SDK would drop a part of it, the description repeats the schema."""
+    if schema.keys() <= SENT_KEYS | DISPENSABLE_KEYS:
         return dict(schema)
-    whole = json.dumps({key: schema[key] for key in schema if key not in NOT_MISSED}, ensure_ascii=False)
-    return {**schema, "description": f"{schema.get('description', '')} JSON schema: {whole}".strip()}
+    text = json.dumps({key: schema[key] for key in schema if key not in DISPENSABLE_KEYS}, ensure_ascii=False)
+    return {**schema, "description": f"{schema.get('description', '')} JSON schema: {text}".strip()}
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -212,12 +234,14 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _model_error(model: str, error: Exception) -> ModelError:
-    """Whatever the SDK raises, as what it means to the caller."""
+    """Return the ModelError for an exception of the SDK."""
     from ollama import RequestError, ResponseError
 
     match error:
-        case ResponseError() if error.status_code < 0:  # inside of the answer: the request was good, the server broke
-            return failed_within(model, error.error, "server_error")
+        case ResponseError() if (
+            error.status_code < 0
+        ):  # inside the answer: the request was accepted, then the server failed
+            return failed_mid_answer(model, error.error, "server_error")
         case ResponseError():
             return refused(model, error.error, error.status_code, _headers(error))
         case RequestError():
@@ -229,7 +253,7 @@ def _model_error(model: str, error: Exception) -> ModelError:
 
 
 def _headers(error: "ResponseError") -> Mapping[str, str]:
-    """The headers of the answer: the SDK drops them, but raises while it handles the error that has them."""
+    """Return the headers of the response. The SDK drops them, but the exception that it handled has them."""
     response = getattr(error.__context__, "response", None)
     headers: Mapping[str, str] = getattr(response, "headers", {})
     return headers

@@ -1,4 +1,4 @@
-"""Owns talking to OpenAI, and to every server with the same Chat Completions API, by the official `openai` SDK.
+"""Owns requests to OpenAI, and to every server with the same Chat Completions API, through the official `openai` SDK.
 
 Makes one attempt per request. Knows nothing of retries, tools and the agent's loop.
 """
@@ -6,7 +6,7 @@ Makes one attempt per request. Knows nothing of retries, tools and the agent's l
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 from ..abort import AbortSignal
@@ -24,13 +24,16 @@ from ..agent.model import (
 from ..errors import MissingExtra, SafepointError, UsageError
 from ..run.messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolResult, UserMessage
 from ..run.receipt import Usage
-from .failure import MALFORMED, broke_off, failed_within, malformed, refused, transport_errors, unreachable
+from .failure import MALFORMED, cut_off, failed_mid_answer, malformed, refused, transport_errors, unreachable
 from .handshake import close_interrupted_handshakes
 from .sdk_events import SdkEvents
 from .wording import arguments_text, assistant_text, result_text
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+    from openai.types.chat.chat_completion import Choice
+    from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 
 __all__ = ["OpenAIModel"]
 
@@ -45,11 +48,9 @@ REASONS: dict[str, FinishReason] = {
 
 
 class OpenAIModel:
-    """`OpenAIModel("gpt-…")`, or with `base_url=` any compatible server. Belongs to one event loop, as its client does.
+    """A model of OpenAI, or of any compatible server: `OpenAIModel("gpt-…")`.
 
-    client     an `AsyncOpenAI` of yours, which stays yours to close; its own retries are switched off here
-    stream     False for servers that do not stream: the answer comes in one piece
-    options    go with every request: `temperature=0`, `timeout=30`, `tool_choice="required"`, …
+    It belongs to one event loop, as its client does.
     """
 
     def __init__(
@@ -60,27 +61,48 @@ class OpenAIModel:
         base_url: str | None = None,
         api_key: str | None = None,
         stream: bool = True,
-        **options: Any,
+        **options: object,
     ) -> None:
+        """Make a model.
+
+        Args:
+            model: The name of the model.
+            client: An `AsyncOpenAI` to use, which the caller closes. Its own retries are switched off.
+            base_url: The URL of a compatible server.
+            api_key: The key; by default the SDK reads it from the environment.
+            stream: False for servers that do not stream: the answer then comes in one piece.
+            **options: Sent with every request: `temperature=0`, `timeout=30`, `tool_choice="required"`, …
+
+        Raises:
+            UsageError: An option belongs to the request or to `Retry`, or to a client that was given.
+            MissingExtra: The `openai` package is not installed.
+        """
         if reserved := RESERVED & options.keys():
             raise UsageError(f"{sorted(reserved)} cannot be options: they belong to the request, or to `Retry`")
         if client is not None and (base_url, api_key) != (None, None):
             raise UsageError("base_url and api_key belong to the client: give either a client or these")
         self.name = model
-        self._own = client is None
+        self._owns_client = client is None
         self._client = _connect(base_url, api_key) if client is None else client.with_options(max_retries=0)
-        self._completions = self._client.chat.completions  # imports what it needs: here, not in a loop that is running
+        self._completions = (
+            self._client.chat.completions
+        )  # looked up now: it imports modules, which would block the loop
         self._stream = stream
         self._options = options
 
     async def stream(self, request: ModelRequest, *, signal: AbortSignal) -> AsyncGenerator[Chunk, None]:
-        """Ask once. Closing the iterator closes the connection. Raises: ModelError; AbortError."""
+        """Send one request and yield the answer. Closing the iterator closes the connection.
+
+        Raises:
+            ModelError: The request failed, or the answer was cut off.
+            AbortError: The signal was aborted.
+        """
         signal.raise_if_aborted()
         answer = _OpenAIAnswer(self.name)
         try:
             response = await signal.run(self._completions.create(**self._body(request)))
             if self._stream:
-                async with signal.stream(SdkEvents[Any](response)) as events:
+                async with signal.stream(SdkEvents["ChatCompletionChunk"](response)) as events:
                     async for event in events:
                         for chunk in answer.read(event):
                             yield chunk
@@ -88,18 +110,18 @@ class OpenAIModel:
                 for chunk in answer.read(response):
                     yield chunk
             if answer.reason is None:
-                raise broke_off(self.name, _not_a_stream(response.response.headers) if self._stream else "")
+                raise cut_off(self.name, _not_a_stream(response.response.headers) if self._stream else "")
         except SafepointError:
             raise
         except _failures() as error:
-            # Once the finish reason is here the answer is whole: what breaks after it is only the line.
+            # After the finish reason the answer is complete: what breaks then is only the connection.
             if answer.reason is None:
                 raise _model_error(self.name, error) from error
-        yield AnswerEnded(answer.ended())
+        yield AnswerEnded(answer.finish_reason())
 
     async def aclose(self) -> None:
-        """Close the connections, unless the client was given."""
-        if self._own:
+        """Close the connections, unless the client was given by the caller."""
+        if self._owns_client:
             await self._client.close()
 
     async def __aenter__(self) -> "OpenAIModel":
@@ -111,30 +133,54 @@ class OpenAIModel:
         await self.aclose()
 
     def _body(self, request: ModelRequest) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": self.name, "messages": _messages(request.messages), "stream": self._stream}
+        body: dict[str, object] = {"model": self.name, "messages": _messages(request.messages), "stream": self._stream}
         if self._stream:
             body["stream_options"] = {"include_usage": True}
         if request.tools:
             body["tools"] = [_tool(spec) for spec in request.tools]
         if request.max_tokens is not None:
-            # OpenAI's newer models refuse the old name; compatible servers may know only that one.
+            # OpenAI's newer models refuse the old name; compatible servers may know only the old one.
             official = self._client.base_url.host == OFFICIAL_HOST
             body["max_completion_tokens" if official else "max_tokens"] = request.max_tokens
         return body | self._options
 
 
+class _CalledFunction(Protocol):
+    """The function in a piece of a call. Some servers send the arguments as an object instead of its text."""
+
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def arguments(self) -> object: ...
+
+
+class _CallPiece(Protocol):
+    """A piece of a tool call, in a stream or in a whole answer."""
+
+    @property
+    def id(self) -> str | None: ...
+    @property
+    def function(self) -> _CalledFunction: ...
+
+
 class _OpenAIAnswer:
-    """Reads one answer: events of the provider in, chunks out. Many servers are "compatible", few are exactly so."""
+    """Translates the events of one answer into chunks.
+
+    Many servers are "compatible", and few are exactly so: the differences are handled here.
+    """
 
     def __init__(self, model: str) -> None:
         self.reason: str | None = None
         self._model = model
         self._call_ids: list[str] = []
-        self._places: dict[int | None, int] = {}
-        self._empty: dict[int, None] = {}
+        self._indexes: dict[int | None, int] = {}  # our number of a call by the number that the server gave it
+        self._without_arguments: dict[int, None] = {}  # calls whose arguments have not come yet, in order
 
-    def read(self, event: Any) -> Iterator[Chunk]:
-        """The chunks in one event of a stream, or in a whole answer. The SDK does not check what it hands on."""
+    def read(self, event: "ChatCompletionChunk | ChatCompletion") -> Iterator[Chunk]:
+        """Yield the chunks in one event of a stream, or in a whole answer.
+
+        The SDK does not validate what it passes on: attributes may be missing, whatever the types say.
+        """
         try:
             for choice in event.choices:
                 yield from self._choice(choice)
@@ -144,11 +190,11 @@ class _OpenAIAnswer:
         except (AttributeError, TypeError) as error:
             raise malformed(self._model, f"{event!r}"[:200]) from error
 
-    def ended(self) -> FinishReason:
-        """Why the answer ended, in our words: some servers say "stop" after calls, some have words of their own."""
+    def finish_reason(self) -> FinishReason:
+        """Return why the answer ended. Some servers send "stop" after calls, some send words of their own."""
         return REASONS.get(self.reason or "", "tool_calls" if self._call_ids else "stop")
 
-    def _choice(self, choice: Any) -> Iterator[Chunk]:
+    def _choice(self, choice: "ChunkChoice | Choice") -> Iterator[Chunk]:
         part = getattr(choice, "delta", None) or getattr(choice, "message", None)
         if part is not None:
             if text := (part.content or "") + (getattr(part, "refusal", None) or ""):
@@ -158,27 +204,30 @@ class _OpenAIAnswer:
         if choice.finish_reason:
             self.reason = choice.finish_reason
             # A call without arguments is an empty object; some servers write it as nothing.
-            yield from (CallDelta(index=index, arguments="{}") for index in self._empty)
-            self._empty.clear()
+            yield from (CallDelta(index=index, arguments="{}") for index in self._without_arguments)
+            self._without_arguments.clear()
         if self.reason == "error":
             raise ModelError(f"{self._model}: the provider ended the answer with an error", retryable=True)
 
-    def _call(self, piece: Any) -> CallDelta:
-        """Id and name once per call, also from servers that repeat them, leave them out, or count all calls as 0."""
+    def _call(self, piece: "_CallPiece") -> CallDelta:
+        """Return one piece of a call, with the id and the name only in the first piece of each call.
+
+        Some servers repeat the id and the name, some leave them out, and some number all calls 0.
+        """
         position: int | None = getattr(piece, "index", None)
         arguments = piece.function.arguments or ""
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments)
-        index = self._places.get(position)
+        index = self._indexes.get(position)
         if index is not None:
-            other = piece.id and piece.id != self._call_ids[index]
-            if not other and not (position is None and piece.function.name):
+            is_next_call = piece.id and piece.id != self._call_ids[index]
+            if not is_next_call and not (position is None and piece.function.name):
                 if arguments:
-                    self._empty.pop(index, None)
+                    self._without_arguments.pop(index, None)
                 return CallDelta(index=index, arguments=arguments)
-        index = self._places[position] = len(self._call_ids)
+        index = self._indexes[position] = len(self._call_ids)
         if not arguments:
-            self._empty[index] = None
+            self._without_arguments[index] = None
         call_id = piece.id if piece.id and piece.id not in self._call_ids else f"call_{uuid4().hex}"
         self._call_ids.append(call_id)
         return CallDelta(index=index, call_id=call_id, name=piece.function.name or "", arguments=arguments)
@@ -197,11 +246,11 @@ def _connect(base_url: str | None, api_key: str | None) -> "AsyncOpenAI":
     return client
 
 
-def _messages(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
+def _messages(messages: tuple[Message, ...]) -> list[dict[str, object]]:
     return [converted for message in messages if (converted := _message(message)) is not None]
 
 
-def _message(message: Message) -> dict[str, Any] | None:
+def _message(message: Message) -> dict[str, object] | None:
     match message:
         case SystemMessage():
             return {"role": "system", "content": message.text}
@@ -213,15 +262,15 @@ def _message(message: Message) -> dict[str, Any] | None:
             text = assistant_text(message)
             if message.calls:
                 return {"role": "assistant", "content": text or None, "tool_calls": [_call(c) for c in message.calls]}
-            return {"role": "assistant", "content": text} if text else None  # nothing was said
+            return {"role": "assistant", "content": text} if text else None  # an empty answer is left out
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: ToolCall) -> dict[str, object]:
     function = {"name": call.name, "arguments": arguments_text(call)}
     return {"id": call.call_id, "type": "function", "function": function}
 
 
-def _tool(spec: ToolSpec) -> dict[str, Any]:
+def _tool(spec: ToolSpec) -> dict[str, object]:
     function = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
     return {"type": "function", "function": function}
 
@@ -238,21 +287,21 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _model_error(model: str, error: Exception) -> ModelError:
-    """Whatever the SDK raises, as what it means to the caller."""
+    """Return the ModelError for an exception of the SDK."""
     import openai
 
     match error:
         case openai.APIStatusError():
             body = error.body
-            said = body.get("message") if isinstance(body, dict) else None
-            told, headers = str(said or error.message), error.response.headers
-            return refused(model, told, error.status_code, headers, error.type, error.code)
+            detail = body.get("message") if isinstance(body, dict) else None
+            message, headers = str(detail or error.message), error.response.headers
+            return refused(model, message, error.status_code, headers, error.type, error.code)
         case openai.APIConnectionError():
             return unreachable(model, error)
         case openai.APIResponseValidationError():
             return malformed(model, error)
-        case openai.APIError():  # an error event inside of the stream
-            return failed_within(model, error.message, error.code, error.type)
+        case openai.APIError():  # an error event inside the stream
+            return failed_mid_answer(model, error.message, error.code, error.type)
         case openai.OpenAIError():
             return ModelError(f"{model}: {error}")
         case _ if isinstance(error, MALFORMED):

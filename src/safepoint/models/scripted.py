@@ -1,6 +1,6 @@
-"""Owns a model that says what it was told to say: for tests, demos and first steps, with no server and no key.
+"""Owns a model whose answers are written down in advance: for tests, demos and first steps, without server or key.
 
-Knows nothing of what is done with its answers.
+Knows nothing of how its answers are used.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..abort import AbortSignal
 from ..abort.clock import check_seconds
@@ -29,20 +29,20 @@ from ..run.receipt import Usage
 __all__ = ["Answer", "Call", "Delay", "Error", "Finish", "Piece", "ScriptedModel", "Stall"]
 
 WORD = re.compile(r"\s*\S+|\s+")
-ARGUMENT_PIECE = 16  # characters
-TOKEN = 4  # characters, about
+MAX_ARGUMENT_PIECE = 16  # in characters
+CHARACTERS_PER_TOKEN = 4  # a rough average
 
 
 class Call:
     """A tool call: `Call("search", query="safe points")`."""
 
-    def __init__(self, tool: str, /, **arguments: Any) -> None:
+    def __init__(self, tool: str, /, **arguments: object) -> None:
         self.tool = tool
         self.text = json.dumps(arguments, ensure_ascii=False)
 
     @classmethod
     def raw(cls, tool: str, text: str) -> "Call":
-        """A call whose arguments are this text, as it stands, also if it is no JSON."""
+        """Make a call whose arguments are exactly this text, even if it is no JSON."""
         call = cls(tool)
         call.text = text
         return call
@@ -53,7 +53,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """A pause, on the Safepoint clock."""
+    """A pause, measured by the current clock."""
 
     seconds: float
 
@@ -63,12 +63,19 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Silence, until the answer is aborted or closed."""
+    """No further chunk, until the answer is aborted or closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """The request fails here: with this exception, or with a ModelError that says this."""
+    """The request fails at this point.
+
+    Attributes:
+        what: The exception to raise, or the message of a ModelError.
+        status: The HTTP status of that ModelError.
+        retryable: Whether the same request may succeed later.
+        retry_after: How many seconds the provider asks to wait.
+    """
 
     what: Exception | str
     status: int | None = field(default=None, kw_only=True)
@@ -76,7 +83,7 @@ class Error:
     retry_after: float | None = field(default=None, kw_only=True)
 
     def exception(self) -> Exception:
-        """What is raised."""
+        """Return the exception to raise."""
         if isinstance(self.what, Exception):
             return self.what
         return ModelError(self.what, status=self.status, retryable=self.retryable, retry_after=self.retry_after)
@@ -84,7 +91,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The answer ends here, for this reason; None: the stream just ends, as when a connection breaks off."""
+    """The answer ends at this point, for this reason. With None the stream just ends, as when a connection breaks."""
 
     reason: FinishReason | None
 
@@ -95,10 +102,14 @@ PIECES = (str, Call, Delay, Stall, Error, Finish)
 
 
 class ScriptedModel:
-    """`ScriptedModel("Hello", [Call("search", query="x")], "Bye")`: one argument per answer, given in order of asking.
+    """A model with fixed answers: `ScriptedModel("Hello", [Call("search", query="x")], "Bye")`.
 
-    An answer is a text, streamed word by word; a list of texts, `Call`, `Delay`, `Stall`, `Error` and `Finish`; or a
-    function of the request that returns one of these. `requests` is what it was asked.
+    The first request gets the first answer, and so on. An answer is a text, which is streamed word by word; a list of
+    texts, `Call`, `Delay`, `Stall`, `Error` and `Finish`; or a function of the request that returns one of these.
+
+    Attributes:
+        name: The name in events and receipts.
+        requests: The requests so far.
     """
 
     def __init__(self, *answers: Answer, name: str = "scripted", chunk_delay: float = 0.0) -> None:
@@ -108,12 +119,18 @@ class ScriptedModel:
             _check(answer, number)
         self._answers = answers
         self._chunk_delay = check_seconds("chunk_delay", chunk_delay)
-        self._calls = 0
+        self._call_count = 0
 
     async def stream(self, request: ModelRequest, *, signal: AbortSignal) -> AsyncGenerator[Chunk, None]:
-        """The next answer, chunk by chunk. Raises: UsageError when there is none; AbortError; what was scripted."""
+        """Yield the next answer, chunk by chunk.
+
+        Raises:
+            UsageError: There is no further answer.
+            AbortError: The signal was aborted.
+            Exception: What an `Error` of the answer says.
+        """
         signal.raise_if_aborted()
-        # Everything that depends on the order of asking happens here, before the first await.
+        # Whatever depends on the order of the requests happens before the first await.
         self.requests.append(request)
         pieces = self._next_answer(request)
         chunks = self._chunks(pieces)
@@ -132,7 +149,7 @@ class ScriptedModel:
                     reason = chunk.reason
                     break
                 case TextDelta() | CallDelta():
-                    # As with a real stream, others have their turn in between, and may stop it there.
+                    # As with a real stream, other tasks run between two chunks, and may stop this one there.
                     await (signal.sleep(self._chunk_delay) if self._chunk_delay else asyncio.sleep(0))
                     signal.raise_if_aborted()
                     written += len(chunk.text if isinstance(chunk, TextDelta) else chunk.name + chunk.arguments)
@@ -142,14 +159,18 @@ class ScriptedModel:
             yield AnswerEnded(reason)
 
     def done(self) -> None:
-        """Raises: AssertionError unless it was asked exactly as often as scripted."""
+        """Check that every answer was used.
+
+        Raises:
+            AssertionError: There were fewer requests than answers, or more.
+        """
         if len(self.requests) != len(self._answers):
-            raise AssertionError(self._told())
+            raise AssertionError(self._counts())
 
     def _next_answer(self, request: ModelRequest) -> Sequence[Piece]:
         number = len(self.requests)
         if number > len(self._answers):
-            raise UsageError(f"{self._told()}; one argument per answer")
+            raise UsageError(f"{self._counts()}; one argument per answer")
         answer = self._answers[number - 1]
         while callable(answer):
             answer = answer(request)
@@ -164,21 +185,21 @@ class ScriptedModel:
                 case str():
                     chunks += map(TextDelta, WORD.findall(piece))
                 case Call():
-                    self._calls += 1
-                    chunks += _call(piece, index, f"call-{self._calls}")
+                    self._call_count += 1
+                    chunks += _call(piece, index, f"call-{self._call_count}")
                     index += 1
                 case _:
                     chunks.append(piece)
         return chunks
 
-    def _told(self) -> str:
-        asked, scripted = len(self.requests), len(self._answers)
-        return f"The scripted model {self.name!r} was asked {asked} times and has {scripted} answers"
+    def _counts(self) -> str:
+        requests, answers = len(self.requests), len(self._answers)
+        return f"The scripted model {self.name!r} was asked {requests} times and has {answers} answers"
 
 
 def _call(call: Call, index: int, call_id: str) -> Iterator[CallDelta]:
-    """Two pieces at least: whoever puts them together must be able to."""
-    size = min(ARGUMENT_PIECE, max(1, (len(call.text) + 1) // 2))
+    """Yield a call in two pieces at least, so that every test also checks that they are put together."""
+    size = min(MAX_ARGUMENT_PIECE, max(1, (len(call.text) + 1) // 2))
     yield CallDelta(index=index, call_id=call_id, name=call.tool, arguments=call.text[:size])
     for start in range(size, max(len(call.text), size + 1), size):
         yield CallDelta(index=index, arguments=call.text[start : start + size])
@@ -206,4 +227,4 @@ def _length(message: Message) -> int:
 
 
 def _tokens(characters: int) -> int:
-    return -(-characters // TOKEN)
+    return -(-characters // CHARACTERS_PER_TOKEN)

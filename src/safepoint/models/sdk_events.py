@@ -1,7 +1,7 @@
-"""Owns closing the stream of an SDK to its last generator. Knows nothing of what comes out of it.
+"""Owns closing the stream of an SDK completely. Knows nothing of the events in it.
 
-An SDK's stream is a chain of async generators over a connection. Closing the connection leaves the chain suspended, and
-later the garbage collector would close it, each link in a task of its own.
+The stream of an SDK is a chain of async generators over a connection. Closing the connection alone leaves the
+generators suspended. The garbage collector would close them later, each in a task of its own.
 """
 
 from collections.abc import Awaitable
@@ -23,7 +23,7 @@ class SdkStream(Protocol[T_co]):
 
 
 class SdkEvents(Generic[T]):
-    """The events of an SDK's stream, for `signal.stream()`: closing it leaves nothing behind."""
+    """The events of an SDK's stream, for `signal.stream()`: `aclose` also closes the generators of the SDK."""
 
     def __init__(self, stream: SdkStream[T]) -> None:
         self._stream = stream
@@ -35,10 +35,13 @@ class SdkEvents(Generic[T]):
         return await self._stream.__anext__()
 
     async def aclose(self) -> None:
-        """Hang up, then read on to where the chain notices: that unwinds it here and now, without any waiting."""
+        """Close the connection, then read until the generators notice it.
+
+        Reading on unwinds the whole chain in this task. It does not wait: the connection is closed already.
+        """
         await self._stream.close()
         try:
             while True:
                 await self._stream.__anext__()
         except (Exception, StopAsyncIteration):
-            pass  # the end that was wanted
+            pass  # the chain has ended, which is all that was wanted

@@ -1,10 +1,9 @@
-"""Owns what a provider is told of things that did not end as planned: cut-off text, calls without a result, bad JSON.
+"""Owns the text that tells a model what did not end as planned: cut-off answers, calls without a result, bad JSON.
 
-A model that is not told believes that everything it asked for was done. Knows nothing of any provider's format.
+Without such a text a model assumes that everything it asked for was done. Knows nothing of any provider's format.
 """
 
 import json
-from typing import Any
 
 from ..run.messages import AssistantMessage, CallStatus, ToolCall, ToolResult
 
@@ -21,35 +20,39 @@ STATUS_WORDS: dict[CallStatus, str] = {
 
 
 def assistant_text(message: AssistantMessage) -> str:
-    """What the model said, with a mark where it was cut off."""
+    """Return the text of an answer, with a mark at the end if it was cut off."""
     if not message.interrupted:
         return message.text
     return f"{message.text} {INTERRUPTED}" if message.text else INTERRUPTED
 
 
 def result_text(result: ToolResult) -> str:
-    """The result of a call; if it did not complete, its status in words comes first. Never empty."""
+    """Return the text of a call's result, never empty. Unless the call completed, it begins with its status."""
     if result.status == "completed":
         return result.content or NO_OUTPUT
     return "\n".join(filter(None, (STATUS_WORDS[result.status], result.content)))
 
 
-def arguments_of(call: ToolCall) -> dict[str, Any]:
-    """The arguments as an object: providers refuse a history with anything else, even if their model wrote it."""
+def arguments_of(call: ToolCall) -> dict[str, object]:
+    """Return the arguments of a call as an object.
+
+    Providers refuse a history with anything else in that place, even if their own model wrote it. Arguments that are
+    no JSON object are kept as text inside one.
+    """
     if not call.arguments.strip():
         return {}
-    arguments = _object(call.arguments)
+    arguments = _json_object(call.arguments)
     return {"unreadable": call.arguments} if arguments is None else arguments
 
 
 def arguments_text(call: ToolCall) -> str:
-    """The arguments as JSON text, as the model wrote them where that is an object."""
-    if _object(call.arguments) is not None:
+    """Return the arguments of a call as JSON text: as the model wrote them if that is an object."""
+    if _json_object(call.arguments) is not None:
         return call.arguments
     return json.dumps(arguments_of(call), ensure_ascii=False)
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def _json_object(text: str) -> dict[str, object] | None:
     try:
         value = json.loads(text)
     except ValueError:

@@ -5,8 +5,8 @@ from email.utils import formatdate
 import pytest
 
 from safepoint.models.failure import (
-    broke_off,
-    failed_within,
+    cut_off,
+    failed_mid_answer,
     is_transient,
     malformed,
     refused,
@@ -39,7 +39,7 @@ def test_a_quota_that_is_used_up_is_final_whatever_the_status_and_headers_say():
     assert not refused("m", "pay first", 429, {"retry-after": "1"}, "insufficient_quota", None).retryable
     assert not refused("m", "pay first", 429, {"x-should-retry": "true"}, None, "insufficient_quota").retryable
     assert refused("m", "slow down", 429, {}, "requests", "rate_limit_exceeded").retryable
-    assert not failed_within("m", "pay first", "insufficient_quota", 429).retryable
+    assert not failed_mid_answer("m", "pay first", "insufficient_quota", 429).retryable
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,16 @@ def test_a_date_is_seconds_from_now_on_the_clock_in_use(clock: FakeClock):
 
 
 def test_an_error_inside_of_an_answer_is_judged_by_its_number_or_its_kind():
-    assert (failed_within("m", "x", "503", None).status, failed_within("m", "x", "503", None).retryable) == (503, True)
-    assert not failed_within("m", "x", "400", "server_error").retryable
-    assert failed_within("m", "x", 500, None).status == 500
-    assert failed_within("m", "x", None, "server_error").retryable
-    assert failed_within("m", "x", "rate_limit_exceeded", "tokens").retryable
-    assert not failed_within("m", "x", "context_length_exceeded", "invalid_request_error").retryable
-    assert not failed_within("m", "x").retryable
+    assert (failed_mid_answer("m", "x", "503", None).status, failed_mid_answer("m", "x", "503", None).retryable) == (
+        503,
+        True,
+    )
+    assert not failed_mid_answer("m", "x", "400", "server_error").retryable
+    assert failed_mid_answer("m", "x", 500, None).status == 500
+    assert failed_mid_answer("m", "x", None, "server_error").retryable
+    assert failed_mid_answer("m", "x", "rate_limit_exceeded", "tokens").retryable
+    assert not failed_mid_answer("m", "x", "context_length_exceeded", "invalid_request_error").retryable
+    assert not failed_mid_answer("m", "x").retryable
 
 
 def test_failures_of_the_line_are_worth_another_attempt_and_say_why():
@@ -82,7 +85,7 @@ def test_failures_of_the_line_are_worth_another_attempt_and_say_why():
         True,
         "m: the connection failed (ConnectionResetError: [Errno 104] reset by peer)",
     )
-    assert broke_off("m").retryable
+    assert cut_off("m").retryable
     assert malformed("m", "<html>").retryable
     assert "<html>" in str(malformed("m", "<html>"))
 
