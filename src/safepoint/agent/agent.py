@@ -1,14 +1,16 @@
-"""Owns the agent and its one loop: ask the model, run its tool calls side by side, ask again, until it has answered.
+"""Owns the agent and its loop: ask the model, run its tool calls side by side, ask again, until it has answered.
 
-The loop is never interrupted: what it awaits is. After each leaf it looks at the signal and the stop, and writes down
-what happened. Knows nothing of providers, turns and sessions.
+The loop itself is never interrupted, only what it awaits. After each leaf it writes down what happened, and then checks
+the signal and the stop. Knows nothing of providers, turns and sessions.
 """
 
 import asyncio
+import copy
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ..abort import AbortController, AbortSignal
+from ..abort.clock import check_seconds
 from ..abort.guard import external_cancel_count
 from ..abort.reason import caller, error_from
 from ..abort.renamed_arguments import accepts_deadline
@@ -22,35 +24,30 @@ from ..run.receipt import Usage
 from ..run.retry import Retry
 from ..run.stop import StopAt
 from ..run.stream import stream
-from .agent_run import AgentRun, Questions, nobody
+from .agent_run import AgentRun, AgentWork, Questions, refuse_question
 from .builtin import ask_user as ask_user_tool
 from .calls import run_calls
-from .conversation import Again, AgentResult, Conversation, PartialAnswer, stays
+from .conversation import AgentResult, Conversation, PartialAnswer, RunAgain, never_run_again
 from .left_behind import stop_left_behind
 from .model import AnswerEnded, CallDelta, Chunk, Model, ModelError, ModelRequest, TextDelta, UsageReported
-from .tool import AnyTool, AskUserFn, ToolContext, ToolLike, tool
+from .tool import AnyTool, AskUserFn, ToolContext, ToolLike, ask_function_of, tool
 
 __all__ = ["Agent", "LimitExceeded"]
 
-# Rate limits count by the minute, so a provider may ask to wait for one. Our own pauses stay far below.
+# A provider may ask to wait for up to a minute, because rate limits count by the minute. Our own pauses are shorter.
 RETRY = Retry(attempts=4, delay=0.5, max_delay=60, on=lambda error: isinstance(error, ModelError) and error.retryable)
 DEFAULT = Policy()
 
 
 class LimitExceeded(SafepointError):
-    """An agent has used up its steps or its tokens before it had an answer."""
+    """An agent used up its steps or its tokens before it had an answer."""
 
 
 class Agent:
-    """A model with tools and instructions. One agent may have many runs at once; they know nothing of each other.
+    """A model with tools and instructions. One agent may have many runs at once; they do not affect each other."""
 
-    ask_user      answers questions: `fn(question)` or `fn(question, *, signal)`; True: `run.answer` does
-    retry         for requests that failed and may succeed later; tools are never retried
-    max_steps     how many requests one run may make
-    token_budget  how many tokens one run may use, in and out, sub-agents included; looked at before each request
-    """
-
-    handles_abort = True  # as work it is not interrupted from outside: it stops by itself, leaf by leaf
+    # When it runs as Work, nothing interrupts it from outside: it stops by itself, leaf by leaf.
+    handles_abort = True
 
     def __init__(
         self,
@@ -65,6 +62,24 @@ class Agent:
         token_budget: int | None = None,
         model_policy: Policy = DEFAULT,
     ) -> None:
+        """Make an agent.
+
+        Args:
+            model: What answers.
+            tools: What the model may call: functions, tools, agents, any Work.
+            instructions: The system message.
+            name: The name in events, receipts and errors.
+            ask_user: Answers questions to the person: `fn(question)` or `fn(question, *, signal)`. With True,
+                `AgentRun.answer` does.
+            retry: For requests that failed and may succeed later. Tools are never retried.
+            max_steps: How many requests one run may make.
+            token_budget: How many tokens one run may use, in and out, sub-agents included. It is checked before each
+                request.
+            model_policy: How a request is stopped.
+
+        Raises:
+            UsageError: An argument is wrong, or two tools have the same name.
+        """
         require_method(model, "stream", 'model must be a model such as OpenAIModel("…")')
         if max_steps < 1:
             raise UsageError(f"max_steps must be 1 or more, not {max_steps!r}")
@@ -72,14 +87,14 @@ class Agent:
         self.name = name
         self.instructions = instructions
         self._callback: AskUser | None = ask_user if callable(ask_user) else None
-        self._asks = bool(ask_user)
+        self._can_ask = bool(ask_user)
         self._retry = retry
         self._max_steps = max_steps
         self._token_budget = token_budget
         self._model_policy = model_policy
         self._tools: dict[str, AnyTool] = {}
-        for one in [*tools, *([ask_user_tool] if ask_user else [])]:
-            made = tool(one)
+        for each in [*tools, *([ask_user_tool] if ask_user else [])]:
+            made = tool(each)
             if made.name in self._tools:
                 raise UsageError(f"agent {name!r} has two tools named {made.name!r}: give one of them another name=…")
             self._tools[made.name] = made
@@ -95,29 +110,35 @@ class Agent:
         timeout: float | None = None,
         resume: AgentResult | None = None,
     ) -> AgentRun:
-        """Make a run; it starts with the first await, iteration or `async with`.
+        """Make a run. It starts with the first await, iteration or `async with`.
 
-        history   what was said before; a history from elsewhere is mended
-        resume    the `partial` of a stopped run, instead of a prompt: only what has not run is run
+        Args:
+            prompt: What the user says: a text, a message, or several messages.
+            history: The messages before it. A history that a provider would refuse is repaired.
+            signal: Stops the run; by default the signal of the work around it.
+            timeout: Seconds after which the run is stopped.
+            resume: The `partial` of a stopped run, instead of a prompt. Only what has not run yet is run.
+
+        Raises:
+            UsageError: The arguments do not go together, or the prompt is empty.
         """
-        conversation = _conversation(prompt, history, resume, self._again)
-        return AgentRun(
-            self.name, self._converse, conversation, self._callback, signal=signal, timeout=timeout, origin=caller(1)
-        )
+        conversation = _start_conversation(prompt, history, resume, self._run_again)
+        work = AgentWork(self.name, self._converse, self._callback)
+        return AgentRun(work, conversation, signal=signal, timeout=timeout, origin=caller(1))
 
     async def _converse(self, ctx: Context, conversation: Conversation, ask: AskUserFn) -> AgentResult:
         while not conversation.answered:
-            if conversation.in_round:
+            if conversation.in_tool_round:
                 await run_calls(ctx, conversation, self._tools, ask)
-                _look(ctx, StopAt.AFTER_TOOLS, stopped_inside=conversation.stopped_inside)
+                _check_stop(ctx, StopAt.AFTER_TOOLS, stopped_inside=conversation.stopped_inside)
             self._check_limits(conversation)
             await self._retry.run(lambda: self._ask_model(ctx, conversation), ctx=ctx)
-            if conversation.in_round:
-                _look(ctx, StopAt.AFTER_MODEL)
+            if conversation.in_tool_round:
+                _check_stop(ctx, StopAt.AFTER_MODEL)
         return conversation.sealed()
 
     async def _ask_model(self, ctx: Context, conversation: Conversation) -> None:
-        """One request, chunk by chunk; its answer becomes part of the conversation when it is whole."""
+        """Make one request. The answer is added to the conversation when it is complete."""
         system = [SystemMessage(text=self.instructions)] if self.instructions else []
         request = ModelRequest(messages=(*system, *conversation.messages), tools=self._specs)
         if conversation.answer is not None and conversation.answer.text and ctx.has_listener:
@@ -125,7 +146,7 @@ class Agent:
         answer = conversation.answer = PartialAnswer()
         if ctx.has_listener:
             ctx.emit(AnswerStarted(**ctx.stamp(), model=self.model.name, step=conversation.steps + 1))
-        before = external_cancel_count()
+        cancels_before = external_cancel_count()
         try:
             source = self.model.stream(request, signal=ctx.signal)
             async with stream(ctx, source, name="model", policy=self._model_policy) as chunks:
@@ -133,19 +154,21 @@ class Agent:
             if not answer.finished:
                 raise ModelError(f"the answer of {self.model.name} broke off before its end", retryable=True)
         except asyncio.CancelledError as error:
-            if external_cancel_count() > before:
+            if external_cancel_count() > cancels_before:
                 raise
-            # Nobody has told this task to go: a client library has let a private matter of its own escape.
+            # Nothing cancelled this task: the client library let a CancelledError of one of its own tasks escape.
             raise ModelError(f"the request to {self.model.name} was dropped by its client", retryable=True) from error
         finally:
-            self._count(ctx, conversation, answer, request)
+            self._record_usage(ctx, conversation, answer, request)
         conversation.answer = None
         conversation.steps += 1
         if not answer.text.strip() and not answer.calls():
             raise ModelError(f"{self.model.name} answered with neither text nor tool calls", retryable=True)
         conversation.add(answer)
 
-    def _count(self, ctx: Context, conversation: Conversation, answer: PartialAnswer, request: ModelRequest) -> None:
+    def _record_usage(
+        self, ctx: Context, conversation: Conversation, answer: PartialAnswer, request: ModelRequest
+    ) -> None:
         usage = answer.cost(request, stopped=ctx.signal.aborted)
         conversation.usage += usage
         ctx.receipt_builder.usage += usage
@@ -162,42 +185,47 @@ class Agent:
             raise LimitExceeded(f"agent {self.name!r} has used {used} tokens; token_budget={self._token_budget}")
 
     async def __call__(self, ctx: Context, value: "str | Sequence[Message] | AgentResult", /) -> AgentResult:
-        """As work: a prompt, a whole conversation, or the partial of a stopped run. Raises: AbortError with a partial.
+        """Run the agent as Work.
 
-        Given the context of a run, it is that run; given the context of a leaf, it is a run inside.
+        Args:
+            ctx: The context of a run, which this then is, or of a leaf, in which this becomes a child run.
+            value: A prompt, a whole conversation, or the `partial` of a stopped run.
+
+        Raises:
+            AbortError: The run was stopped. Its `partial` is the conversation so far.
         """
         inner = ctx if ctx.is_run else ctx.child_run(self.name, AbortController(ctx.signal))
-        return await self._run_inside(ctx, inner, value)
+        return await self._run_as_child(ctx, inner, value)
 
-    async def _run_inside(
+    async def _run_as_child(
         self, ctx: Context, inner: Context, value: "str | Sequence[Message] | AgentResult"
     ) -> AgentResult:
         conversation = Conversation()
         try:
             conversation = (
-                Conversation(resume=value, again=self._again)
+                Conversation(resume=value, run_again=self._run_again)
                 if isinstance(value, AgentResult)
-                else _conversation(value)
+                else _start_conversation(value)
             )
-            conversation.usage = Usage()  # what was used before the stop is counted already
+            conversation.usage = Usage()  # the run that was stopped has counted its own usage
             conversation.id = conversation.id or getattr(ctx, "idempotency_key", "") or f"{ctx.run_id}:{ctx.operation}"
-            return await self._converse(inner, conversation, self._who_answers(ctx))
+            return await self._converse(inner, conversation, self._ask_function(ctx))
         except Exception as error:
             if inner.signal.aborted:
                 raise error_from(inner.signal.reason or inner.stop.reason, conversation.sealed()) from error
-            object.__setattr__(error, "partial", conversation.sealed())  # the boundary of the run looks for it
+            object.__setattr__(error, "partial", conversation.sealed())  # `settle` reads it at the boundary of the run
             raise
         finally:
             if inner is not ctx:
                 inner.stop.close()
             if isinstance(ctx, ToolContext):
-                ctx.spent += conversation.usage
+                ctx.usage += conversation.usage
 
-    def _again(self, result: ToolResult) -> Again:
-        """Whether a call of a stopped conversation is to run again: what its tool says of its effects decides.
+    def _run_again(self, result: ToolResult) -> RunAgain:
+        """Decide whether a call of a stopped conversation runs again, by what its tool says of its effects.
 
-        A call that did not begin runs. Of one that was cut off, or of which nobody knows, the effects may have
-        happened: it runs again only where that does no harm, or where it goes on from where it was.
+        A call that did not begin runs. One that was cut off, or whose outcome is unknown, may have had its effects: it
+        runs again only if that does no harm, or if it continues from where it was.
         """
         tool = self._tools.get(result.name)
         match result.status:
@@ -210,37 +238,61 @@ class Agent:
                     return "no"
                 if tool.kind == "child" or tool.effects in ("read", "idempotent"):
                     return "yes"
-                return "ask" if tool.effects == "reversible" and self._asks else "no"
+                return "ask" if tool.effects == "reversible" and self._can_ask else "no"
 
-    def _who_answers(self, ctx: Context) -> AskUserFn:
-        ask: AskUserFn = getattr(ctx, "_ask", nobody)
-        return ask if self._callback is None else Questions(self._callback).ask
+    def _ask_function(self, ctx: Context) -> AskUserFn:
+        if self._callback is not None:
+            return Questions(self._callback).ask
+        return ask_function_of(ctx) or refuse_question
 
     def as_tool(self, name: str | None = None, description: str | None = None) -> AnyTool:
-        """This agent as a tool of another: a run inside its run, which stops with it and is in its receipt."""
+        """Return this agent as a tool of another agent.
+
+        A call is a child run: it stops with the run of the other agent, and appears in its receipt.
+        """
 
         async def call(prompt: str, ctx: ToolContext) -> AgentResult:
             value = _with_prompt(ctx.kept, prompt) if isinstance(ctx.kept, AgentResult) else prompt
-            return await self._run_inside(ctx, ctx.child_run(None, AbortController(ctx.signal)), value)
+            return await self._run_as_child(ctx, ctx.child_run(None, AbortController(ctx.signal)), value)
 
-        told = description or f"Ask {self.name}. {self.instructions}".strip()
-        # It handles the abort itself, leaf by leaf: from outside it is only shown the signal.
-        made = tool(call, name=name or self.name, description=told, on_abort="cooperate")
-        return replace(made, kind="child", inside=self._tools)
+        text = description or f"Ask {self.name}. {self.instructions}".strip()
+        # It handles an abort itself, leaf by leaf. So it only sees the signal, and is not interrupted.
+        made = tool(call, name=name or self.name, description=text, on_abort="cooperate")
+        return replace(made, kind="child", inner_tools=self._tools)
 
-    async def stop_left_behind(self, left: AgentResult) -> tuple[str, ...]:
-        """Stop what the unfinished calls of a conversation have left on other machines: nobody goes on with them.
+    def with_abandon_after(self, after: float) -> "Agent":
+        """Return a copy of this agent whose tools are abandoned `after` seconds after a stop.
+
+        A tool whose policy has an `abandon_after` of its own keeps it.
+
+        Raises:
+            UsageError: `after` is not a number of 0 or more.
+        """
+        check_seconds("after", after)
+        changed = copy.copy(self)
+        changed._tools = {
+            name: each
+            if each.policy.abandon_after is not None
+            else replace(each, policy=replace(each.policy, abandon_after=after))
+            for name, each in self._tools.items()
+        }
+        return changed
+
+    async def stop_left_behind(self, conversation: AgentResult) -> tuple[str, ...]:
+        """Stop what the unfinished calls of a conversation left running on other machines.
+
+        It is for conversations that are never resumed, because nothing else would stop that work.
 
         Returns:
-            What may go on all the same, as warnings for a receipt.
+            What may still be running, as warnings for a receipt.
         """
-        return await stop_left_behind(self._tools, left)
+        return await stop_left_behind(self._tools, conversation)
 
 
 def _with_prompt(kept: AgentResult, prompt: str) -> AgentResult:
-    """What a sub-agent goes on from. Put together from a log after a crash it is without the prompt."""
-    begins = next((message for message in kept.messages if not isinstance(message, SystemMessage)), None)
-    if isinstance(begins, UserMessage):
+    """Return what a sub-agent continues from. A conversation that was rebuilt after a crash lacks its prompt."""
+    first = next((message for message in kept.messages if not isinstance(message, SystemMessage)), None)
+    if isinstance(first, UserMessage):
         return kept
     return replace(kept, messages=(UserMessage(text=prompt), *kept.messages))
 
@@ -258,38 +310,38 @@ async def _read(ctx: Context, chunks: AsyncIterable[Chunk], answer: PartialAnswe
                 answer.usage = usage
             case AnswerEnded():
                 answer.finished = True
-                return  # it is whole: there is nothing to wait for
+                return  # the answer is complete: what a provider sends after it is not waited for
 
 
-def _look(ctx: Context, place: StopAt, *, stopped_inside: bool = False) -> None:
-    """The look after each leaf: at the signal, and whether a stop waits for this place. Raises: AbortError."""
+def _check_stop(ctx: Context, point: StopAt, *, stopped_inside: bool = False) -> None:
+    """Check the signal, and whether a stop waits for this point of the loop. Raises: AbortError."""
     ctx.signal.raise_if_aborted()
-    if stopped_inside or ctx.stop.due(place):
+    if stopped_inside or ctx.stop.due(point):
         ctx.stop.abort_run()
         ctx.signal.raise_if_aborted()
 
 
-def _conversation(
+def _start_conversation(
     prompt: "str | Message | Sequence[Message] | None",
     history: Sequence[Message] = (),
     resume: AgentResult | None = None,
-    again: Callable[[ToolResult], Again] = stays,
+    run_again: Callable[[ToolResult], RunAgain] = never_run_again,
 ) -> Conversation:
     if (prompt is None) == (resume is None):
         raise UsageError("give a prompt, or resume=outcome.partial: one of the two")
     if resume is not None:
         if history:
             raise UsageError("resume= brings its own history: leave history= out")
-        return Conversation(resume=resume, again=again)
-    said: list[Message] = []
+        return Conversation(resume=resume, run_again=run_again)
+    new: list[Message] = []
     if isinstance(prompt, str):
-        said = [UserMessage(text=prompt)] if prompt.strip() else []
+        new = [UserMessage(text=prompt)] if prompt.strip() else []
     elif isinstance(prompt, SystemMessage | UserMessage | AssistantMessage | ToolResult):
-        said = [prompt]
+        new = [prompt]
     elif prompt is not None:
-        said = list(prompt)
-    conversation = Conversation([*history, *said])
-    if not said or not conversation.messages:
+        new = list(prompt)
+    conversation = Conversation([*history, *new])
+    if not new or not conversation.messages:
         raise UsageError("the prompt is empty")
     if conversation.answered:
         raise UsageError("the last message is an answer: give the user's next one")

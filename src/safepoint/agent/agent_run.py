@@ -1,9 +1,9 @@
-"""Owns an agent's run in the hand: its conversation, its questions, its outcome. Knows nothing of the loop."""
+"""Owns the handle of an agent's run: its conversation, its questions, its outcome. Knows nothing of the loop."""
 
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..abort import AbortSignal
 from ..errors import UsageError
@@ -15,23 +15,26 @@ from ..run.run_handle import RunHandle
 from .conversation import AgentResult, Conversation
 from .tool import AskUserFn
 
-__all__ = ["AgentRun", "Questions", "nobody"]
+__all__ = ["AgentRun", "AgentWork", "Questions", "refuse_question"]
 
 
-async def nobody(ctx: Context, question: str, options: tuple[str, ...]) -> str:
-    """Where there is no person. Raises: UsageError."""
+async def refuse_question(ctx: Context, question: str, options: tuple[str, ...]) -> str:
+    """Answer no question: the agent has no person to ask. Raises: UsageError."""
     raise UsageError(f"nobody can be asked in {ctx.operation}: give the agent ask_user=fn")
 
 
 class Questions:
-    """The questions of one run that wait for an answer. Given no callback, `answer` is how a person answers."""
+    """The open questions of one run.
+
+    With a callback, the callback answers them. Without one, somebody calls `answer`.
+    """
 
     def __init__(self, callback: AskUser | None) -> None:
         self._callback = callback
         self._open: dict[str, asyncio.Future[str]] = {}
 
     async def ask(self, ctx: Context, question: str, options: tuple[str, ...]) -> str:
-        """Ask; the answer. Raises: AbortError on a stop, with the question withdrawn."""
+        """Ask a question and return the answer. Raises: AbortError on a stop, which withdraws the question."""
         question_id = uuid.uuid4().hex
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -47,49 +50,69 @@ class Questions:
 
     @property
     def waiting(self) -> bool:
-        """True: somebody is asked, and has not answered."""
+        """Whether a question has not been answered yet."""
         return bool(self._open)
 
     def answer(self, question_id: str, text: str) -> bool:
-        """From any thread; the first answer counts. False: no such question waits for an answer, here."""
+        """Answer a question, from any thread. The first answer counts.
+
+        Returns:
+            False if the question is not open any longer, or if the callback answers it.
+        """
         answer = self._open.pop(question_id, None) if self._callback is None else None
         if answer is None or answer.done():
             return False
-        answer.get_loop().call_soon_threadsafe(_give, answer, text)
+        answer.get_loop().call_soon_threadsafe(_resolve, answer, text)
         return True
 
 
-def _give(answer: "asyncio.Future[str]", text: str) -> None:
+def _resolve(answer: "asyncio.Future[str]", text: str) -> None:
     if not answer.done():
         answer.set_result(text)
 
 
+@dataclass(frozen=True, slots=True)
+class AgentWork:
+    """What an agent gives to each of its runs.
+
+    Attributes:
+        name: The name of the agent.
+        converse: The agent's loop.
+        ask_user: What answers questions; None if `AgentRun.answer` does.
+    """
+
+    name: str
+    converse: Callable[[Context, Conversation, AskUserFn], Awaitable[AgentResult]]
+    ask_user: AskUser | None
+
+
 class AgentRun(RunHandle[AgentResult, Outcome[AgentResult]]):
-    """An agent that runs: await it for its outcome, iterate it for its events, stop it, answer its questions."""
+    """A run of an agent: await it for its outcome, iterate it for its events, stop it, answer its questions."""
 
     def __init__(
         self,
-        name: str,
-        work: Callable[[Context, Conversation, AskUserFn], Awaitable[AgentResult]],
+        work: AgentWork,
         conversation: Conversation,
-        ask_user: AskUser | None,
         *,
         signal: AbortSignal | None,
         timeout: float | None,
         origin: str | None,
     ) -> None:
-        super().__init__(name, signal=signal, timeout=timeout, run_id=None, origin=origin)
-        self._converse = work
+        super().__init__(work.name, signal=signal, timeout=timeout, run_id=None, origin=origin)
+        self._converse = work.converse
         self._conversation = conversation
         conversation.id = conversation.id or self.id
+        # The journal copies the results; from then on its dict is the one to which results of this run are added.
         self._ctx.journal = Journal(conversation.parts)
-        conversation.parts = (
-            self._ctx.journal.results
-        )  # what is recorded from now on is part of the conversation's result
-        self._questions = Questions(ask_user)
+        conversation.parts = self._ctx.journal.results
+        self._questions = Questions(work.ask_user)
 
     def answer(self, question_id: str, text: str) -> bool:
-        """Answer a question of this run, from any thread. False: it waits no more, or a callback answers it."""
+        """Answer a question of this run, from any thread.
+
+        Returns:
+            False if the question is not open any longer, or if a callback answers it.
+        """
         return self._questions.answer(question_id, text)
 
     def _work(self, ctx: Context, value: None, /) -> Awaitable[AgentResult]:

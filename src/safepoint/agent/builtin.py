@@ -9,7 +9,7 @@ from .tool import ToolContext, tool
 __all__ = ["ask_user", "wait"]
 
 
-@tool(effects="read")  # a question that was withdrawn is asked again
+@tool(effects="read")  # a question that a stop withdrew may be asked again
 async def ask_user(question: str, ctx: ToolContext) -> str:
     """Ask the user a question and wait for the answer."""
     return await ctx.ask_user(question)

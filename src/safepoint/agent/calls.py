@@ -1,12 +1,29 @@
-"""Owns the tool calls of one answer: side by side, each with exactly one result that says truthfully what became of it.
+"""Owns the tool calls of one answer: they run side by side, and each gets exactly one result that says what happened.
 
-A call is on record before its body begins, so that after a crash nobody repeats what may have had an effect. Knows
-nothing of models. Retrying a failed tool is the model's choice, never ours.
+Three rules keep the results true, whatever ends a call:
+
+1. The durable record comes first. Before the body of a call begins, `CallRecorded` is emitted and `_record_start`
+   waits until it survives a crash. After a crash, a call that is on record counts as "unknown", and one that is not
+   as "not started". If the body began first, a crash in between would make a call that had effects look as if it
+   had none, and it would run twice. Calls whose tool only reads are not waited for. The wait ends early at a stop;
+   the start gate of the leaf then refuses the body, so that nothing begins that is not on record.
+2. The result exists before the call does. `_run_call` starts with "unknown" and writes the result in a `finally`
+   block. A cancellation of the agent's own task leaves the block with "unknown", everything else with what is known.
+3. A stop wins over an error. Stopping breaks connections and files, so that a tool often raises some error of its own
+   after an abort. `_result_of_error` therefore looks at the signal first: an error after the abort is an interruption,
+   an error without one is the tool's failure, which the model gets to read. A call that may have had effects, or that
+   was left running, is never called interrupted without saying so.
+
+One call ending does not end the other ones: no exception of a tool leaves `_run_call`, so the TaskGroup has nothing
+to cancel. All calls reach `_record_start` in the same round of the event loop, so that a session can write their
+records in one batch.
+
+Retrying a failed tool is the model's decision. Knows nothing of models.
 """
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from typing import Any
+from dataclasses import dataclass
 
 from ..abort import AbortError
 from ..abort.guard import external_cancel_count
@@ -17,10 +34,9 @@ from ..run.leaf import in_process, in_task, in_thread, inline
 from ..run.leaf_run import LeafRun
 from ..run.messages import CallStatus, ToolCall, ToolResult
 from ..run.partial_work import PartialWork, partial_work
-from ..run.receipt import Usage
 from .conversation import AgentResult, Conversation
 from .history import INTERRUPTED, NOT_RUN, UNKNOWN
-from .tool import AnyTool, AskUserFn, BadArguments, ToolContext, as_text
+from .tool import AnyTool, AskUserFn, BadArguments, ToolContext, as_text, fill_tool_context
 
 __all__ = ["run_calls"]
 
@@ -28,57 +44,84 @@ YES = frozenset({"allow", "yes", "y", "ok", "true"})
 RUN_AGAIN, LEAVE = "run it again", "leave it"
 
 
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What the calls of one answer share."""
+
+    ctx: Context
+    conversation: Conversation
+    tools: Mapping[str, AnyTool]
+    ask: AskUserFn
+
+
 async def run_calls(ctx: Context, conversation: Conversation, tools: Mapping[str, AnyTool], ask: AskUserFn) -> None:
-    """Run the open calls of the last answer, all at once. Raises nothing for what a tool did."""
+    """Run the open calls of the last answer, all at once, and add their results to the conversation.
+
+    Raises nothing for what a tool did: that is in the results.
+    """
+    this_round = _Round(ctx, conversation, tools, ask)
     calls = conversation.open_calls
     if len(calls) == 1:
-        await _run_call(ctx, conversation, calls[0], tools, ask)
+        await _run_call(this_round, calls[0])
     elif calls:
         async with asyncio.TaskGroup() as group:
             for call in calls:
-                group.create_task(_run_call(ctx, conversation, call, tools, ask), name=f"{ctx.operation}/{call.name}")
-    conversation.close_round()
+                group.create_task(_run_call(this_round, call), name=f"{ctx.operation}/{call.name}")
+    conversation.close_tool_round()
 
 
-async def _run_call(
-    ctx: Context, conversation: Conversation, call: ToolCall, tools: Mapping[str, AnyTool], ask: AskUserFn
-) -> None:
-    key = idempotency_key(conversation, call)
+async def _run_call(this_round: _Round, call: ToolCall) -> None:
+    ctx, conversation = this_round.ctx, this_round.conversation
     if ctx.has_listener:
-        told: dict[str, Any] = {"name": call.name, "arguments": call.arguments, "idempotency_key": key}
-        ctx.emit(ToolCalled(**ctx.stamp(), call_id=call.call_id, **told))
-    result = UNKNOWN.result(call)  # until more is known: what is meant for the task itself may pass through
+        key = idempotency_key(conversation, call)
+        ctx.emit(
+            ToolCalled(
+                **ctx.stamp(), call_id=call.call_id, name=call.name, arguments=call.arguments, idempotency_key=key
+            )
+        )
+    # Rule 2 of the module docstring: the truth about a call that is left by a cancellation of this task.
+    result = UNKNOWN.result(call)
     try:
-        result = await _result(ctx, conversation, call, tools, ask)
+        result = await _execute(this_round, call)
     finally:
         conversation.results[call.call_id] = result
         if ctx.has_listener:
-            told = {"name": call.name, "status": result.status, "content": result.content}
-            ctx.emit(ToolEnded(**ctx.stamp(), call_id=call.call_id, **told))
+            ctx.emit(
+                ToolEnded(
+                    **ctx.stamp(), call_id=call.call_id, name=call.name, status=result.status, content=result.content
+                )
+            )
 
 
 def idempotency_key(conversation: Conversation, call: ToolCall) -> str:
-    """The key of a call: the conversation keeps its id, and the model's ids of calls are unique inside of it."""
+    """Return the key of a call: the conversation keeps its id for life, and the ids of calls are unique in it."""
     return f"{conversation.id}:{call.call_id}"
 
 
-async def _result(
-    ctx: Context, conversation: Conversation, call: ToolCall, tools: Mapping[str, AnyTool], ask: AskUserFn
-) -> ToolResult:
-    tool = tools.get(call.name)
+async def _execute(this_round: _Round, call: ToolCall) -> ToolResult:
+    """Check a call, ask the person where that is needed, run it, and return its result."""
+    ctx, conversation, ask = this_round.ctx, this_round.conversation, this_round.ask
+    tool = this_round.tools.get(call.name)
     if tool is None:
-        known = ", ".join(tools) or "none"
-        return _told(call, "failed", f"There is no tool named {call.name!r}. The tools are: {known}.")
+        known = ", ".join(this_round.tools) or "none"
+        return _result(call, "failed", f"There is no tool named {call.name!r}. The tools are: {known}.")
     try:
         value = tool.read(call.arguments)
     except BadArguments as problem:
-        return _told(call, "failed", str(problem))
-    before = external_cancel_count()
-    doubtful = conversation.doubtful.get(call.call_id)
-    if doubtful is not None and not await _may_run_again(ctx, call, ask):
-        return doubtful
-    if tool.requires_approval and (refusal := await _refused(ctx, call, ask)) is not None:
-        return refusal
+        return _result(call, "failed", str(problem))
+    cancels_before = external_cancel_count()
+    uncertain = conversation.uncertain_results.get(call.call_id)
+    if uncertain is not None and not await _person_runs_it_again(ctx, call, ask):
+        return uncertain
+    if tool.requires_approval and (denial := await _denial(ctx, call, ask)) is not None:
+        return denial
+    return await _run_body(this_round, call, tool, value, cancels_before)
+
+
+async def _run_body(
+    this_round: _Round, call: ToolCall, tool: AnyTool, value: object, cancels_before: int
+) -> ToolResult:
+    ctx, conversation = this_round.ctx, this_round.conversation
     run = LeafRun(
         ctx,
         tool.name,
@@ -87,61 +130,68 @@ async def _result(
         runs_in="task" if tool.kind == "await" else "caller",
         context=ToolContext,
     )
-    tool_ctx: Any = run.ctx  # a LeafRun makes the context it is told to make
-    tool_ctx.call_id, tool_ctx.kept, tool_ctx._ask = call.call_id, conversation.kept.get(call.call_id), ask
-    tool_ctx.idempotency_key = idempotency_key(conversation, call)
+    tool_ctx = fill_tool_context(
+        run.ctx,
+        call_id=call.call_id,
+        idempotency_key=idempotency_key(conversation, call),
+        kept=conversation.kept.get(call.call_id),
+        ask=this_round.ask,
+    )
     tool_ctx.calls = (*ctx.calls, call.call_id)
-    tool_ctx.spent = Usage()
     try:
-        await _put_on_record(ctx, tool, tool_ctx)
+        await _record_start(ctx, tool, tool_ctx)
     except Exception as error:
         run.skip()
         return NOT_RUN.result(call, f"It could not be put on record: {describe(error)}")
     try:
-        returned = await _launch(run, tool, value)
+        returned = await _launch(run, tool, tool_ctx, value)
         content = as_text(returned.text if isinstance(returned, AgentResult) else returned)
     except BaseException as error:
-        if _is_for_the_task(error, before, tool):
+        if _ends_the_task(error, cancels_before, tool):
             raise
-        return _ended(ctx, conversation, call, tool, run, error)
+        return _result_of_error(this_round, call, tool, run, error)
     finally:
-        conversation.usage += tool_ctx.spent
+        conversation.usage += tool_ctx.usage
     conversation.kept.pop(call.call_id, None)
-    return _told(call, "completed", content)
+    return _result(call, "completed", content)
 
 
-async def _put_on_record(ctx: Context, tool: AnyTool, tool_ctx: ToolContext) -> None:
-    """Write down that the body begins, and wait until that survives a crash. Raises: what the store raised.
+async def _record_start(ctx: Context, tool: AnyTool, tool_ctx: ToolContext) -> None:
+    """Record that the body begins, and wait until the record survives a crash. Raises: what the store raised.
 
-    A tool that only reads is not waited for: running it again does no harm. The wait ends at a stop; the gate before
-    the body, which every leaf has, then keeps it from beginning. The calls of one answer get here in one round of the
-    event loop, so that a session writes them in one batch.
+    See rule 1 of the module docstring.
     """
     if ctx.has_listener:
         effects = "child" if tool.kind == "child" else tool.effects or "irreversible"
-        told: dict[str, Any] = {"call_id": tool_ctx.call_id, "idempotency_key": tool_ctx.idempotency_key}
-        ctx.emit(CallRecorded(**ctx.stamp(), name=tool.name, effects=effects, **told))
+        ctx.emit(
+            CallRecorded(
+                **ctx.stamp(),
+                name=tool.name,
+                effects=effects,
+                call_id=tool_ctx.call_id,
+                idempotency_key=tool_ctx.idempotency_key,
+            )
+        )
     if tool.effects != "read":
         await ctx.journal.flush(ctx)
 
 
-def _launch(run: LeafRun[ToolContext], tool: AnyTool, value: Any) -> Awaitable[Any]:
-    """Start the function where it belongs: in a task, a thread or a process of its own, in which it can be left behind.
+def _launch(run: LeafRun[ToolContext], tool: AnyTool, tool_ctx: ToolContext, value: object) -> Awaitable[object]:
+    """Start the function in a task, a thread or a process of its own, in which it can be abandoned.
 
-    Agents and flows as tools stay in this task: what is inside them is left behind leaf by leaf, so that what they
-    have so far is not lost.
+    Agents and flows stay in this task: their leaves are abandoned one by one, so that what they have so far is kept.
     """
     fn, name = tool.fn, tool.context_name
     if tool.kind == "process" and not tool.is_work:
-        return in_process(run, fn, None, {**value, **({name: run.ctx} if name else {})})
+        return in_process(run, fn, None, _arguments(value, name, tool_ctx))
 
-    def call(ctx: Any, value: Any) -> Any:
+    def call(ctx: ToolContext, value: object) -> object:
         if not tool.is_work:
-            return fn(**value, **({name: ctx} if name else {}))
-        goes_on = isinstance(ctx.kept, PartialWork) and getattr(fn, "goes_on_from_kept", False)
-        return fn(ctx, ctx.kept if goes_on else value)
+            return fn(**_arguments(value, name, ctx))
+        resumes = isinstance(ctx.kept, PartialWork) and getattr(fn, "resumes_from_kept", False)
+        return fn(ctx, ctx.kept if resumes else value)
 
-    call.__wrapped__ = fn  # type: ignore[attr-defined]  # an interrupt looks for the file it is in
+    call.__wrapped__ = fn  # type: ignore[attr-defined]  # an interrupt looks up the file of the function
     if tool.kind == "thread":
         return in_thread(run, call, value)
     if tool.kind == "await":
@@ -149,30 +199,33 @@ def _launch(run: LeafRun[ToolContext], tool: AnyTool, value: Any) -> Awaitable[A
     return (inline if run.policy.abandon_after is None else in_task)(run, call, value)
 
 
-def _is_for_the_task(error: BaseException, before: int, tool: AnyTool) -> bool:
-    # A tool may raise anything, also a cancellation that is a private matter of its own.
+def _arguments(value: object, context_name: str | None, ctx: ToolContext) -> dict[str, object]:
+    """Return the keyword arguments for a function: what `Tool.read` made of the model's arguments, and the context."""
+    assert isinstance(value, dict)  # Tool.read returns one for every tool that is a function
+    return {**value, context_name: ctx} if context_name else value
+
+
+def _ends_the_task(error: BaseException, cancels_before: int, tool: AnyTool) -> bool:
+    """Whether an exception is meant for the task of the agent, and not the end of this call alone."""
+    # A tool may raise a CancelledError of its own, such as that of a task it awaited: only this task's own counts.
     if isinstance(error, asyncio.CancelledError):
-        return external_cancel_count() > before
-    # In a thread or process of its own `sys.exit()` ends what is there, and not this program.
-    here = tool.kind not in ("thread", "process")
-    return here and isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+        return external_cancel_count() > cancels_before
+    # In a thread or a process of its own `sys.exit()` ends that thread or process, and not this program.
+    in_this_task = tool.kind not in ("thread", "process")
+    return in_this_task and isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
 
 
-def _ended(
-    ctx: Context,
-    conversation: Conversation,
-    call: ToolCall,
-    tool: AnyTool,
-    run: LeafRun[ToolContext],
-    error: BaseException,
+def _result_of_error(
+    this_round: _Round, call: ToolCall, tool: AnyTool, run: LeafRun[ToolContext], error: BaseException
 ) -> ToolResult:
-    """What is said of a call that raised. A stop plus any error is a stop; without one it is the tool's failure."""
+    """Return the result of a call that raised. See rule 3 of the module docstring."""
+    ctx, conversation = this_round.ctx, this_round.conversation
     if run.entry.fate == "not_started":
         return NOT_RUN.result(call)
     stopped_inside = ctx.stop.caused(error)
     if not ctx.signal.aborted and not stopped_inside:
-        conversation.kept.pop(call.call_id, None)  # a call that has failed does not run again
-        return _told(call, "failed", f"{tool.name} failed: {describe(error)}")
+        conversation.kept.pop(call.call_id, None)  # a failed call does not run again
+        return _result(call, "failed", f"{tool.name} failed: {describe(error)}")
     if isinstance(error, AbortError):
         kept = error.partial if isinstance(error.partial, AgentResult) else partial_work(error.partial)
         if kept is not None:
@@ -184,17 +237,17 @@ def _ended(
     return INTERRUPTED.result(call, "" if harmless else "It may have had effects.")
 
 
-async def _may_run_again(ctx: Context, call: ToolCall, ask: AskUserFn) -> bool:
-    """Ask the person whether a call of which nobody knows what became of it is to run again. A stop leaves it."""
+async def _person_runs_it_again(ctx: Context, call: ToolCall, ask: AskUserFn) -> bool:
+    """Ask the person whether a cut-off call, of which nothing is known, is to run again."""
     question = f"Nobody knows whether {call.name}({call.arguments}) took effect before it was cut off. Run it again?"
     try:
         return (await ask(ctx, question, (RUN_AGAIN, LEAVE))).strip().lower() in YES | {RUN_AGAIN}
     except Exception:
-        return False  # nobody could be asked, or the run was stopped: what was said of the call before stays true
+        return False  # there is no person, or the run was stopped: the old result of the call stays
 
 
-async def _refused(ctx: Context, call: ToolCall, ask: AskUserFn) -> ToolResult | None:
-    """Ask the person; None: it may run. A stop denies."""
+async def _denial(ctx: Context, call: ToolCall, ask: AskUserFn) -> ToolResult | None:
+    """Ask the person to allow a call. Return the result of a denied call, or None if it may run. A stop denies it."""
     if ctx.signal.aborted:
         return NOT_RUN.result(call)
     try:
@@ -202,11 +255,13 @@ async def _refused(ctx: Context, call: ToolCall, ask: AskUserFn) -> ToolResult |
     except Exception as error:
         if ctx.signal.aborted:
             return NOT_RUN.result(call, "The person was asked to allow it; the stop denied it.")
-        return _told(call, "failed", f"It did not run: it could not be asked whether it is allowed: {describe(error)}")
+        return _result(
+            call, "failed", f"It did not run: it could not be asked whether it is allowed: {describe(error)}"
+        )
     if answer.strip().lower() in YES:
-        return None  # if it was stopped meanwhile, it does not begin
-    return _told(call, "failed", f"The user did not allow this call of {call.name}. It did not run.")
+        return None  # if a stop came meanwhile, the start gate of the call refuses it
+    return _result(call, "failed", f"The user did not allow this call of {call.name}. It did not run.")
 
 
-def _told(call: ToolCall, status: CallStatus, content: str) -> ToolResult:
+def _result(call: ToolCall, status: CallStatus, content: str) -> ToolResult:
     return ToolResult(call_id=call.call_id, name=call.name, content=content, status=status)

@@ -1,6 +1,22 @@
-"""Owns one conversation while an agent works on it: what was said, the answer that is coming in, the open tool calls.
+"""Owns a conversation while an agent works on it: the messages, the answer that is arriving, the open tool calls.
 
-At any moment it can be sealed: a conversation that the next model call accepts. Knows nothing of how tools run.
+A stop, a time limit or an error can end the work between any two statements of the agent, and what has happened by
+then must be usable: shown to a person, stored, and resumed. So a conversation can be sealed at any moment. `sealed()`
+only reads and returns a conversation that every provider accepts. It works because each fact is written down in one
+place, as soon as it is true and before the next await:
+
+- An answer that is still arriving is in `answer`, not in `messages`. It is sealed as an interrupted answer, and its
+  calls, which cannot have begun, get results that say "not started".
+- A complete answer moves to `messages` by `add`. From then on its calls may run.
+- The result of each call goes to `results` in the `finally` block of that call, and to `messages` only when all calls
+  of the round have one (`close_tool_round`). Sealed in between, finished calls keep their real results, and calls
+  without one count as not started. That is true because the run is sealed after its calls have ended or were
+  abandoned, and a call that has begun writes a result on every way out: "unknown" until more is known.
+
+Adding results to `messages` one by one instead would put them in the order in which they end, not in that of the
+calls. Sealing through the loop's own exit path would lose the conversation when the task of the agent is cancelled.
+
+Knows nothing of how tools run.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,25 +27,32 @@ from typing import Literal, TypeAlias
 from ..run.messages import AssistantMessage, Message, ToolCall, ToolResult
 from ..run.partial_work import PartialWork
 from ..run.receipt import Usage
-from .history import NOT_RUN, named, readable, repair, unused
+from .history import NOT_RUN, repair, unique_id, valid_arguments, valid_name
 from .model import CallDelta, ModelRequest
 
-__all__ = ["Again", "AgentResult", "Conversation", "PartialAnswer"]
+__all__ = ["AgentResult", "Conversation", "PartialAnswer", "RunAgain", "never_run_again"]
 
-# Whether a call runs again when its conversation is taken up: no, yes, or only if the person says so.
-Again: TypeAlias = Literal["no", "yes", "ask"]
+# Whether a call runs again when its conversation is resumed: no, yes, or only if the person agrees.
+RunAgain: TypeAlias = Literal["no", "yes", "ask"]
 
-# Where a provider does not say what a cut-off answer cost: about so many characters are a token.
+# An estimate for answers that were cut off before the provider reported their usage.
 CHARACTERS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """What an agent has to show: its last words, the whole valid conversation, what it cost.
+    """What a run of an agent has produced.
 
-    `kept`: of a stopped run, by tool call: how far sub-agents and flows had come. A resume goes on from it.
-    `id`: the run in which the conversation began; it stays the same when it is resumed.
-    `parts`: the results of `ctx.once` so far, as JSON text, by the idempotency key of the call and the key of the part.
+    Attributes:
+        text: The last answer.
+        messages: The whole conversation, valid for every provider.
+        usage: What it has cost.
+        steps: How many requests were answered.
+        kept: How far sub-agents and flows inside tool calls had come when the run was stopped, by the id of the call.
+            A resumed run continues from there.
+        id: The id of the run in which the conversation began. It stays the same when the conversation is resumed.
+        parts: The results of `ctx.once` so far, as JSON text, by the idempotency key of the call and the key of the
+            part.
     """
 
     text: str
@@ -42,7 +65,12 @@ class AgentResult:
 
 
 class PartialAnswer:
-    """A model's answer while it comes in, piece by piece."""
+    """An answer of a model while it arrives.
+
+    Attributes:
+        usage: The last report of its cost.
+        finished: Whether the answer is complete.
+    """
 
     __slots__ = ("_arguments", "_calls", "_text", "finished", "usage")
 
@@ -59,33 +87,39 @@ class PartialAnswer:
         return "".join(self._text)
 
     def add_text(self, text: str) -> None:
-        """One more piece of text."""
+        """Add a piece of text."""
         self._text.append(text)
 
     def add_call(self, piece: CallDelta) -> None:
-        """One more piece of a tool call."""
+        """Add a piece of a tool call."""
         call_id, name = self._calls.get(piece.index, ("", ""))
         self._calls[piece.index] = (call_id or piece.call_id, name or piece.name)
         self._arguments.setdefault(piece.index, []).append(piece.arguments)
 
     def calls(self, used: Iterable[str] = ()) -> tuple[ToolCall, ...]:
-        """The tool calls so far, in the model's order, with ids that are not `used`. Without a name it is none yet."""
-        taken = set(used)
+        """Return the tool calls so far, in the model's order.
+
+        A call whose name has not arrived yet is left out.
+
+        Args:
+            used: The ids of other calls. A call with one of them gets a new id.
+        """
+        used_ids = set(used)
         calls: list[ToolCall] = []
         for index, (call_id, name) in sorted(self._calls.items()):
             if name:
-                call_id = unused(call_id, taken)
-                taken.add(call_id)
-                arguments = readable("".join(self._arguments[index]))
-                calls.append(ToolCall(call_id=call_id, name=named(name), arguments=arguments))
+                call_id = unique_id(call_id, used_ids)
+                used_ids.add(call_id)
+                arguments = valid_arguments("".join(self._arguments[index]))
+                calls.append(ToolCall(call_id=call_id, name=valid_name(name), arguments=arguments))
         return tuple(calls)
 
     def message(self, used: Iterable[str] = ()) -> AssistantMessage:
-        """The whole answer."""
+        """Return the complete answer. `used`: see `calls`."""
         return AssistantMessage(text=self.text, calls=self.calls(used))
 
     def cut_off(self, used: Iterable[str] = ()) -> list[Message]:
-        """What there is, closed: half-written arguments are readable, and no call has run."""
+        """Return what has arrived as an interrupted answer whose calls were not started. `used`: see `calls`."""
         calls = self.calls(used)
         if not calls and not self.text.strip():
             return []
@@ -93,38 +127,58 @@ class PartialAnswer:
         return [message, *(NOT_RUN.result(call) for call in calls)]
 
     def cost(self, request: ModelRequest, *, stopped: bool = False) -> Usage:
-        """What the provider said it cost; of an answer that was cut off, an estimate that says so."""
-        said = self.usage
-        if said is not None and self.finished:
-            return Usage(max(1, said.requests), said.input_tokens, said.output_tokens, said.estimated)
+        """Return what the answer has cost.
+
+        That is the provider's report for a complete answer, and an estimate, marked as such, for one that was cut off.
+
+        Args:
+            request: The request that it answers.
+            stopped: Whether it was cut off by a stop. The request then counts even if nothing of it has arrived.
+        """
+        reported = self.usage
+        if reported is not None and self.finished:
+            return Usage(max(1, reported.requests), reported.input_tokens, reported.output_tokens, reported.estimated)
         written = len(self.text) + sum(map(len, chain.from_iterable(self._arguments.values())))
-        if not written and not self.finished and said is None and not stopped:
-            return Usage(requests=1)  # refused
+        if not written and not self.finished and reported is None and not stopped:
+            return Usage(requests=1)  # the provider refused the request
         read = sum(len(getattr(message, "text", "") or getattr(message, "content", "")) for message in request.messages)
-        known = said or Usage(1, read // CHARACTERS_PER_TOKEN)
+        known = reported or Usage(1, read // CHARACTERS_PER_TOKEN)
         return Usage(1, known.input_tokens, max(known.output_tokens, written // CHARACTERS_PER_TOKEN), estimated=True)
 
 
-def stays(result: ToolResult) -> Again:
-    """For whoever only looks at a stopped conversation: nothing in it runs again."""
+def never_run_again(result: ToolResult) -> RunAgain:
+    """Run no call of a stopped conversation again. For code that only reads it."""
     return "no"
 
 
 class Conversation:
-    """A conversation in work."""
+    """A conversation that an agent works on.
+
+    Attributes:
+        messages: The complete messages, in a form that every provider accepts once the open calls have results.
+        results: The results of the calls of the last answer, by the id of the call, while that round is not closed.
+        answer: The answer that is arriving, if one is.
+        usage: What the conversation has cost.
+        steps: How many requests were answered.
+        kept: As in `AgentResult`.
+        parts: As in `AgentResult`.
+        uncertain_results: The old results of cut-off calls that run again only if the person agrees.
+        id: As in `AgentResult`.
+        stopped_inside: Whether a call of this round was stopped at a safe point of its own.
+    """
 
     def __init__(
         self,
         messages: Iterable[Message] = (),
         resume: AgentResult | None = None,
-        again: Callable[[ToolResult], Again] = stays,
+        run_again: Callable[[ToolResult], RunAgain] = never_run_again,
     ) -> None:
-        """Begin a conversation, or take a stopped one up again.
+        """Begin a conversation, or resume a stopped one.
 
         Args:
-            messages: What was said so far.
+            messages: The messages so far.
             resume: The stopped conversation, instead of messages.
-            again: Whether the call of a result in the last, unfinished round is to run again.
+            run_again: Whether the call of a result in the last, unfinished round is to run again.
         """
         self.messages: list[Message] = repair(messages)
         self.results: dict[str, ToolResult] = {}
@@ -133,30 +187,30 @@ class Conversation:
         self.steps = 0
         self.kept: dict[str, AgentResult | PartialWork] = {}
         self.parts: Mapping[str, str] = {}
-        self.doubtful: dict[str, ToolResult] = {}  # of calls that run again only if the person says so
+        self.uncertain_results: dict[str, ToolResult] = {}
         self.id = ""
-        self.stopped_inside = False  # a call of this round was stopped at a safe point of its own
+        self.stopped_inside = False
         if resume is not None:
-            self._go_on(resume, again)
+            self._restore(resume, run_again)
 
-    def _go_on(self, before: AgentResult, again: Callable[[ToolResult], Again]) -> None:
-        """Take back what was sealed: the calls that have not ended are open again, and keep what did end."""
-        said = list(before.messages)
+    def _restore(self, stopped: AgentResult, run_again: Callable[[ToolResult], RunAgain]) -> None:
+        """Undo the sealing: reopen the calls that run again, and keep the results of the other ones."""
+        messages = list(stopped.messages)
         results: list[ToolResult] = []
-        while said and isinstance(last := said[-1], ToolResult):
+        while messages and isinstance(last := messages[-1], ToolResult):
             results.append(last)
-            said.pop()
-        self.messages = [*said, *reversed(results)]
-        self.usage, self.steps, self.kept, self.id = before.usage, before.steps, dict(before.kept), before.id
-        self.parts = before.parts
-        if not said or not isinstance(said[-1], AssistantMessage):
+            messages.pop()
+        self.messages = [*messages, *reversed(results)]
+        self.usage, self.steps, self.kept, self.id = stopped.usage, stopped.steps, dict(stopped.kept), stopped.id
+        self.parts = stopped.parts
+        if not messages or not isinstance(messages[-1], AssistantMessage):
             return
-        if said[-1].interrupted:  # the model had not finished: it is asked again
-            self.messages = said[:-1]
-        elif said[-1].calls:
-            self.messages = said
-            self.results = {result.call_id: result for result in results if again(result) == "no"}
-            self.doubtful = {result.call_id: result for result in results if again(result) == "ask"}
+        if messages[-1].interrupted:  # the answer was cut off: the model is asked again
+            self.messages = messages[:-1]
+        elif messages[-1].calls:
+            self.messages = messages
+            self.results = {result.call_id: result for result in results if run_again(result) == "no"}
+            self.uncertain_results = {result.call_id: result for result in results if run_again(result) == "ask"}
 
     @property
     def open_calls(self) -> tuple[ToolCall, ...]:
@@ -168,48 +222,55 @@ class Conversation:
 
     @property
     def answered(self) -> bool:
-        """True: the last thing said is a whole answer without tool calls. There is nothing left to do."""
+        """Whether the last message is a complete answer without tool calls, so that there is nothing left to do."""
         last = self.messages[-1] if self.messages else None
         return isinstance(last, AssistantMessage) and not last.calls and not last.interrupted
 
     @property
-    def in_round(self) -> bool:
-        """True: the last thing said is an answer with tool calls."""
+    def in_tool_round(self) -> bool:
+        """Whether the last message is an answer with tool calls, whose results are not in `messages` yet."""
         last = self.messages[-1] if self.messages else None
         return isinstance(last, AssistantMessage) and bool(last.calls)
 
     def add(self, answer: PartialAnswer) -> None:
-        """The answer is whole: it is part of the conversation."""
+        """Add a complete answer to the messages."""
         self.messages.append(answer.message(self._call_ids()))
 
-    def close_round(self) -> None:
-        """All calls have a result: they are part of the conversation now, in the model's order."""
-        self.messages += self._round()
+    def close_tool_round(self) -> None:
+        """Add the results of the last answer's calls to the messages, in the order of the calls."""
+        self.messages += self._round_results()
         self.results = {}
-        self.doubtful = {}
+        self.uncertain_results = {}
 
-    def _round(self) -> list[ToolResult]:
+    def _round_results(self) -> list[ToolResult]:
         last = self.messages[-1]
         calls = last.calls if isinstance(last, AssistantMessage) else ()
-        known = {**self.doubtful, **self.results}
+        known = {**self.uncertain_results, **self.results}
         return [known.get(call.call_id) or NOT_RUN.result(call) for call in calls]
 
     def sealed(self) -> AgentResult:
-        """As it is now, in a form that the next model call accepts."""
+        """Return the conversation as it is now, in a form that the next model call accepts. Changes nothing."""
         messages = list(self.messages)
-        if self.in_round:
-            messages += self._round()
+        if self.in_tool_round:
+            messages += self._round_results()
         if self.answer is not None:
             messages += self.answer.cut_off(self._call_ids())
         return AgentResult(
-            _last_words(messages), tuple(messages), self.usage, self.steps, dict(self.kept), self.id, dict(self.parts)
+            _last_answer_text(messages),
+            tuple(messages),
+            self.usage,
+            self.steps,
+            dict(self.kept),
+            self.id,
+            dict(self.parts),
         )
 
     def _call_ids(self) -> Iterator[str]:
-        return (call.call_id for said in self.messages if isinstance(said, AssistantMessage) for call in said.calls)
+        answers = (message for message in self.messages if isinstance(message, AssistantMessage))
+        return (call.call_id for answer in answers for call in answer.calls)
 
 
-def _last_words(messages: list[Message]) -> str:
+def _last_answer_text(messages: list[Message]) -> str:
     for message in reversed(messages):
         if isinstance(message, AssistantMessage):
             return message.text

@@ -1,6 +1,7 @@
-"""Owns what unfinished calls may have left running elsewhere, as sub-agents on other machines, and how that is stopped.
+"""Owns stopping what unfinished tool calls left running on other machines, such as sub-agents. Knows nothing of hosts.
 
-A call that runs again finds what it has left. Where it never will, somebody has to stop it. Knows nothing of hosts.
+A call that runs again finds its work over there and continues it. If no turn will ever continue the conversation,
+nothing would, and it must be stopped.
 """
 
 import asyncio
@@ -13,54 +14,61 @@ from .tool import AnyTool
 
 __all__ = ["stop_left_behind"]
 
-# Whoever opens a session waits so long for the machines on which something may run.
+# Opening a session waits at most this long for the machines on which something may still run.
 STOP_SECONDS = 5.0
 
 
-async def stop_left_behind(tools: Mapping[str, AnyTool], left: AgentResult) -> tuple[str, ...]:
-    """Stop what the unfinished calls of a conversation have left elsewhere, side by side, and wait for its end.
+async def stop_left_behind(tools: Mapping[str, AnyTool], conversation: AgentResult) -> tuple[str, ...]:
+    """Stop everything that the unfinished calls of a conversation left running elsewhere, and wait for its end.
 
     Args:
-        tools: The tools of its agent.
-        left: The conversation, as it is resumed.
+        tools: The tools of the agent.
+        conversation: The conversation as it was when its run ended.
 
     Returns:
-        What may go on all the same, each with the reason, as warnings for a receipt.
+        One warning, for a receipt, for each call whose work may still be running, with the reason.
     """
     async with asyncio.TaskGroup() as group:
-        stops = [group.create_task(_stop(tool, key)) for tool, key in _left_elsewhere(tools, left, left.id)]
+        stops = [
+            group.create_task(_stop(tool, key)) for tool, key in _remote_calls(tools, conversation, conversation.id)
+        ]
     return tuple(warning for stop in stops if (warning := stop.result()))
 
 
 async def _stop(tool: AnyTool, key: str) -> str:
-    assert tool.stop_left is not None  # for the type checker: it was looked for
+    assert tool.stop_remote is not None  # _remote_calls yields no other tools
     limit = asyncio.timeout(STOP_SECONDS)
     try:
         async with limit:
-            await tool.stop_left(key)
+            await tool.stop_remote(key)
     except Exception as error:
-        why = f"it has not ended within {STOP_SECONDS:g} s" if limit.expired() else describe(error)
-        return f"{tool.name} on another machine may go on: {why}"
+        problem = f"it has not ended within {STOP_SECONDS:g} s" if limit.expired() else describe(error)
+        return f"{tool.name} on another machine may go on: {problem}"
     return ""
 
 
-def _left_elsewhere(tools: Mapping[str, AnyTool], left: AgentResult, talk_id: str) -> Iterator[tuple[AnyTool, str]]:
-    """The unfinished calls that may have left something, also those of sub-agents, each with its idempotency key."""
-    for call in _unfinished(left):
-        tool, key = tools.get(call.name), f"{talk_id}:{call.call_id}"
+def _remote_calls(
+    tools: Mapping[str, AnyTool], conversation: AgentResult, conversation_id: str
+) -> Iterator[tuple[AnyTool, str]]:
+    """Yield the unfinished calls with work on other machines, each as its tool and idempotency key.
+
+    Those of sub-agents in this process are included.
+    """
+    for call in _unfinished_calls(conversation):
+        tool, key = tools.get(call.name), f"{conversation_id}:{call.call_id}"
         if tool is None:
             continue
-        if tool.stop_left is not None:
+        if tool.stop_remote is not None:
             yield tool, key
-        inner = left.kept.get(call.call_id)
+        inner = conversation.kept.get(call.call_id)
         if isinstance(inner, AgentResult):
-            yield from _left_elsewhere(tool.inside, inner, inner.id or key)
+            yield from _remote_calls(tool.inner_tools, inner, inner.id or key)
 
 
-def _unfinished(left: AgentResult) -> Iterator[ToolCall]:
-    """The calls of the last round that have no end."""
+def _unfinished_calls(conversation: AgentResult) -> Iterator[ToolCall]:
+    """Yield the calls of the last answer that neither completed nor failed."""
     ended: set[str] = set()
-    for message in reversed(left.messages):
+    for message in reversed(conversation.messages):
         if isinstance(message, ToolResult):
             if message.status in ("completed", "failed"):
                 ended.add(message.call_id)

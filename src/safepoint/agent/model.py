@@ -1,4 +1,4 @@
-"""Owns what a model is for an agent: one method that streams an answer, chunk by chunk. Knows nothing of providers."""
+"""Owns the interface of models: one method that streams an answer in chunks. Knows nothing of providers."""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,13 @@ FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "content_filte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """A tool as a model sees it. `parameters` is a JSON schema of type object."""
+    """A tool as a model sees it.
+
+    Attributes:
+        name: The name by which the model calls it.
+        description: What it does, for the model.
+        parameters: A JSON schema of type object.
+    """
 
     name: str
     description: str
@@ -37,7 +43,13 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """One question to a model: the conversation so far, and what it may call."""
+    """One request to a model.
+
+    Attributes:
+        messages: The conversation so far.
+        tools: The tools that the model may call.
+        max_tokens: The limit of the answer; by default that of the provider.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
@@ -53,7 +65,14 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallDelta:
-    """A piece of a tool call. `index` says of which: id and name come once, `arguments` piece by piece."""
+    """A piece of a tool call.
+
+    Attributes:
+        index: The number of the call in this answer: all pieces of a call have the same.
+        call_id: The id of the call, in one of its pieces.
+        name: The name of the tool, in one of its pieces.
+        arguments: A part of the JSON text of the arguments, in order.
+    """
 
     index: int
     call_id: str = ""
@@ -63,14 +82,14 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class UsageReported:
-    """What this request has cost so far; a later report of the same request replaces an earlier one."""
+    """What this request has cost so far. A later report of the same request replaces an earlier one."""
 
     usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnded:
-    """The answer is whole, and nothing after it is read. A stream that ends without it broke off."""
+    """The answer is complete, and nothing after it is read. A stream that ends without this chunk was cut off."""
 
     reason: FinishReason = "stop"
 
@@ -79,24 +98,38 @@ Chunk: TypeAlias = TextDelta | CallDelta | UsageReported | AnswerEnded
 
 
 class Model(Protocol):
-    """What an agent asks. One method, streaming; a provider that does not stream yields its answer in one piece."""
+    """A model that an agent can use.
+
+    A provider that does not stream yields its answer in one piece.
+    """
 
     @property
     def name(self) -> str:
-        """For people: in events, receipts and errors."""
+        """The name that events, receipts and errors show."""
         ...
 
     def stream(self, request: ModelRequest, *, signal: AbortSignal) -> AsyncIterator[Chunk]:
-        """Ask. Closing the iterator closes the connection: the provider stops, whatever it was doing.
+        """Send one request and yield the answer in chunks.
 
-        Makes one attempt: trying again is the caller's, who can be stopped in between. Raises: ModelError.
+        Closing the iterator must close the connection, so that the provider stops at once. It makes one attempt only:
+        the caller retries, because it can be stopped between two attempts.
+
+        Raises:
+            ModelError: The request failed, or the answer was cut off.
         """
         ...
 
 
 @dataclass(eq=False)
 class ModelError(SafepointError):
-    """A request failed. `retryable`: the same request may succeed later; `retry_after` says when, if that is known."""
+    """A request to a model failed.
+
+    Attributes:
+        message: What happened, for people.
+        status: The HTTP status, if there was one.
+        retryable: Whether the same request may succeed later.
+        retry_after: In how many seconds, if the provider says so.
+    """
 
     message: str
     status: int | None = field(default=None, kw_only=True)

@@ -1,4 +1,4 @@
-"""Owns finding the agent that a person named: `module:agent`. Knows nothing of what is done with it."""
+"""Owns importing the agent that a command line names as `module:agent`. Knows nothing of how the agent is used."""
 
 import importlib
 import os
@@ -11,7 +11,14 @@ __all__ = ["load_agent"]
 
 
 def load_agent(target: str) -> Agent:
-    """An agent, or what a function without arguments makes. Raises: UsageError that says what is wrong."""
+    """Import an agent.
+
+    Args:
+        target: `module:name`. The name is that of an agent, or of a function without parameters that returns one.
+
+    Raises:
+        UsageError: The module cannot be imported, has no such name, or the name is not an agent. The text says which.
+    """
     module_name, _, name = target.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")) or not name.isidentifier():
         raise UsageError(f"{target!r} is not module:agent, such as my_agents:helper")

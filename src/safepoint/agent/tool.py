@@ -1,11 +1,12 @@
-"""Owns what a tool is: a function or any Work, its schema, its policy, and the context it may ask for.
+"""Owns tools: a function or any Work with its schema and its policy, and the context that it may ask for.
 
-Schema and validation come from the signature and the docstring, by pydantic. Knows nothing of models and of the loop.
+Schema and validation come from the signature and the docstring, by pydantic. Knows nothing of models and of the
+agent's loop.
 """
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property, partial
 from typing import (
@@ -16,6 +17,7 @@ from typing import (
     ParamSpec,
     Protocol,
     TypeAlias,
+    TypedDict,
     TypeVar,
     Unpack,
     get_args,
@@ -34,10 +36,23 @@ from ..run.leaf import kind_of, name_of, wait
 from ..run.once import once
 from ..run.policy import Policy, PolicySettings
 from ..run.receipt import LeafKind, Usage
-from .history import NAME, unreadable
+from .history import NAME, invalid_arguments
 from .model import ToolSpec
 
-__all__ = ["AnyTool", "BadArguments", "Effects", "Tool", "ToolContext", "ToolLike", "ToolOptions", "tool"]
+__all__ = [
+    "AnyTool",
+    "AskUserFn",
+    "BadArguments",
+    "Effects",
+    "Tool",
+    "ToolContext",
+    "ToolLike",
+    "ToolOptions",
+    "as_text",
+    "ask_function_of",
+    "fill_tool_context",
+    "tool",
+]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -45,55 +60,71 @@ R = TypeVar("R", covariant=True)
 Effects: TypeAlias = Literal["read", "idempotent", "reversible", "irreversible"]
 AskUserFn: TypeAlias = Callable[[Context, str, tuple[str, ...]], Awaitable[str]]
 
+# The options of a tool that are not settings of its policy.
+OWN_OPTIONS = frozenset({"name", "description", "effects", "requires_approval", "input"})
+
 
 class BadArguments(SafepointError):
     """The model's arguments do not fit the tool. The text is for the model to read."""
 
 
 class ToolContext(Context):
-    """What a tool is given if it asks for it.
+    """The context of one tool call. A tool that has a parameter of this type gets it.
 
-    call_id          the model's name for this call
-    idempotency_key  the same for this call for life, also after a crash or on another worker: for effects that must
-                     happen once
-    kept             of a call that was stopped before: what it had left behind, an AgentResult or KeptWork; or None
-    spent            what models inside the call have cost
+    Attributes:
+        call_id: The id that the model gave this call.
+        idempotency_key: Stays the same for this call for life, even after a crash or on another worker: for effects
+            that must happen once.
+        kept: If this call was stopped before, how far it had come: an AgentResult or PartialWork. Otherwise None.
+        usage: What models inside this call have cost.
     """
 
-    __slots__ = ("_ask", "_inside", "call_id", "idempotency_key", "kept", "spent")
+    __slots__ = ("_ask", "_inner_count", "call_id", "idempotency_key", "kept", "usage")
 
     _ask: AskUserFn
-    _inside: int
+    _inner_count: int
     call_id: str
     idempotency_key: str
-    kept: Any
-    spent: Usage
+    kept: Any  # the work that left it behind knows its type
+    usage: Usage
 
     async def ask_user(self, question: str, options: tuple[str, ...] = ()) -> str:
-        """Ask the person, and wait for the answer. A stop withdraws the question. Raises: AbortError."""
+        """Ask the person, and wait for the answer.
+
+        Args:
+            question: The question.
+            options: Answers to choose from, if there are any.
+
+        Raises:
+            AbortError: The run was stopped, which withdraws the question.
+            UsageError: There is no person.
+        """
         return await self._ask(self, question, options)
 
     def inner_key(self, name: str) -> str:
-        """The key of work inside this call: another one for each, and the same ones when the call runs again."""
-        self._inside = getattr(self, "_inside", 0) + 1
-        return f"{self.idempotency_key}/{name}#{self._inside}"
+        """Return a key for work inside this call: a new one each time, and the same ones when the call runs again."""
+        self._inner_count += 1
+        return f"{self.idempotency_key}/{name}#{self._inner_count}"
 
     async def wait(self, seconds: float) -> None:
-        """Pause; a stop ends it at once. Raises: AbortError."""
+        """Pause. A stop ends the pause at once. Raises: AbortError."""
         await wait(self, seconds)
 
     @overload
-    async def once(self, key: str, fn: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
+    async def once(self, key: str, fn: Callable[[], Awaitable[T]]) -> T: ...
 
     @overload
     async def once(self, key: str, fn: Callable[[], T]) -> T: ...
 
-    async def once(self, key: str, fn: Callable[[], Any]) -> Any:
+    async def once(self, key: str, fn: Callable[[], object]) -> object:
         """Run a part of this call once, even if the call runs again: what `fn` returned is recorded under `key`.
 
         Args:
             key: The name of the part, the same each time.
             fn: A function without parameters, sync (it runs in a thread) or async, that returns plain JSON data.
+
+        Returns:
+            What `fn` returned, in this run of the call or in an earlier one.
 
         Raises:
             AbortError: The run was stopped before the part had a result.
@@ -101,44 +132,72 @@ class ToolContext(Context):
         """
         return await once(self, self.idempotency_key, key, fn)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        carry, about = super().__reduce__()
-        return _carried, (carry, about, self.call_id, self.idempotency_key)
+    def __reduce__(self) -> "tuple[Callable[..., ToolContext], tuple[object, ...]]":
+        restore, arguments = super().__reduce__()
+        return _restored, (restore, arguments, self.call_id, self.idempotency_key)
 
 
-def _carried(carry: Callable[..., Context], about: tuple[object, ...], call_id: str, key: str) -> ToolContext:
-    ctx = carry(*about).child("", context_class=ToolContext)
-    assert isinstance(ctx, ToolContext)  # for the type checker: it was asked for
-    ctx.path, ctx.call_id, ctx.idempotency_key, ctx.kept, ctx.spent = ctx.path[:-1], call_id, key, None, Usage()
-    ctx._ask = _nobody
+def fill_tool_context(ctx: Context, *, call_id: str, idempotency_key: str, kept: object, ask: AskUserFn) -> ToolContext:
+    """Fill in what a new ToolContext needs beside the fields of a Context."""
+    assert isinstance(ctx, ToolContext)  # callers ask for this kind of context
+    ctx.call_id, ctx.idempotency_key, ctx.kept, ctx._ask = call_id, idempotency_key, kept, ask
+    ctx.usage, ctx._inner_count = Usage(), 0
+    return ctx
+
+
+def ask_function_of(ctx: Context) -> AskUserFn | None:
+    """Return what asks the person in this context, or None if it is not that of a tool call."""
+    return ctx._ask if isinstance(ctx, ToolContext) else None
+
+
+def _restored(
+    restore: Callable[..., Context], arguments: tuple[object, ...], call_id: str, idempotency_key: str
+) -> ToolContext:
+    """Make the context of a call in another process, where nobody can be asked and nothing can be recorded."""
+    child = restore(*arguments).child("", context_class=ToolContext)
+    ctx = fill_tool_context(
+        child, call_id=call_id, idempotency_key=idempotency_key, kept=None, ask=_refuse_question_in_process
+    )
+    ctx.path = ctx.path[:-1]
     ctx.journal = ChildProcessJournal()
     return ctx
 
 
-async def _nobody(ctx: Context, question: str, options: tuple[str, ...]) -> str:
+async def _refuse_question_in_process(ctx: Context, question: str, options: tuple[str, ...]) -> str:
     raise UsageError(f"{ctx.operation} runs in a process of its own, where nobody can be asked: use isolation='thread'")
 
 
 class ToolOptions(PolicySettings, total=False):
-    """What can be said of a tool: see `tool`."""
+    """The options of a tool: see `tool`."""
 
     name: str
     description: str
     effects: Effects
     requires_approval: bool
-    input: Any
+    input: object
 
 
 @dataclass(frozen=True)
 class Tool(Generic[P, R]):
     """A tool that a model can call. Make one with `@tool` or `tool(work, name=…)`.
 
-    It has the signature of its function, so that a type checker sees through the decorator.
+    It has the signature of its function, so that type checkers see through the decorator.
 
     Attributes:
-        inside: Of an agent as a tool: its own tools.
-        stop_left: Of a tool whose work is elsewhere: stops what a call with this idempotency key has left running
-            there. It is asked where nobody will go on with the call.
+        name: The name by which the model calls it.
+        description: What it does, for the model.
+        fn: The function, or the Work.
+        policy: How a call is stopped.
+        kind: Where a call runs.
+        effects: What a stop in the middle of a call may leave behind. None counts as "irreversible".
+        requires_approval: Whether the person is asked before each call.
+        context_name: The parameter that gets the context, if there is one.
+        arguments: The model of pydantic that reads the arguments.
+        input_field: For Work whose value is one field of the arguments: that field.
+        input_adapter: For Work whose value is the whole object: what reads it.
+        inner_tools: For an agent as a tool: its own tools.
+        stop_remote: For a tool whose work runs elsewhere: stops what a call with this idempotency key left running
+            there. It is used when nothing will ever continue the call.
     """
 
     name: str
@@ -150,69 +209,80 @@ class Tool(Generic[P, R]):
     requires_approval: bool
     context_name: str | None
     arguments: type[BaseModel]
-    single: str | None = None  # the value is this field of the arguments
-    whole: Any = None  # the value is made of all arguments
-    inside: "Mapping[str, AnyTool]" = field(default_factory=dict)
-    stop_left: Callable[[str], Awaitable[None]] | None = None
+    input_field: str | None = None
+    input_adapter: TypeAdapter[object] | None = None
+    inner_tools: "Mapping[str, AnyTool]" = field(default_factory=dict)
+    stop_remote: Callable[[str], Awaitable[None]] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function as it is, for tests and other code."""
+        """Call the function directly, for tests and other code."""
         return self.fn(*args, **kwargs)
 
     @property
     def __wrapped__(self) -> Callable[P, R]:
-        """By which a process finds the function under the tool's name."""
+        """The function itself. A process of its own finds it through the tool's name."""
         return self.fn
 
     @cached_property
     def spec(self) -> ToolSpec:
-        """As a model sees it."""
-        schema = self.arguments.model_json_schema() if self.whole is None else self.whole.json_schema()
+        """The tool as a model sees it."""
+        adapter = self.input_adapter
+        schema = self.arguments.model_json_schema() if adapter is None else adapter.json_schema()
         schema.pop("title", None)
-        for one in schema.get("properties", {}).values():
-            one.pop("title", None)
+        for parameter in schema.get("properties", {}).values():
+            parameter.pop("title", None)
         return ToolSpec(name=self.name, description=self.description, parameters=schema)
 
-    def read(self, arguments: str) -> Any:
-        """What the model wrote, as the function wants it. Raises: BadArguments."""
-        if (written := unreadable(arguments)) is not None:
-            raise self._wrong(f"not a JSON object: {written}")
-        try:
-            if self.whole is not None:
-                return self.whole.validate_json(arguments or "{}")
-            fields = self.arguments.model_validate_json(arguments or "{}")
-        except ValidationError as problem:
-            told = "; ".join(
-                f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in problem.errors()
-            )
-            raise self._wrong(told) from None
-        except Exception as problem:  # a validator of the tool's own
-            raise self._wrong(f"{type(problem).__name__}: {problem}") from problem
-        values = {field.alias or name: getattr(fields, name) for name, field in type(fields).model_fields.items()}
-        return values[self.single] if self.single is not None else values
+    def read(self, arguments: str) -> object:
+        """Read the arguments of a call.
 
-    def _wrong(self, told: str) -> BadArguments:
-        return BadArguments(f"The arguments of {self.name} are wrong: {told}. Correct them and call it again.")
+        Args:
+            arguments: The JSON text that the model wrote.
+
+        Returns:
+            For a function, a dict with its keyword arguments. For Work, its value.
+
+        Raises:
+            BadArguments: They do not fit the tool.
+        """
+        if (text := invalid_arguments(arguments)) is not None:
+            raise self._bad_arguments(f"not a JSON object: {text}")
+        try:
+            if self.input_adapter is not None:
+                return self.input_adapter.validate_json(arguments or "{}")
+            fields = self.arguments.model_validate_json(arguments or "{}")
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, problem['loc'])) or 'arguments'}: {problem['msg']}" for problem in error.errors()
+            )
+            raise self._bad_arguments(problems) from None
+        except Exception as error:  # from a validator of the tool's own
+            raise self._bad_arguments(f"{type(error).__name__}: {error}") from error
+        values = {field.alias or name: getattr(fields, name) for name, field in type(fields).model_fields.items()}
+        return values[self.input_field] if self.input_field is not None else values
+
+    def _bad_arguments(self, problem: str) -> BadArguments:
+        return BadArguments(f"The arguments of {self.name} are wrong: {problem}. Correct them and call it again.")
 
     @property
     def is_work(self) -> bool:
-        """True: it is called as Work, `(ctx, value)`."""
-        return self.single is not None or self.whole is not None
+        """Whether `fn` is called as Work, with `(ctx, value)`."""
+        return self.input_field is not None or self.input_adapter is not None
 
 
 AnyTool: TypeAlias = Tool[..., Any]
 
 
 class SupportsAsTool(Protocol):
-    """What can make a tool of itself, as an agent does."""
+    """An object that makes a tool of itself, as an agent does."""
 
     def as_tool(self, name: str | None = None) -> AnyTool:
-        """Itself as a tool."""
+        """Return itself as a tool."""
         ...
 
 
-# What an agent takes as a tool.
-ToolLike: TypeAlias = AnyTool | SupportsAsTool | Callable[..., Any]
+# What an agent accepts as a tool.
+ToolLike: TypeAlias = AnyTool | SupportsAsTool | Callable[..., object]
 
 
 @overload
@@ -227,14 +297,23 @@ def tool(work: Callable[P, R], /, **options: Unpack[ToolOptions]) -> Tool[P, R]:
 def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
 
-def tool(work: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
+def tool(work: object = None, /, **options: Unpack[ToolOptions]) -> object:
     """Make a tool: `@tool`, `@tool(timeout=30)`, or `tool(flow, name="report")` for an agent, a flow, any Work.
 
-    name, description  by default the function's name and docstring
-    effects            "read", "idempotent", "reversible" or "irreversible": what a stop in the middle may leave behind
-    requires_approval  ask the person before each call
-    input              the type of a Work's value, where its annotation does not tell it
-    and every field of a Policy: on_abort, timeout, grace, warn_after, abandon_after, isolation
+    Args:
+        work: The function or Work.
+        **options: Any of these, and every field of a Policy (`on_abort`, `timeout`, `grace`, …):
+            name: By default the name of the function.
+            description: By default the docstring of the function.
+            effects: "read", "idempotent", "reversible" or "irreversible": what a stop in the middle may leave behind.
+            requires_approval: True to ask the person before each call.
+            input: The type of a Work's value, if its annotation does not say it.
+
+    Returns:
+        The tool; without `work`, a decorator.
+
+    Raises:
+        UsageError: This cannot be a tool, or the name or an option is wrong.
     """
     if work is None:
         return lambda work: tool(work, **options)
@@ -244,7 +323,7 @@ def tool(work: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
         raise UsageError(f"a tool must be a function or Work, not {type(work).__name__}")
     if inspect.isgeneratorfunction(work) or inspect.isasyncgenfunction(work):
         raise UsageError(f"{name_of(work)} yields; a tool returns one value, and reports on the way by ctx.progress()")
-    if inspect.isroutine(work) or isinstance(work, partial):
+    if isinstance(work, partial) or inspect.isroutine(work):
         return _from_function(work, options)
     as_tool = getattr(work, "as_tool", None)
     if as_tool is not None:
@@ -252,19 +331,28 @@ def tool(work: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
     return _from_work(work, options)
 
 
-def _common(work: Any, options: ToolOptions, policy: Policy) -> dict[str, Any]:
+class _Declaration(TypedDict):
+    """The fields that every kind of tool takes from its options or from the attributes of its Work."""
+
+    name: str
+    description: str
+    policy: Policy
+    effects: Effects | None
+    requires_approval: bool
+
+
+def _declaration(work: Callable[..., object], options: ToolOptions, policy: Policy) -> _Declaration:
     name = options.get("name") or getattr(work, "name", None) or name_of(work)
     if not NAME.fullmatch(name):
         raise UsageError(f"{name!r} is not a tool name: letters, digits, _ and -, at most 64; give name=…")
     effects = options.get("effects", getattr(work, "effects", None))
     if effects not in (None, "read", "idempotent", "reversible", "irreversible"):
         raise UsageError(f"effects of {name!r} must be read, idempotent, reversible or irreversible, not {effects!r}")
-    told = options.get("description") or getattr(work, "description", None) or _written(work).__doc__
-    description = inspect.cleandoc(told or "")
+    text = options.get("description") or getattr(work, "description", None) or _original(work).__doc__
+    description = re.split(r"\n\s*Args:\s*\n", inspect.cleandoc(text or ""))[0].strip()
     return {
         "name": name,
-        "description": re.split(r"\n\s*Args:\s*\n", description)[0].strip(),
-        "fn": work,
+        "description": description,
         "policy": policy,
         "effects": effects,
         "requires_approval": options.get("requires_approval", getattr(work, "requires_approval", False)),
@@ -274,82 +362,85 @@ def _common(work: Any, options: ToolOptions, policy: Policy) -> dict[str, Any]:
 def _changed(made: AnyTool, options: ToolOptions) -> AnyTool:
     policy = _policy(options, **asdict(made.policy))
     kind = made.kind if made.kind == "child" else kind_of(made.fn, policy)
-    return replace(made, **{**_common(made, options, policy), "fn": made.fn, "kind": kind})
+    return replace(made, **_declaration(made, options, policy), kind=kind)
 
 
-def _policy(options: ToolOptions, **defaults: Any) -> Policy:
-    own = {"name", "description", "effects", "requires_approval", "input"}
-    settings: Any = {**defaults, **{key: value for key, value in options.items() if key not in own}}
+def _policy(options: ToolOptions, **defaults: object) -> Policy:
+    settings: Any = {**defaults, **{key: value for key, value in options.items() if key not in OWN_OPTIONS}}
     return Policy(**settings)
 
 
-def _from_function(fn: Callable[..., Any], options: ToolOptions) -> AnyTool:
+def _from_function(fn: Callable[..., object], options: ToolOptions) -> AnyTool:
     policy = _policy(options)
     hints = _hints(fn)
-    told = _told_of_parameters(inspect.getdoc(_written(fn)) or "")
+    descriptions = _parameter_descriptions(inspect.getdoc(_original(fn)) or "")
     context_name = None
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(fn).parameters.items():
-        kind = hints.get(name, Any)
+        kind = hints.get(name, object)
         if name == "ctx" or _is_context(kind):
             context_name = name
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise UsageError(f"{name_of(fn)}: a tool's parameters must have names; {parameter} has none for a model")
         else:
-            # The alias is the name: a parameter may be called `json` or `_x`, which pydantic keeps for itself.
-            fields[f"p_{name}"] = (Annotated[kind, Field(alias=name)], _field(parameter.default, told.get(name)))
-    common = _common(fn, options, policy)
-    arguments = create_model(f"{common['name']}_arguments", __config__={"extra": "forbid"}, **fields)
-    return Tool(**common, kind=kind_of(fn, policy), context_name=context_name, arguments=arguments)
+            # The alias is the real name. Pydantic reserves some names of fields, such as `json` and `_x`.
+            fields[f"p_{name}"] = (
+                Annotated[kind, Field(alias=name)],
+                _field(parameter.default, descriptions.get(name)),
+            )
+    declaration = _declaration(fn, options, policy)
+    arguments = create_model(f"{declaration['name']}_arguments", __config__={"extra": "forbid"}, **fields)
+    return Tool(**declaration, fn=fn, kind=kind_of(fn, policy), context_name=context_name, arguments=arguments)
 
 
-def _is_context(kind: Any) -> bool:
+def _is_context(kind: object) -> bool:
     return any(isinstance(one, type) and issubclass(one, Context) for one in (kind, *get_args(kind)))
 
 
-def _field(default: Any, told: str | None) -> Any:
+def _field(default: object, description: str | None) -> object:
     if isinstance(default, FieldInfo):
         return default
     default = ... if default is inspect.Parameter.empty else default
-    return Field(default, description=told) if told else Field(default)
+    return Field(default, description=description) if description else Field(default)
 
 
-def _from_work(work: Any, options: ToolOptions) -> AnyTool:
-    # An agent or a flow handles the abort itself, leaf by leaf: from outside it is only shown the signal.
-    common = _common(work, options, _policy(options, on_abort="cooperate"))
+def _from_work(work: Callable[..., object], options: ToolOptions) -> AnyTool:
+    # An agent or a flow handles an abort itself, leaf by leaf. So it only sees the signal, and is not interrupted.
+    declaration = _declaration(work, options, _policy(options, on_abort="cooperate"))
     annotated = _hints(type(work).__call__).get("value", str)
     kind: Any = options.get("input") or getattr(work, "input_type", None) or annotated
     if _is_record(kind):
-        return Tool(**common, kind="child", context_name=None, arguments=BaseModel, whole=TypeAdapter(kind))
-    arguments = create_model(f"{common['name']}_arguments", __config__={"extra": "forbid"}, input=(kind, ...))
-    return Tool(**common, kind="child", context_name=None, arguments=arguments, single="input")
+        adapter: TypeAdapter[object] = TypeAdapter(kind)
+        return Tool(**declaration, fn=work, kind="child", context_name=None, arguments=BaseModel, input_adapter=adapter)
+    arguments = create_model(f"{declaration['name']}_arguments", __config__={"extra": "forbid"}, input=(kind, ...))
+    return Tool(**declaration, fn=work, kind="child", context_name=None, arguments=arguments, input_field="input")
 
 
-def _is_record(kind: Any) -> bool:
+def _is_record(kind: object) -> bool:
     return is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, BaseModel))
 
 
-def _written(fn: Any) -> Any:
-    """The function as somebody wrote it."""
+def _original(fn: Callable[..., object]) -> Callable[..., object]:
+    """Return the function that a `partial` was made of, or the function itself."""
     return fn.func if isinstance(fn, partial) else fn
 
 
-def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
+def _hints(fn: Callable[..., object]) -> dict[str, object]:
     try:
-        return get_type_hints(_written(fn), include_extras=True)
+        return get_type_hints(_original(fn), include_extras=True)
     except (NameError, TypeError):
         return {}
 
 
-def _told_of_parameters(doc: str) -> dict[str, str]:
-    """What the docstring's `Args:` section says of each parameter."""
-    _, _, section = doc.partition("Args:")
+def _parameter_descriptions(docstring: str) -> dict[str, str]:
+    """Return the descriptions of the parameters in the `Args:` section of a docstring."""
+    _, _, section = docstring.partition("Args:")
     found = re.findall(r"^\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.+)$", section, re.MULTILINE)
     return dict(found)
 
 
-def as_text(value: Any) -> str:
-    """A tool's value as a model reads it: whatever it returned, it did not fail by that."""
+def as_text(value: object) -> str:
+    """Return the value of a tool as text for a model. It never raises: a strange value is not a failed call."""
     if isinstance(value, str):
         text = value
     elif value is None:
@@ -357,7 +448,7 @@ def as_text(value: Any) -> str:
     else:
         try:
             text = to_json(value, fallback=str, inf_nan_mode="constants").decode()
-        except Exception:  # what has no JSON: keys that are tuples, something that contains itself
+        except Exception:  # it has no JSON form: its keys are tuples, or it contains itself
             text = str(value)
-    # Half a character, as in the name of a file, cannot be sent to any provider.
+    # Half of a surrogate pair, as in some file names, cannot be sent to any provider.
     return text.encode(errors="replace").decode() if text.strip() else "(no output)"

@@ -78,7 +78,7 @@ class Flow(Generic[State, Services]):
     """
 
     handles_abort = True  # as work it is not interrupted from outside: it stops by itself, leaf by leaf
-    goes_on_from_kept = True  # as a tool it is handed what an earlier run of the same call has left behind
+    resumes_from_kept = True  # as a tool it is handed what an earlier run of the same call has left behind
 
     def __init__(self, name: str, start: str, *, max_steps: int = MAX_STEPS, state: type[State] | None = None) -> None:
         if max_steps < 1:

@@ -93,7 +93,7 @@ class UnfinishedWork:
     def rebuilt(self, conversation: Conversation) -> AgentResult:
         """Add what is known of this work to `conversation`, in a form that the next model call accepts."""
         said, before = list(conversation.messages), conversation.results
-        answers: list[Message] = [*([said.pop()] if conversation.in_round else []), *self.answers]
+        answers: list[Message] = [*([said.pop()] if conversation.in_tool_round else []), *self.answers]
         for answer in answers:
             assert isinstance(answer, AssistantMessage)  # for the type checker: a round begins with one
             said.append(answer)

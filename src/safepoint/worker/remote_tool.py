@@ -42,7 +42,7 @@ def remote_tool(host: Host, agent: str, *, name: str | None = None, description:
     # A sub-agent of a local host runs in this process, and needs no place of a worker.
     elsewhere = waiting_for_a_sub_agent if isinstance(host, RemoteHost) else nullcontext
 
-    async def stop_left(key: str) -> None:
+    async def stop_remote(key: str) -> None:
         session, turn = _ids(agent, key)
         with suppress(NotFound):  # it had not begun
             ack = await host.stop(
@@ -64,7 +64,7 @@ def remote_tool(host: Host, agent: str, *, name: str | None = None, description:
     # It has to stop the child first, and what the child has so far is worth waiting for: from outside it is only shown
     # the signal. What is left behind is left behind over there.
     made = tool(call, name=name or agent, description=told, on_abort="cooperate")
-    return replace(made, kind="child", stop_left=stop_left)
+    return replace(made, kind="child", stop_remote=stop_remote)
 
 
 def _ids(agent: str, key: str) -> tuple[str, str]:
@@ -176,7 +176,7 @@ class _Child:
                 where = f"{self._agent} on another machine may go on: {describe(problem)}"
                 self._ctx.receipt_builder.warn(where)
         if partial is not None:
-            self._ctx.spent += partial.usage
+            self._ctx.usage += partial.usage
         return error_from(reason, partial)
 
     async def _end(self, reason: AbortReason) -> AgentResult | None:
@@ -209,7 +209,7 @@ class _Child:
         """What the model is told. Raises: what the child failed with."""
         result = _result_of(outcome)
         if result is not None:
-            self._ctx.spent += result.usage
+            self._ctx.usage += result.usage
         match outcome:
             case Completed(value):
                 return value.text

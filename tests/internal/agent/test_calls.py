@@ -41,7 +41,7 @@ async def test_work_that_can_be_kept_as_text_is_called_again_with_what_it_had_le
     class Crawl:
         """Counts pages, and is stopped at the third."""
 
-        goes_on_from_kept = True
+        resumes_from_kept = True
         input_type = str
         name = "crawl"
 

@@ -102,9 +102,9 @@ def test_results_are_put_in_the_order_of_the_calls():
     for call in reversed(conversation.open_calls):
         conversation.results[call.call_id] = ToolResult(call_id=call.call_id, name="x", content=call.call_id)
     assert conversation.open_calls == ()
-    conversation.close_round()
+    conversation.close_tool_round()
     assert [one.content for one in conversation.messages[-3:] if isinstance(one, ToolResult)] == ["a", "b", "c"]
-    assert not conversation.in_round
+    assert not conversation.in_tool_round
 
 
 def test_sealed_in_the_middle_of_a_round_every_call_has_a_result_that_is_true():
@@ -117,17 +117,17 @@ def test_sealed_in_the_middle_of_a_round_every_call_has_a_result_that_is_true():
         "completed",
         "not_started",
     ]
-    assert conversation.in_round, "sealing changes nothing"
+    assert conversation.in_tool_round, "sealing changes nothing"
 
 
 def test_going_on_opens_only_the_calls_that_may_run_again():
     conversation = talk_in_round()
     for call, verdict in zip(conversation.open_calls, (INTERRUPTED, UNKNOWN, NOT_RUN), strict=True):
         conversation.results[call.call_id] = verdict.result(call)
-    conversation.close_round()
+    conversation.close_tool_round()
     conversation.id = "first"
     again = Conversation(
-        resume=conversation.sealed(), again=lambda result: "no" if result.status == "unknown" else "yes"
+        resume=conversation.sealed(), run_again=lambda result: "no" if result.status == "unknown" else "yes"
     )
     assert [call.call_id for call in again.open_calls] == ["a", "c"]
     assert again.results["b"].status == "unknown"
@@ -148,11 +148,11 @@ def test_going_on_after_a_closed_round_keeps_its_results():
     conversation = talk_in_round()
     for call in conversation.open_calls:
         conversation.results[call.call_id] = ToolResult(call_id=call.call_id, name="x", content="done")
-    conversation.close_round()
+    conversation.close_tool_round()
     again = Conversation(resume=conversation.sealed())
     assert again.open_calls == ()
-    assert again.in_round
-    again.close_round()
+    assert again.in_tool_round
+    again.close_tool_round()
     assert again.messages == conversation.messages
 
 
@@ -160,8 +160,10 @@ def test_a_call_that_is_asked_about_is_open_and_keeps_its_result_until_then():
     conversation = talk_in_round()
     for call in conversation.open_calls:
         conversation.results[call.call_id] = UNKNOWN.result(call)
-    conversation.close_round()
-    again = Conversation(resume=conversation.sealed(), again=lambda result: "ask" if result.call_id == "b" else "no")
+    conversation.close_tool_round()
+    again = Conversation(
+        resume=conversation.sealed(), run_again=lambda result: "ask" if result.call_id == "b" else "no"
+    )
     assert [call.call_id for call in again.open_calls] == ["b"]
     assert [one.status for one in again.sealed().messages if isinstance(one, ToolResult)] == ["unknown"] * 3
 

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 
 from safepoint.agent import HistoryError, repair, validate
-from safepoint.agent.history import INTERRUPTED, NOT_RUN, UNKNOWN, Rules, named, problems, readable, unreadable, unused
+from safepoint.agent.history import (
+    INTERRUPTED,
+    NOT_RUN,
+    UNKNOWN,
+    Rules,
+    invalid_arguments,
+    problems,
+    unique_id,
+    valid_arguments,
+    valid_name,
+)
 from safepoint.messages import AssistantMessage, Message, SystemMessage, UserMessage
 from tests.agent.test_history import (
     HI,
@@ -98,19 +108,19 @@ def test_half_written_arguments_are_kept_inside_an_object():
     (_, answer, _) = repair([HI, calling(call(arguments='{"query": "saf')), result()])
     assert isinstance(answer, AssistantMessage)
     assert json.loads(answer.calls[0].arguments) == {"unreadable": '{"query": "saf'}
-    assert unreadable(answer.calls[0].arguments) == '{"query": "saf'
-    assert unreadable('{"unreadable": "x", "and": "more"}') is None
-    assert unreadable('{"query": "x"}') is None
-    assert readable('{"query": "x"}') == '{"query": "x"}'
+    assert invalid_arguments(answer.calls[0].arguments) == '{"query": "saf'
+    assert invalid_arguments('{"unreadable": "x", "and": "more"}') is None
+    assert invalid_arguments('{"query": "x"}') is None
+    assert valid_arguments('{"query": "x"}') == '{"query": "x"}'
 
 
 def test_names_and_ids_that_no_provider_accepts_are_changed_as_little_as_possible():
-    assert named("search") == "search"
-    assert named("functions.search web!") == "functions_search_web_"
-    assert len(named("x" * 100)) == 64
-    assert unused("a", {"b"}) == "a"
-    assert unused("a", {"a", "a-0"}) == "a-1"
-    assert unused("", {"call-0"}) == "call-1"
+    assert valid_name("search") == "search"
+    assert valid_name("functions.search web!") == "functions_search_web_"
+    assert len(valid_name("x" * 100)) == 64
+    assert unique_id("a", {"b"}) == "a"
+    assert unique_id("a", {"a", "a-0"}) == "a-1"
+    assert unique_id("", {"call-0"}) == "call-1"
 
 
 def test_the_verdicts_say_what_became_of_a_call():

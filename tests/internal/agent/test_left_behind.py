@@ -13,12 +13,12 @@ def elsewhere(stopped: list[str], name: str = "far", error: Exception | None = N
     async def call(prompt: str) -> str:
         return prompt
 
-    async def stop_left(key: str) -> None:
+    async def stop_remote(key: str) -> None:
         stopped.append(key)
         if error is not None:
             raise error
 
-    return replace(call, kind="child", stop_left=stop_left)
+    return replace(call, kind="child", stop_remote=stop_remote)
 
 
 def conversation(*calls: tuple[str, str, CallStatus]) -> tuple[Message, ...]:
