@@ -16,6 +16,7 @@ NAMELESS = {"utils", "base", "manager", "common", "helpers"}
 
 # Functions that take more than six parameters, with the reason: path:name → why.
 MANY_PARAMETERS: dict[str, str] = {
+    "agent/agent.py:Agent.__init__": "public, all but the model keyword-only: each option is one independent choice",
     "session/host.py:Host.stop": "the options of a stop by their names, as `Session.stop` takes them",
     "session/local_host.py:LocalHost.stop": "implements `Host.stop`",
     "session/session.py:Session.open": "each option is one independent choice at the call that opens a session",
