@@ -24,6 +24,7 @@ Retrying a failed tool is the model's decision. Knows nothing of models.
 import asyncio
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..abort import AbortError
 from ..abort.guard import external_cancel_count
@@ -130,8 +131,9 @@ async def _run_body(
         runs_in="task" if tool.kind == "await" else "caller",
         context=ToolContext,
     )
-    tool_ctx = fill_tool_context(
-        run.ctx,
+    tool_ctx = run.ctx
+    fill_tool_context(
+        tool_ctx,
         call_id=call.call_id,
         idempotency_key=idempotency_key(conversation, call),
         kept=conversation.kept.get(call.call_id),
@@ -185,7 +187,7 @@ def _launch(run: LeafRun[ToolContext], tool: AnyTool, tool_ctx: ToolContext, val
     if tool.kind == "process" and not tool.is_work:
         return in_process(run, fn, None, _arguments(value, name, tool_ctx))
 
-    def call(ctx: ToolContext, value: object) -> object:
+    def call(ctx: ToolContext, value: object) -> Any:  # an awaitable or a value, by the kind of the tool
         if not tool.is_work:
             return fn(**_arguments(value, name, ctx))
         resumes = isinstance(ctx.kept, PartialWork) and getattr(fn, "resumes_from_kept", False)

@@ -137,12 +137,10 @@ class ToolContext(Context):
         return _restored, (restore, arguments, self.call_id, self.idempotency_key)
 
 
-def fill_tool_context(ctx: Context, *, call_id: str, idempotency_key: str, kept: object, ask: AskUserFn) -> ToolContext:
-    """Fill in what a new ToolContext needs beside the fields of a Context."""
-    assert isinstance(ctx, ToolContext)  # callers ask for this kind of context
+def fill_tool_context(ctx: ToolContext, *, call_id: str, idempotency_key: str, kept: object, ask: AskUserFn) -> None:
+    """Set what a new ToolContext has beside the fields of a Context."""
     ctx.call_id, ctx.idempotency_key, ctx.kept, ctx._ask = call_id, idempotency_key, kept, ask
     ctx.usage, ctx._inner_count = Usage(), 0
-    return ctx
 
 
 def ask_function_of(ctx: Context) -> AskUserFn | None:
@@ -154,10 +152,8 @@ def _restored(
     restore: Callable[..., Context], arguments: tuple[object, ...], call_id: str, idempotency_key: str
 ) -> ToolContext:
     """Make the context of a call in another process, where nobody can be asked and nothing can be recorded."""
-    child = restore(*arguments).child("", context_class=ToolContext)
-    ctx = fill_tool_context(
-        child, call_id=call_id, idempotency_key=idempotency_key, kept=None, ask=_refuse_question_in_process
-    )
+    ctx = restore(*arguments).child("", context_class=ToolContext)
+    fill_tool_context(ctx, call_id=call_id, idempotency_key=idempotency_key, kept=None, ask=_refuse_question_in_process)
     ctx.path = ctx.path[:-1]
     ctx.journal = ChildProcessJournal()
     return ctx
