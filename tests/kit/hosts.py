@@ -84,7 +84,13 @@ def remote(new: Callable[[], Broker]) -> Callable[[Cast, float | None], Abstract
         async def elapse(seconds: float) -> None:
             await asyncio.sleep(seconds + 0.2)  # real time: over there it takes a moment until something has happened
 
-        yield Rig(host=hosts[0], cast=cast, elapse=elapse, again=again, pace=PACE)
+        @asynccontextmanager
+        async def elsewhere() -> AsyncIterator[Host]:
+            host = RemoteHost(broker)
+            yield host
+            await host.close()
+
+        yield Rig(host=hosts[0], cast=cast, elapse=elapse, again=again, elsewhere=elsewhere, pace=PACE)
         for host in hosts:
             await host.close()
 

@@ -1,7 +1,7 @@
 """The conformance suite finds what a host does wrong, and says which cell it is."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ def case(phase: str, source: str) -> Case:
 def test_every_phase_and_every_source_has_its_cases() -> None:
     assert {case.phase for case in CASES} == set(PHASES)
     assert {case.source for case in CASES} == set(SOURCES)
-    assert len({str(case) for case in CASES}) == len(CASES) == 70
+    assert len({str(case) for case in CASES}) == len(CASES) == 73
 
 
 def test_the_table_has_a_row_for_each_phase_and_a_cell_for_each_case() -> None:
@@ -39,6 +39,7 @@ async def test_a_host_far_away_is_told_what_was_not_tried() -> None:
     assert await case("mid-stream", "stop by id").check(far)
     assert not await case("mid-stream", "caller's signal").check(far)
     assert not await case("while it is stored", "stop by id").check(far)
+    assert not await case("while its event loop stands still", "stop by id").check(far)
 
 
 class Deaf(LocalHost):
@@ -89,3 +90,17 @@ async def test_a_host_that_stops_wrongly_is_found_out(host: type[LocalHost], pha
 
     with pytest.raises((AssertionError, TimeoutError), match=told):
         await case(phase, "stop by id").check(make)
+
+
+async def test_a_host_whose_worker_stands_still_and_forgets_the_stop_is_found_out() -> None:
+    @asynccontextmanager
+    async def make(cast: Cast, on_disconnect: float | None) -> AsyncIterator[Rig]:
+        wrong = Deaf(cast.agents)
+        try:
+            async with local(cast, on_disconnect) as rig:
+                yield replace(rig, host=wrong, session=None, hold=None, elsewhere=lambda: nullcontext(wrong))
+        finally:
+            await wrong.close()
+
+    with pytest.raises(AssertionError, match="stands still, stop by id: it is completed"):
+        await case("while its event loop stands still", "stop by id").check(make)

@@ -7,7 +7,7 @@ caller, events and store agree on what the cell promises. Knows nothing of trans
 import asyncio
 from dataclasses import dataclass
 
-from .conformance_play import GOES_ON, GRACE, LATE, NEVER, STORING, WAITS, Play
+from .conformance_play import GOES_ON, GRACE, LATE, NEVER, STILL, STORING, WAITS, Play
 from .conformance_rig import Cast, Make, Rig
 
 __all__ = ["CASES", "PHASES", "SOURCES", "Case", "Cast", "Make", "Rig", "table"]
@@ -31,6 +31,7 @@ PHASES = {
     "before the first token": "wait",
     "mid-stream": "talk",
     "in a tool": "tool",
+    "while its event loop stands still": "freeze",
     "in ask_user": "ask",
     "twice": "talk",
     "while its end is saved": "ask",
@@ -39,6 +40,8 @@ PHASES = {
     "wrong session": "talk",
 }
 BY_ID = ("an id not seen yet", "wrong id", "wrong session")
+# What can come while nothing moves in the event loop of the turn: it comes from another thread, or another process.
+ANY_THREAD = ("caller's signal", "stop by id", "parent tool")
 NEEDS_SESSION = ("caller's signal", "parent tool", "closing the stream")
 
 
@@ -53,6 +56,8 @@ def promise(phase: str, source: str) -> str:
         return "refused" if source == "host shutdown" else SOURCES[source] + NEVER
     if phase in LATE:
         return "completed"
+    if phase == STILL and source not in ANY_THREAD:
+        return ""
     if source == "host shutdown":  # nobody has stopped the turn: it goes on with the next host
         return WAITS if phase == "queued" else SOURCES[source] + GOES_ON
     return SOURCES[source] + (NEVER if phase == "queued" else "")
@@ -74,6 +79,7 @@ class Case:
         grace = GRACE if self.source == "disconnect policy" else None
         async with make(Cast(), grace) as rig:
             unable = rig.session is None and self.source in NEEDS_SESSION
+            unable = unable or (self.phase == STILL and rig.session is None and rig.elsewhere is None)
             if unable or (rig.hold is None and self.phase in STORING):
                 return False
             try:

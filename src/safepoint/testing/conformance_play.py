@@ -31,10 +31,11 @@ from ..session.engine import SessionEnded
 from ..session.host import Host, NotFound
 from ..session.log import LoggedEvent
 from ..session.session import Session
-from .conformance_rig import Rig
+from .conformance_rig import STILL_SECONDS, Rig
 
-__all__ = ["DEADLINE", "GOES_ON", "GRACE", "LATE", "NEVER", "STORING", "WAITS", "Play"]
+__all__ = ["DEADLINE", "GOES_ON", "GRACE", "LATE", "NEVER", "STILL", "STORING", "WAITS", "Play"]
 
+STILL = "while its event loop stands still"
 LATE = ("while its end is saved", "after the end")
 STORING = ("while it is stored", "while its end is saved")
 NEVER = ", never begun"
@@ -79,8 +80,11 @@ class Play:
         else:
             self.reader = host.events(self.id)
             await self._reach()
-            self.struck_at = (await host.session(self.id)).last_seq
-            await self._strike(wrong=phase in ("wrong id", "wrong session"))
+            if phase == STILL:
+                await self._strike_from_elsewhere()
+            else:
+                self.struck_at = (await host.session(self.id)).last_seq
+                await self._strike(wrong=phase in ("wrong id", "wrong session"))
             if phase == "twice":
                 await self._strike_again()
             if phase in STORING and self.rig.hold is not None:
@@ -150,6 +154,8 @@ class Play:
                 await self._until(LeafStarted)  # it has a task of its own, which begins a moment later
             case "in ask_user":
                 await self._until(QuestionAsked)
+            case _ if phase == STILL:
+                pass  # it may be this event loop that will not move
             case "while its end is saved":
                 question = await self._until(QuestionAsked)
                 assert hold is not None
@@ -234,6 +240,36 @@ class Play:
             case _:
                 ack = await host.stop(self.id, self.turn_id, reason="enough")
                 assert ack.status == ("already_finished" if self.phase in LATE else "accepted"), ack
+
+    async def _strike_from_elsewhere(self) -> None:
+        """Strike while the turn's event loop stands still. It may be this one, so a thread waits for that."""
+        cast, session = self.rig.cast, self.rig.session
+        mine, above = (None, None) if session is None else (await session(self.id), await session("parent"))
+
+        def strike() -> None:
+            assert cast.still.wait(STILL_SECONDS), f"{self}: the tool does not begin"
+            try:
+                if mine is None or above is None:
+                    asyncio.run(self._strike_elsewhere())
+                    return
+                self.struck_at = mine.last_seq
+                if self.source == "caller's signal":
+                    self._cut("enough")
+                else:
+                    stopped, turn_id = (above, "above") if self.source == "parent tool" else (mine, self.turn_id)
+                    ack = stopped.stop(turn_id, reason="enough")
+                    assert ack.status == "accepted", ack
+            finally:
+                cast.moves.set()
+
+        await asyncio.to_thread(strike)
+
+    async def _strike_elsewhere(self) -> None:
+        assert self.rig.elsewhere is not None
+        async with self.rig.elsewhere() as host:
+            self.struck_at = (await host.session(self.id)).last_seq
+            ack = await host.stop(self.id, self.turn_id, reason="enough")
+            assert ack.status == "accepted", ack
 
     async def _begun(self, strike: "asyncio.Task[None]") -> None:
         """It is over, or as far as it gets while nothing can be written."""

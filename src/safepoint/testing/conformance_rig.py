@@ -1,5 +1,6 @@
 """Owns a host under test: the agents of the conformance suite, and how a case gets at what surrounds the host."""
 
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -16,10 +17,20 @@ from ..session.session import Session
 __all__ = ["Cast", "Make", "Rig"]
 
 
+# How long an event loop stands still at most, if something goes wrong.
+STILL_SECONDS = 10.0
+
+
 class Cast:
-    """The agents of the suite: `child` does what its last message says; `parent` drives a turn with its tool."""
+    """The agents of the suite: `child` does what its last message says; `parent` drives a turn with its tool.
+
+    Attributes:
+        still: Set when a tool lets its event loop stand still.
+        moves: Set this, and the tool returns at once.
+    """
 
     def __init__(self) -> None:
+        self.still, self.moves = threading.Event(), threading.Event()
         self.drive: Callable[[ToolContext], Awaitable[object]] = self._nothing
 
         @tool
@@ -30,13 +41,20 @@ class Cast:
             return "released"
 
         @tool
+        async def stand_still() -> str:
+            """Holds up everything in its event loop, as a frozen process does."""
+            self.still.set()
+            self.moves.wait(STILL_SECONDS)
+            return "moves again"
+
+        @tool
         async def drive(ctx: ToolContext) -> str:
             """Have a turn of another session done."""
             await self.drive(ctx)
             return "driven"
 
         self.agents: Mapping[str, Agent] = {
-            "child": Agent(ScriptedModel(*[answer] * 100), name="child", tools=[hold], ask_user=True),
+            "child": Agent(ScriptedModel(*[answer] * 100), name="child", tools=[hold, stand_still], ask_user=True),
             "parent": Agent(ScriptedModel([Call("drive")], "done"), name="parent", tools=[drive]),
         }
 
@@ -49,7 +67,12 @@ def answer(request: ModelRequest) -> Any:
     last = request.messages[-1]
     if not isinstance(last, UserMessage):
         return "thanks"
-    plays = {"wait": [Stall()], "talk": ["half an answer", Stall()], "tool": [Call("hold")]}
+    plays = {
+        "wait": [Stall()],
+        "talk": ["half an answer", Stall()],
+        "tool": [Call("hold")],
+        "freeze": [Call("stand_still")],
+    }
     return {**plays, "ask": [Call("ask_user", question="Well?")]}.get(last.text, "done")
 
 
@@ -61,6 +84,9 @@ class Rig:
     again    another host over the same store, which goes on with what this one has left when it was shut down; the
              rig closes it
     session  the session itself; None: a host far away has none to show, and some sources cannot be tried
+    elsewhere
+             the same host as another process has it, for another event loop; needed where there is no `session`, and
+             None: one phase cannot be tried
     pace     by so much deadlines and disconnects are shortened, where time is real
     hold     (shut, reached, open) of a gate before the store; None: there is none, and two phases cannot be tried
     """
@@ -70,6 +96,7 @@ class Rig:
     elapse: Callable[[float], Awaitable[object]]
     again: Callable[[], Awaitable[Host]]
     session: Callable[[str], Awaitable[Session]] | None = None
+    elsewhere: Callable[[], AbstractAsyncContextManager[Host]] | None = None
     hold: tuple[Callable[[], object], Callable[[], Awaitable[object]], Callable[[], object]] | None = None
     seconds: float = 20.0
     pace: float = 1.0
