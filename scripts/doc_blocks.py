@@ -1,7 +1,7 @@
-"""The examples of the README and of docs/ as programs, so that they can be run and type-checked.
+"""Extracts the Python blocks of the README and of docs/ as programs, so that they can be run and type-checked.
 
-All Python blocks of a page are one program, from top to bottom, in an async function. What a reader does not need to
-see – imports, stand-ins for a reader's own code – is in a comment of the page in front of the block:
+All Python blocks of a page together are one program, from top to bottom, inside an async function. Imports and
+stand-ins for a reader's own code, which the page does not show, are in a comment of the page before the block:
 
     <!-- setup
     from safepoint.abort import AbortController
@@ -26,12 +26,12 @@ WRITTEN_ALONE = "asyncio.run("
 
 @dataclass(frozen=True)
 class Program:
-    """What a page shows, as one program.
+    """The code of a page as one program.
 
     Attributes:
-        name: The page and, where it has several programs, the number.
+        name: The page and, if it has several programs, a number.
         text: The source.
-        promised: What the page says that it prints, from comments behind `print(…)`.
+        promised: The texts that it prints according to the page, from the comments after `print(…)`.
     """
 
     name: str
@@ -46,7 +46,7 @@ def programs() -> list[Program]:
 
 
 def programs_of(name: str, page: str) -> list[Program]:
-    """The programs of one page: one for each block that runs by itself, and one of all the others together."""
+    """The programs of one page: one for each block that runs by itself, and one of all other blocks together."""
     alone: list[str] = []
     together: list[str] = []
     for found in BLOCK.finditer(page):
@@ -64,13 +64,13 @@ def programs_of(name: str, page: str) -> list[Program]:
 
 
 def _in_a_function(body: str) -> str:
-    """Blocks await at the top, which only a function may."""
+    """Wrap the blocks in an async function, because they use `await` at the top level."""
     indented = textwrap.indent(body, "    ")
     return f"import asyncio\n\n\nasync def page() -> None:\n{indented}\n\nasyncio.run(page())\n"
 
 
 def write(folder: Path) -> list[Path]:
-    """Write each program to a file of its own, and remove those of earlier runs."""
+    """Write each program to a file, and remove the files of earlier runs."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.py"):
         old.unlink()
