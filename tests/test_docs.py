@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+import safepoint
 import safepoint.agent
 import safepoint.flow
 import safepoint.session
@@ -81,3 +82,29 @@ PACKAGES = [safepoint.agent, safepoint.flow, safepoint.session, safepoint.turns,
 def test_every_public_name_is_on_a_page(package: ModuleType) -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
     assert list(names.faulty_face(package, pages)) == []
+
+
+def test_the_newest_version_in_the_changelog_is_this_one() -> None:
+    versions = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert versions[0] in ("Unreleased", safepoint.__version__)
+    assert safepoint.__version__ in versions
+
+
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))], ids=str)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for target, heading in LINK.findall(page.read_text(encoding="utf-8")):
+        if target.startswith("http"):
+            continue
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), target
+        if heading:
+            assert heading in anchors(file), f"{target}#{heading}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub makes anchors of them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

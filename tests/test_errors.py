@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import safepoint
 from safepoint import errors
@@ -41,8 +42,21 @@ def drawn(tree: str) -> Iterator[tuple[str, str]]:
         yield name, above[depth - 1]
 
 
-def test_the_tree_of_errors_is_drawn_as_it_is():
+def all_errors() -> dict[str, str]:
+    """The names of all errors of the package, each with that of its parent."""
     for module in pkgutil.walk_packages(safepoint.__path__, "safepoint."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    assert dict(drawn(errors.__doc__ or "")) == dict(subclasses(SafepointError))
+    return dict(subclasses(SafepointError))
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is():
+    assert dict(drawn(errors.__doc__ or "")) == all_errors()
+
+
+def test_the_page_of_errors_lists_each_one_with_its_import():
+    page = Path(__file__).parent.parent / "docs" / "errors.md"
+    listed = re.findall(r"^\| `(\w+)` \| `([\w.]+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(name for name, _ in listed) == sorted({"SafepointError", *all_errors()})
+    for name, module in listed:
+        assert issubclass(getattr(importlib.import_module(module), name), SafepointError)
