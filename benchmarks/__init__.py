@@ -1,4 +1,4 @@
-"""Owns what is said about speed: ratios against unmodified peers in one run, never timed tests.
+"""The benchmarks: ratios to unmodified peers in one run, never timed tests.
 
 `python -m benchmarks` runs every `bench_<name>.py` here. To add one, write a module with two functions:
 

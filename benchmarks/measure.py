@@ -1,8 +1,8 @@
-"""Owns how a figure comes about: interleaved rounds, medians, ratios, verdicts. Knows nothing of what is measured.
+"""Owns the method of measurement: interleaved rounds, medians, ratios, verdicts. It is independent of the benchmarks.
 
-The machine is never quiet, so nothing is judged by the clock alone. All contenders of a comparison run in turns, once
-per round, in alternating order; what disturbs one disturbs the others. A ratio is taken within each round, and the
-median over all rounds forgets those in which the disturbance hit one side only.
+The machine is never quiet, so no single time is trusted. All contenders of a comparison run once per round, in
+alternating order, so that a disturbance hits all of them. A ratio is taken within each round, and the median over all
+rounds drops those in which a disturbance hit one side only.
 
 Two clocks: `cpu` for what happens in this thread alone, which does not count the time that other processes take away;
 `wall` where another process or thread takes part, and then with contenders that take about as long as each other.

@@ -1,4 +1,4 @@
-"""Owns how lines look: as a table that reads the same in a terminal and as Markdown, and as JSON."""
+"""Owns the output formats: a table that reads the same in a terminal and as Markdown, and JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,7 +12,7 @@ UNEXPLAINED = "not explained yet"
 
 
 def markdown(lines: Iterable[Line]) -> str:
-    """The table, and below it a word on every missed target."""
+    """The table, and below it the reason of each missed target."""
     lines = list(lines)
     missed = [
         f"- MISSED: {line.what}, against {line.peer}: {_why(line) or UNEXPLAINED}"

@@ -1,4 +1,4 @@
-"""Owns bare NATS, as a peer: a server of its own, somebody who answers, and plain publishing into JetStream."""
+"""Owns bare NATS as a peer: a server of its own, a responder, and plain publishing into JetStream."""
 
 import asyncio
 import contextlib

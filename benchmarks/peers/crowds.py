@@ -1,4 +1,4 @@
-"""Owns crowds: many tasks that wait, and the ways to end them all. Each returns the seconds per task until the end.
+"""Owns groups of many waiting tasks, and the ways to end them all. Each returns the seconds per task until the end.
 
 "Until the end" is until the group that owns the tasks has closed; for bare tasks, which nobody owns, until the last
 one has run.

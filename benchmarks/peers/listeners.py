@@ -1,6 +1,6 @@
-"""Owns many listeners: adding them, and telling them. Each returns the seconds for one listener.
+"""Owns adding and calling many listeners. Each function returns the seconds for one listener.
 
-Few listeners at a time are added and told again and again, until there were `TOTAL` of them.
+A few listeners at a time are added and called, again and again, until there were `TOTAL` of them.
 """
 
 from collections.abc import Callable

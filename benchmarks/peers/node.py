@@ -1,4 +1,4 @@
-"""Owns the talk with Node: one process for the whole run, asked once per round like every other contender."""
+"""Owns the Node process: one for the whole run, which gets one request per round like every other contender."""
 
 import shutil
 import subprocess

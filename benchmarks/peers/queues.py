@@ -1,4 +1,4 @@
-"""Owns what people write without a turn loop: a queue and a task."""
+"""Owns the usual code without a turn loop: a queue and a task."""
 
 import asyncio
 

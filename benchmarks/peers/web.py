@@ -1,4 +1,4 @@
-"""Owns what the server is compared with: a bare Starlette app that answers and streams, and knows of nothing."""
+"""Owns the peer of the server: a bare Starlette app that answers and streams without any work."""
 
 import asyncio
 import sqlite3
