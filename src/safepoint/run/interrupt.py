@@ -20,14 +20,14 @@ from .own_code import CodePosition, OwnCode
 
 __all__ = ["AbortInterrupt", "InterruptibleCall"]
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class AbortInterrupt(BaseException):
     """Raised inside a synchronous function whose run was aborted, as Ctrl-C would."""
 
 
-class InterruptibleCall(Generic[T]):
+class InterruptibleCall(Generic[T_co]):
     """One call of a function, which other threads can interrupt.
 
     Args:
@@ -35,7 +35,7 @@ class InterruptibleCall(Generic[T]):
         interruptible: Installed packages in whose code it may be interrupted as in its own.
     """
 
-    def __init__(self, fn: Callable[[], T], *, interruptible: tuple[str, ...] = ()) -> None:
+    def __init__(self, fn: Callable[[], T_co], *, interruptible: tuple[str, ...] = ()) -> None:
         self.thread_id: int | None = None  # in which it runs, or ran
         self.thread_state = 0
         self.interrupted = False  # the exception was raised
@@ -49,7 +49,7 @@ class InterruptibleCall(Generic[T]):
         self._own: OwnCode | None = None
         self._judging = False
 
-    def run(self) -> T:
+    def run(self) -> T_co:
         """Call the function in this thread. Raises: what it raised; AbortInterrupt only if the function let it out."""
         if self.thread_id is not None:
             raise UsageError("an InterruptibleCall runs once: make another one for another call")

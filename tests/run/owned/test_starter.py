@@ -50,7 +50,7 @@ async def test_a_task_that_goes_on_keeps_its_program_and_both_are_named(how):
     stopped = await stop(tool, lambda: children(length))
     [program] = stopped.entries("sleep")
     assert [program.pid] == children(length)
-    assert (program.fate, program.note) == ("still_running", "what started it goes on")
+    assert (program.fate, program.note) == ("still_running", "the code that started it still runs")
     assert stopped.fate("convert_and_upload") == "still_running"
     assert uploads == []
     end(length)

@@ -1,8 +1,8 @@
-"""Owns the account of one leaf: the programs and threads that it started, and what becomes of them.
+"""Owns the account of one leaf: the programs and threads that it has started, and how they are ended or named.
 
-A leaf that is interrupted takes along what it started: its programs get TERM, then KILL; functions that it has put in
-threads are interrupted by the same rules as a synchronous leaf. A leaf that has finished keeps what it started. In both
-cases what is left is in the receipt, by name.
+When a leaf is interrupted, what it started ends with it: its programs get TERM, then KILL, and functions that it has
+put into threads are interrupted by the rules for synchronous leaves. When a leaf has finished, what it started
+continues. In both cases the receipt names what still runs.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 from ...abort import AbortError, shield
 from ...abort.process_tree import KILL_SECONDS, ProcessId, end_processes, is_alive
@@ -27,16 +27,17 @@ from .threads import ThreadWork
 __all__ = ["AccountLeaf", "ResourceAccount"]
 
 T = TypeVar("T")
-# How long an interrupted leaf waits for what it started, beyond the time that ending it should take.
+T_co = TypeVar("T_co", covariant=True)
+# How long an interrupted leaf waits for what it started, in addition to the time that ending it should take.
 PATIENCE_SECONDS = 0.5
-# A program exists before Python knows its pid: for how long that is looked for, and how often.
+# The process of a program exists before Python knows its pid: how long to wait for the pid, and how often to look.
 START_SECONDS = 2.0
 START_LOOK_SECONDS = 0.005
 OUTLIVED = "it outlived the program it came from"
 
 
 class AccountLeaf(Account, Protocol):
-    """What an account asks of its leaf."""
+    """The part of a leaf that its account uses."""
 
     operation: str
     policy: Policy
@@ -45,27 +46,22 @@ class AccountLeaf(Account, Protocol):
     def receipt_builder(self) -> ReceiptBuilder: ...
 
     @property
-    def being_interrupted(self) -> bool:
-        """True: by its policy it is to end now."""
-        ...
-
-    @property
-    def ended(self) -> bool:
-        """True: it is over, and keeps what it has."""
+    def ends_programs_now(self) -> bool:
+        """Whether the leaf is being interrupted and still runs, and its body is not inside a `shield()`."""
         ...
 
     @property
     def reached(self) -> bool:
-        """True: the interruption has reached the body, which may be cleaning up; or the leaf has ended."""
+        """Whether the interruption has reached the body, which may be cleaning up, or the leaf has ended."""
         ...
 
     @property
     def shielded(self) -> bool:
-        """True: the body is inside of a `shield()`."""
+        """Whether the body is inside a `shield()`."""
         ...
 
     def cut(self, *, by_helper: bool) -> None:
-        """Something under the body is about to be ended: it must not go on as if what it gets were whole."""
+        """Prepare the body: something that it waits for is about to be ended, so its result is dropped."""
         ...
 
     def when_interrupted(self, seconds: float, callback: Callable[[], object]) -> None:
@@ -73,170 +69,175 @@ class AccountLeaf(Account, Protocol):
         ...
 
 
-class _Thread:
-    """A function that runs in a thread on an account."""
+class _ThreadFunction(Generic[T_co]):
+    """A function that runs in a thread on an account.
 
-    def __init__(self, work: ThreadWork, name: str, *, helps: bool = False) -> None:
+    Args:
+        work: The function.
+        name: Its name in the receipt.
+        is_helper: Whether the leaf does not wait for it, so that it may also work for others.
+    """
+
+    def __init__(self, work: ThreadWork[T_co], name: str, *, is_helper: bool = False) -> None:
         self.work = work
         self.name = name
-        self.helps = helps  # the leaf does not wait for it, and it may serve others
-        self.cut = False  # a program that it had started was ended
+        self.is_helper = is_helper
+        self.cut = False  # whether a program that it had started was ended
         self.entry: EntryBuilder | None = None
         self.ended: Future[None] = Future()
 
 
 class ResourceAccount:
-    """What one leaf has started. Made when it starts its first program or thread: most leaves start none."""
+    """The programs and threads of one leaf. Made when it starts the first of them: most leaves start none."""
 
     def __init__(self, leaf: AccountLeaf) -> None:
         self._leaf = leaf
         self._policy = leaf.policy
-        self._lock = threading.RLock()  # a finalizer that the collector runs in here may start a program
+        # Reentrant: the garbage collector may run a finalizer while the lock is held, and that may start a program.
+        self._lock = threading.RLock()
         self._programs: list[Program] = []
-        self._functions: list[_Thread] = []
+        self._functions: list[_ThreadFunction[object]] = []
         self._endings: list[Future[None]] = []
-        self._signalled: set[ProcessId] = set()  # what we have ended
-        self._lines: dict[ProcessId, EntryBuilder] = {}
-        self._waits_for_start = False  # somebody looks for the pid of a program that is starting
-        self._listed = False  # in the ledger, as one to be asked before each receipt
+        self._signalled: set[ProcessId] = set()  # the processes that this account has ended
+        self._process_entries: dict[ProcessId, EntryBuilder] = {}
+        self._waits_for_start = False  # whether a thread waits for the pid of a program that is starting
+        self._registered = False  # whether the receipt calls `update_receipt`
         leaf.when_interrupted(0.0, self._end)
         leaf.when_interrupted(leaf.policy.interrupt_after, self._interrupt)
 
     @property
     def ends_connections(self) -> bool:
-        """Whether a thread is freed from the connection it is blocked in."""
+        """Whether the connection in which a thread is blocked is ended."""
         return self._policy.connections == "end"
 
     # What the leaf starts
 
     def add_program(self, program: Program) -> None:
-        """The leaf has started, or is about to start, this program."""
+        """Add a program that the leaf has started or is about to start."""
         with self._lock:
             self._programs = [
                 known for known in self._programs if known.popen is None or known.popen.returncode is None
             ]
             self._programs.append(program)
-        program.starter.when_it_has_ended(self._starter_ended)
-        self._list()
+        program.starter.add_done_callback(self._on_starter_ended)
+        self._register()
 
     @property
-    def keeps(self) -> str:
-        """Why a program that starts now is not ended by a stop; empty if it is."""
+    def keep_reason(self) -> str:
+        """Why a stop will not end a program that starts now; empty if it will."""
         if self._policy.programs == "leave":
             return "its policy is to leave programs running"
         return "started after the interruption had reached the function" if self._leaf.reached else ""
 
-    def expect_program(self, keep: str, starter: Starter) -> None:
-        """The leaf is about to fork, by hand."""
-        FORKS.begin(self, keep or self.keeps, starter)
-        self._list()
+    def expect_program(self, keep_reason: str, starter: Starter) -> None:
+        """Note that the leaf is about to fork without `Popen`."""
+        FORKS.begin(self, keep_reason or self.keep_reason, starter)
+        self._register()
 
     def survivors(self, pids: Iterable[int]) -> None:
-        """These processes came out of a program that has ended, and still run."""
+        """Add processes that were started by a program which has ended, and that still run."""
         for pid in pids:
-            if (program := program_from_pid(pid, keep=OUTLIVED)) is not None:
+            if (program := program_from_pid(pid, keep_reason=OUTLIVED)) is not None:
                 self.add_program(program)
 
     def thread(self, fn: Callable[..., T]) -> Callable[..., T]:
-        """The function, to be run in another thread on this account: one knows when it has really ended.
+        """Wrap a function that will run in another thread, so that its real end is known.
 
-        It gets a line in the receipt only if it is still at work when the leaf is stopped, or the run ends.
+        It gets an entry in the receipt only if it still runs when the leaf is stopped or the run ends.
         """
 
-        def accounted(*args: Any, **kwargs: Any) -> T:
-            value: T = self._run(_Thread(self._work(fn, args, kwargs), _name_of(fn)))
-            return value
+        def accounted(*args: object, **kwargs: object) -> T:
+            return self._run(_ThreadFunction(self._work(functools.partial(fn, *args, **kwargs)), _name_of(fn)))
 
         return accounted
 
     def helper(self, fn: Callable[..., T], own: threading.Thread | None = None) -> Callable[..., T]:
-        """The function, to be run in a thread for which the leaf does not wait, on this account.
+        """Wrap a function that will run in a thread for which the leaf does not wait.
 
-        It is not interrupted, nor freed from what it is blocked in. What it starts is the leaf's: it ends with the
-        leaf, and what the function makes of that is dropped.
+        The function is not interrupted, and what it is blocked in is not ended. But programs that it starts belong to
+        the leaf and end with it, and what the function then returns is dropped.
 
         Args:
             fn: The function.
-            own: The thread, if it is started for this function alone: nobody learns there how the function ended.
+            own: The thread, if it was started for this function alone, so that no code there sees how it ended.
         """
 
-        def accounted(*args: Any, **kwargs: Any) -> T:
-            thread = _Thread(self._work(fn, args, kwargs), _name_of(fn) if own is None else own.name, helps=True)
+        def accounted(*args: object, **kwargs: object) -> T:
+            work = self._work(functools.partial(fn, *args, **kwargs))
+            function = _ThreadFunction(work, _name_of(fn) if own is None else own.name, is_helper=True)
             token = current_account.set(self._leaf)
             try:
-                value: T = self._run(thread)
-                return value
+                return self._run(function)
             except AbortInterrupt:
                 if own is None:
                     raise
-                return cast(T, None)
+                return cast(T, None)  # `Thread.run` ignores the value
             finally:
                 reset_account(token)
-                self._starter_ended(None)
+                self._on_starter_ended(None)
 
         return accounted
 
-    def _work(self, fn: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ThreadWork:
-        call = InterruptibleCall(functools.partial(fn, *args, **kwargs), interruptible=self._policy.interruptible)
-        return ThreadWork(call, self)
+    def _work(self, fn: Callable[[], T]) -> ThreadWork[T]:
+        return ThreadWork(InterruptibleCall(fn, interruptible=self._policy.interruptible), self)
 
-    def _run(self, thread: "_Thread") -> Any:
-        """The thread's part."""
+    def _run(self, function: _ThreadFunction[T]) -> T:
+        """Call the function. Runs in its thread."""
         with self._lock:
-            self._functions.append(thread)
-        self._list()
+            self._functions.append(function)
+        self._register()
         fate: Fate = "finished"
         try:
-            return thread.work.run()
+            return function.work.run()
         except AbortInterrupt:
             fate = "stopped"
             raise
         finally:
-            with self._lock:  # `_function_line` checks under this lock whether it still runs
-                self._functions.remove(thread)
-                entry = thread.entry
+            with self._lock:  # `_function_entry` checks under this lock whether the function still runs
+                self._functions.remove(function)
+                entry = function.entry
             if entry is not None:
                 entry.end(fate)
-            thread.ended.set_result(None)
+            function.ended.set_result(None)
 
     # Ending it
 
     def _end(self) -> None:
-        """End the programs, and free the threads from what they are blocked in. What is ending already stays so."""
+        """End the programs and what the threads are blocked in. Can be called again while that is going on."""
         if self._leaf.shielded:
-            return  # its body cleans up in peace; when that is over, it ends, and this is done then
-        for thread in self._snapshot():
-            if not thread.helps:
-                self._function_line(thread)
-                thread.work.end()
+            return  # the body is cleaning up; `end()` is called when the leaf ends
+        for function in self._snapshot():
+            if not function.is_helper:
+                self._function_entry(function)
+                function.work.end()
         self.end_programs()
 
-    def _starter_ended(self, _: object) -> None:
-        """A task has ended that had started a program: with the leaf, if that is being interrupted."""
-        if self._leaf.being_interrupted and not self._leaf.ended and not self._leaf.shielded:
+    def _on_starter_ended(self, _: object) -> None:
+        """End programs that were kept because the task that had started them still ran."""
+        if self._leaf.ends_programs_now:
             self.end_programs()
 
     def _interrupt(self) -> None:
-        for thread in self._snapshot():
-            if not thread.helps:
-                thread.work.interrupt()
+        for function in self._snapshot():
+            if not function.is_helper:
+                function.work.interrupt()
 
-    def _snapshot(self) -> "list[_Thread]":
+    def _snapshot(self) -> list[_ThreadFunction[object]]:
         with self._lock:
             return list(self._functions)
 
     def runs_in(self, ident: int) -> bool:
         """Whether a function on this account runs in this thread."""
-        return any(thread.work.runs_in(ident) for thread in self._snapshot())
+        return any(function.work.runs_in(ident) for function in self._snapshot())
 
-    def call_here(self) -> "InterruptibleCall[Any] | None":
+    def call_here(self) -> "InterruptibleCall[object] | None":
         """The function on this account that runs in this thread."""
         here = threading.get_ident()
-        return next((thread.work.call for thread in self._snapshot() if thread.work.runs_in(here)), None)
+        return next((function.work.call for function in self._snapshot() if function.work.runs_in(here)), None)
 
-    def is_helper(self, call: "InterruptibleCall[Any]") -> bool:
+    def is_helper(self, call: "InterruptibleCall[object]") -> bool:
         """Whether this function runs in a thread for which the leaf does not wait."""
-        return any(thread.work.call is call and thread.helps for thread in self._snapshot())
+        return any(function.work.call is call and function.is_helper for function in self._snapshot())
 
     @property
     def has_programs(self) -> bool:
@@ -244,10 +245,11 @@ class ResourceAccount:
         return bool(self._programs) or FORKS.has(self)
 
     def end_programs(self) -> None:
-        """End the programs of the leaf and all that descends from them."""
+        """End the programs of the leaf and their descendants."""
         FORKS.find_for(self)
         with self._lock:
-            ending = [(program, process) for program in self._programs if (process := program.to_end()) is not None]
+            candidates = [(program, program.process_to_end()) for program in self._programs]
+            ending = [(program, process) for program, process in candidates if process is not None]
             for program, _ in ending:
                 program.ending = True
             if any(program.starting for program in self._programs) and not self._waits_for_start:
@@ -257,39 +259,40 @@ class ResourceAccount:
                 return
             ended: Future[None] = Future()
             self._endings.append(ended)
-        # Armed before the first signal: what was cut off must not look whole to the function that waits for it.
+        # Before the first signal, set up the functions that may wait for a program to be interrupted. In the reverse
+        # order, a function could see the end of its program and use the partial result.
         starters = {program.starter.call for program, _ in ending}
-        threads = self._snapshot()
-        helpers = [thread for thread in threads if thread.helps and thread.work.call in starters]
-        for thread in helpers:
-            thread.work.cut()
-            thread.cut = True
+        functions = self._snapshot()
+        helpers = [function for function in functions if function.is_helper and function.work.call in starters]
+        for function in helpers:
+            function.work.cut()
+            function.cut = True
         self._leaf.cut(by_helper=bool(helpers))
-        for thread in threads:
-            if not thread.helps:
-                thread.work.cut_program(by_helper=bool(helpers))
+        for function in functions:
+            if not function.is_helper:
+                function.work.cut_program(by_helper=bool(helpers))
         self._signalled.update(process for _, process in ending)
-        lines = {process: self._line(process, program.called) for program, process in ending}
-        submit(functools.partial(self._end_all, lines, ended))
+        entries = {process: self._process_entry(process, program.current_name) for program, process in ending}
+        submit(functools.partial(self._end_all, entries, ended))
 
     def _end_when_started(self) -> None:
-        """A program was about to start when the others were ended: its process exists before Python knows its pid."""
+        """Wait for the pid of a program that was about to start when the others were ended, and end it as well."""
         until = time.monotonic() + START_SECONDS
         while any(program.starting for program in list(self._programs)) and time.monotonic() < until:
             time.sleep(START_LOOK_SECONDS)
         self._waits_for_start = False
-        self._starter_ended(None)
+        self._on_starter_ended(None)
 
-    def _end_all(self, lines: dict[ProcessId, EntryBuilder], ended: "Future[None]") -> None:
+    def _end_all(self, entries: dict[ProcessId, EntryBuilder], ended: "Future[None]") -> None:
         try:
-            everything = with_descendants(lines)
-            self._signalled.update(everything)
-            left = end_processes(everything, grace=TERM_SECONDS)
-            for process, entry in lines.items():
-                if process not in left:
+            processes = with_descendants(entries)
+            self._signalled.update(processes)
+            remaining = end_processes(processes, grace=TERM_SECONDS)
+            for process, entry in entries.items():
+                if process not in remaining:
                     entry.end("stopped")
-            for process in left:
-                entry = lines.get(process) or self._line(process, "process")
+            for process in remaining:
+                entry = entries.get(process) or self._process_entry(process, "process")
                 entry.end("still_running", note="it did not end after KILL")
         finally:
             with self._lock:
@@ -297,52 +300,57 @@ class ResourceAccount:
             ended.set_result(None)
 
     async def end(self) -> None:
-        """End what the leaf started, and wait until it has ended; not longer than that can take."""
+        """End what the leaf started and wait until it has ended, with a time limit."""
         self._end()
         with self._lock:
             programs = [asyncio.wrap_future(ending) for ending in self._endings]
-            ending = [thread for thread in self._functions if thread.cut or not thread.helps]
-            functions = [asyncio.wrap_future(thread.ended) for thread in ending]
+            ending = [function for function in self._functions if function.cut or not function.is_helper]
+            functions = [asyncio.wrap_future(function.ended) for function in ending]
         await _wait_for(functions, self._policy.interrupt_after + PATIENCE_SECONDS)
         await _wait_for(programs, TERM_SECONDS + KILL_SECONDS + PATIENCE_SECONDS)
 
-    # Telling of it
+    # The entries in the receipt
 
     @property
     def runs(self) -> bool:
-        """True: something that the leaf started is still at work."""
-        return bool(self._functions) or any(program.living() for program in list(self._programs))
+        """Whether something that the leaf started still runs."""
+        return bool(self._functions) or any(program.living_process() for program in list(self._programs))
 
-    def write_down(self) -> bool:
-        """Bring the receipt's lines up to date. False: there is nothing left that could change."""
+    def update_receipt(self) -> bool:
+        """Bring the entries in the receipt up to date. False if nothing is left that could change."""
         FORKS.find_for(self)
         with self._lock:
-            ended = self._leaf.reached and not self._endings  # then a program without a process never got one
-            self._programs = [known for known in self._programs if not (known.over or (ended and not known.living()))]
+            # Once the leaf has ended, a program that has no process will not get one: its start has failed.
+            ended = self._leaf.reached and not self._endings
+            self._programs = [
+                program
+                for program in self._programs
+                if not (program.has_ended or (ended and not program.living_process()))
+            ]
             programs = list(self._programs)
         for program in programs:
-            process = program.living()
+            process = program.living_process()
             if process is not None and not program.ending:
-                self._line(process, program.called).end("still_running", note=program.note)
+                self._process_entry(process, program.current_name).end("still_running", note=program.note)
         for function in self._snapshot():
-            if (line := self._function_line(function)) is not None:
-                note = "a thread that the leaf started" if function.helps else ""
-                line.end("still_running", where=function.work.call.where(), note=note)
-        for process, entry in list(self._lines.items()):
+            if (entry := self._function_entry(function)) is not None:
+                note = "a thread that the leaf started" if function.is_helper else ""
+                entry.end("still_running", where=function.work.call.where(), note=note)
+        for process, entry in list(self._process_entries.items()):
             if not is_alive(process):
                 entry.end("stopped" if process in self._signalled else "finished")
         with self._lock:
-            self._listed = bool(self._programs or self._functions) or FORKS.has(self)
-            return self._listed
+            self._registered = bool(self._programs or self._functions) or FORKS.has(self)
+            return self._registered
 
-    def _list(self) -> None:
-        """Have `write_down` called before each receipt, as long as there is something to tell."""
+    def _register(self) -> None:
+        """Have `update_receipt` called before each receipt, until it returns False."""
         with self._lock:
-            listed, self._listed = self._listed, True
-        if not listed:
-            self._leaf.receipt_builder.add_updater(self.write_down)
+            registered, self._registered = self._registered, True
+        if not registered:
+            self._leaf.receipt_builder.add_updater(self.update_receipt)
 
-    def _function_line(self, function: "_Thread") -> EntryBuilder | None:
+    def _function_entry(self, function: _ThreadFunction[object]) -> EntryBuilder | None:
         """The receipt entry of a function; None if it has returned and has no entry."""
         with self._lock:
             if function.entry is None and function in self._functions:
@@ -354,17 +362,17 @@ class ResourceAccount:
         entry.fate = "still_running"
         return entry
 
-    def _line(self, process: ProcessId, name: str) -> EntryBuilder:
+    def _process_entry(self, process: ProcessId, name: str) -> EntryBuilder:
         with self._lock:  # one entry per process: a second one would stay `still_running` for ever
-            entry = self._lines.get(process)
+            entry = self._process_entries.get(process)
             if entry is None:
-                entry = self._lines[process] = self._begin(name, "program")
+                entry = self._process_entries[process] = self._begin(name, "program")
                 entry.pid, entry.pid_started = process.pid, process.started
             return entry
 
 
 async def _wait_for(endings: "list[asyncio.Future[None]]", seconds: float) -> None:
-    """Wait for all of them, at most so long. What goes on then is named in the receipt."""
+    """Wait for all of them, at most `seconds`. The receipt names what still runs then."""
     try:
         with shield(seconds):
             if endings:

@@ -1,18 +1,21 @@
-"""Owns finding the connection in which a thread is blocked, and freeing the thread from it.
+"""Owns finding the connection in which a thread is blocked, and unblocking the thread.
 
-Python cannot interrupt a thread that waits in the system for a socket. But the other side of that wait can be ended:
-`shutdown()` makes every read and write on the socket return at once. These rules keep this from hurting anybody else:
+Python cannot interrupt a thread that waits in a system call for a socket. But `shutdown()` makes every read and write
+on that socket return at once. The danger is to shut down a connection that other code uses: a leaf may have sockets of
+a shared pool in its variables. So a socket may be shut down only if all of this holds:
 
-- Only a socket that the thread waits for at this moment. The system says in which call it waits, and for which
-  descriptor; where it waits for one of several, the innermost frame must be a method of that very socket, or the call
-  at which it stands must name it. A connection that merely lies in a variable is not touched.
-- A query is interrupted only where the call at which the innermost frame stands names its connection or cursor.
-- Nothing that another thread's frames hold as well, and nothing under HTTP/2, where one connection carries the requests
-  of many.
-- `socket.socket.shutdown`, also for TLS: `SSLSocket`'s own method would drop the TLS layer under the reader, whose next
-  read would then return plain bytes.
+- The thread waits for it at this moment. The system shows in which call a thread waits, and for which descriptor. If
+  it waits for one of several descriptors (`poll`), or the system does not show it, the innermost frame must be a method
+  of that socket, or the source of its current call must name it. A socket that is only in a variable is not touched.
+- No frame of another thread holds it. Otherwise the other thread may use it, now or next.
+- No frame belongs to HTTP/2, where one connection carries the requests of many callers.
 
-Name look-ups, libpq, gRPC and curl wait inside C code that holds no socket object: they are named, not reached.
+A database query is interrupted under the same conditions, if the source of the current call names its connection or
+cursor. For TLS, too, the method that is called is `socket.socket.shutdown`: `SSLSocket.shutdown` would remove the TLS
+layer under the reader, whose next read would return encrypted bytes as data.
+
+Name look-ups, libpq, gRPC and curl wait inside C code without a socket object. Their threads are named in the receipt,
+not unblocked.
 """
 
 import linecache
@@ -23,19 +26,22 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 from ...abort.process_group import PROC
 
-__all__ = ["Reading", "blocked_in", "waits_for_a_lock"]
+if TYPE_CHECKING:
+    import sqlite3
 
-# How many frames, from the innermost one outward, may hold the connection that the thread waits for.
+__all__ = ["ThreadFrames", "blocked_in", "waits_for_a_lock"]
+
+# In how many frames, from the innermost one outward, the connection is searched.
 INNERMOST = 8
 ATTRIBUTES = ("_sock", "sock", "_socket", "socket")
 SHARED_BETWEEN_REQUESTS = ("h2.", "hpack.", "httpcore._sync.http2", "httpcore2._sync.http2", "http2")
 
-# System calls by machine: those whose first argument is the descriptor waited for, those that wait for several
-# descriptors, and the one that waits for a lock.
+# The numbers of system calls on each machine: calls whose first argument is the descriptor that they wait for, calls
+# that wait for several descriptors, and the call that waits for a lock.
 _ON_ONE = {
     "x86_64": {0, 1, 19, 20, 42, 43, 44, 45, 46, 47, 288, 299},
     "aarch64": {63, 64, 65, 66, 202, 203, 206, 207, 211, 212, 242, 243},
@@ -44,34 +50,38 @@ _ON_SEVERAL = {"x86_64": {7, 23, 270, 271}, "aarch64": {72, 73}}
 _ON_A_LOCK = {"x86_64": 202, "aarch64": 98}
 RUNNING = (-1, -1)
 
-# Frames of generators and coroutines: their variables may be freed while another thread reads them (Python 3.13).
+# Frames of generators and coroutines are skipped: in Python 3.13, their variables may be freed while another thread
+# reads them.
 _GENERATORS = 0x20 | 0x80 | 0x200
 _FUNCTION = 0x1 | 0x2
 
 
 def blocked_in(thread: int, native: int, frames: Mapping[int, FrameType]) -> Callable[[], None] | None:
-    """What frees the thread from the connection it waits for, or None if it waits for none that may be touched.
+    """Find the connection in which a thread is blocked.
 
     Args:
-        thread: The thread's identifier, as `threading.get_ident()` gives it.
-        native: Its native id, by which the system knows it.
+        thread: The identifier of the thread (`threading.get_ident()`).
+        native: Its native id, which the system uses.
         frames: The innermost frames of all threads.
+
+    Returns:
+        A function that unblocks the thread; None if it waits for no connection, or for one that must not be touched.
     """
     frame = frames.get(thread)
     if frame is None:
         return None
     connection = _waited_for(frame, _system_call(native))
-    if connection is None or _carries_many(frame):
+    if connection is None or _is_multiplexed(frame):
         return None
-    holders = frames.holders() if isinstance(frames, Reading) else _holders(frames)
-    return None if holders.get(id(connection), set()) - {thread} else _freeing(connection)
+    holders = frames.holders() if isinstance(frames, ThreadFrames) else _holders(frames)
+    return None if holders.get(id(connection), set()) - {thread} else _unblocking(connection)
 
 
-class Reading(dict[int, FrameType]):
-    """The innermost frames of all threads at one moment. Who holds which connection is found once, when first asked."""
+class ThreadFrames(dict[int, FrameType]):
+    """The innermost frames of all threads at one moment, by thread identifier."""
 
     def holders(self) -> dict[int, set[int]]:
-        """The threads whose frames hold a connection, by its identity."""
+        """The threads whose frames hold each connection, by the identity of the connection. Computed once."""
         if self._holders is None:
             self._holders = _holders(self)
         return self._holders
@@ -82,37 +92,38 @@ class Reading(dict[int, FrameType]):
 def _holders(frames: Mapping[int, FrameType]) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
     for thread, innermost in frames.items():
-        for _, connection in _held(innermost, INNERMOST):
+        for _, connection in _connections_in(innermost, INNERMOST):
             found.setdefault(id(connection), set()).add(thread)
     return found
 
 
 def waits_for_a_lock(native: int) -> bool:
-    """Whether a thread waits for another thread of this process: for a lock, a queue, an event."""
+    """Whether a thread waits for another thread of this process, such as for a lock, a queue or an event."""
     call = _system_call(native)
     return call is not None and call[0] == _ON_A_LOCK.get(platform.machine())
 
 
-def _waited_for(frame: FrameType, call: tuple[int, int] | None) -> Any:
+def _waited_for(frame: FrameType, call: tuple[int, int] | None) -> object | None:
+    """The connection that a thread with this innermost frame waits for, in this system call."""
     machine = platform.machine()
     number, descriptor = call or RUNNING
     if machine in _ON_ONE and number in _ON_ONE[machine]:
-        for _, connection in _held(frame, INNERMOST):
-            if isinstance(connection, socket.socket) and connection.fileno() == descriptor:
+        for _, connection in _connections_in(frame, INNERMOST):
+            if _is_socket(connection) and connection.fileno() == descriptor:
                 return connection
-    told = call is not None and machine in _ON_ONE
-    polls = not told or number in _ON_SEVERAL[machine]
-    for name, connection in _held(frame, 1):
-        if issubclass(type(connection), socket.socket):
-            if polls and (name == "self" or _names(frame, name)):
+    is_known = call is not None and machine in _ON_ONE
+    may_poll = not is_known or number in _ON_SEVERAL[machine]
+    for name, connection in _connections_in(frame, 1):
+        if _is_socket(connection):
+            if may_poll and (name == "self" or _calls_method_of(frame, name)):
                 return connection
-        elif _names(frame, name):
+        elif _calls_method_of(frame, name):
             return connection
     return None
 
 
-def _names(frame: FrameType, name: str) -> bool:
-    """Whether the call at which the frame stands is made on the variable or attribute of this name."""
+def _calls_method_of(frame: FrameType, name: str) -> bool:
+    """Whether the current call of the frame is a method call on the variable or attribute with this name."""
     spans = islice(frame.f_code.co_positions(), max(frame.f_lasti, 0) // 2, None)
     entry, end_line, _, _ = next(spans, (None, None, None, None))
     if entry is None or end_line is None:
@@ -122,7 +133,7 @@ def _names(frame: FrameType, name: str) -> bool:
 
 
 def _system_call(native: int) -> tuple[int, int] | None:
-    """The system call in which a thread of this process waits, and its first argument. None: it cannot be known."""
+    """The number of the system call in which a thread waits, and its first argument; None if that is unknown."""
     try:
         with open(f"{PROC}/self/task/{native}/syscall", encoding="ascii") as file:
             words = file.read().split()
@@ -131,52 +142,58 @@ def _system_call(native: int) -> tuple[int, int] | None:
     return RUNNING if len(words) < 2 or words[0] == "running" else (int(words[0]), int(words[1], 16))
 
 
-def _held(frame: FrameType | None, count: int) -> Iterator[tuple[str, Any]]:
-    """The connections in the variables of the innermost `count` frames, each with the name by which it is used."""
+def _connections_in(frame: FrameType | None, count: int) -> Iterator[tuple[str, object]]:
+    """The connections in the variables of `count` frames, from this one outward, each with the name used for it."""
     while frame is not None and count:
         if not frame.f_code.co_flags & _GENERATORS:
             for name, value in _variables(frame):
-                yield from _connections(name, value)
+                yield from _connections_of(name, value)
         frame, count = frame.f_back, count - 1
 
 
 def _variables(frame: FrameType) -> list[tuple[str, object]]:
-    """The variables of another thread's frame, without keeping what they hold alive there."""
+    """The variables of another thread's frame, without keeping their values alive in the frame."""
     variables = frame.f_locals
     found = list(variables.items())
     is_function = frame.f_code.co_flags & _FUNCTION == _FUNCTION
-    # Up to 3.12 the frame keeps this copy until it ends, and with it what its owner may delete meanwhile. Emptied it is
-    # filled anew when it is next asked for. Not while a debugger works with it, nor if somebody else holds it.
+    # Up to Python 3.12, the frame keeps this copy until it ends, and so keeps values alive that its function deletes
+    # meanwhile. A copy that was cleared is filled again at the next access. It must not be cleared while a debugger
+    # works with it, or while other code has a reference to it.
     if sys.version_info < (3, 13) and is_function and frame.f_trace is None and sys.getrefcount(variables) <= 3:
         variables.clear()
     return found
 
 
-def _connections(name: str, value: object) -> Iterator[tuple[str, Any]]:
-    """The socket or database connection that this is, or that it is a thin layer over. Runs no code of the value."""
+def _connections_of(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """The value if it is a socket or database connection, or those in its attributes. Runs no code of the value."""
     kind = type(value)
     if _is_connection(kind):
         yield name, value
         return
     try:
         attributes = object.__getattribute__(value, "__dict__")
-    except Exception:  # it has none
+    except Exception:  # it has no `__dict__`
         return
     if type(attributes) is dict:
-        for attribute, inner in attributes.copy().items():  # its owner may be filling it
+        for attribute, inner in attributes.copy().items():  # a copy, because its thread may add attributes
             if _is_connection(type(inner)) and (attribute in ATTRIBUTES or not issubclass(type(inner), socket.socket)):
                 yield f"{name}.{attribute}", inner
 
 
 def _is_connection(kind: type) -> bool:
-    # By the type, never by `isinstance`: that asks the object, and proxies answer by running their own code.
+    # By the type. `isinstance` would also read `__class__` of the object, which runs code of proxies.
     sqlite = sys.modules.get("sqlite3")
     return issubclass(kind, socket.socket) or (
         sqlite is not None and issubclass(kind, sqlite.Connection | sqlite.Cursor)
     )
 
 
-def _carries_many(frame: FrameType | None) -> bool:
+def _is_socket(value: object) -> TypeGuard[socket.socket]:
+    return issubclass(type(value), socket.socket)
+
+
+def _is_multiplexed(frame: FrameType | None) -> bool:
+    """Whether the stack belongs to HTTP/2, where one connection carries several requests."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if isinstance(module, str) and any(
@@ -187,14 +204,14 @@ def _carries_many(frame: FrameType | None) -> bool:
     return False
 
 
-def _freeing(connection: Any) -> Callable[[], None]:
-    def free() -> None:
+def _unblocking(connection: object) -> Callable[[], None]:
+    def unblock() -> None:
         try:
-            if issubclass(type(connection), socket.socket):
+            if _is_socket(connection):
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
-            else:  # of a cursor, its connection
-                getattr(connection, "connection", connection).interrupt()
+            else:  # an sqlite3 connection, or a cursor, which has its connection as an attribute
+                cast("sqlite3.Connection", getattr(connection, "connection", connection)).interrupt()
         except Exception:
-            pass  # it was closed, or never connected, in this very moment: then the thread is free anyway
+            pass  # the connection was closed meanwhile, or never connected, so the thread does not wait for it
 
-    return free
+    return unblock

@@ -1,11 +1,11 @@
-"""Owns functions that a leaf hands to other threads through the standard library: each is put on the leaf's account.
+"""Owns functions that a leaf passes to other threads through the standard library: each is put on the leaf's account.
 
-- `loop.run_in_executor`, and so `asyncio.to_thread`, with any `ThreadPoolExecutor`. asyncio ends the *wait* for such a
-  call at once; the thread goes on, and nobody would know. Here the function is interrupted like a synchronous leaf.
-- `ThreadPoolExecutor.submit` and, where Python has no audit event for it, `Thread.start`. The function is a helper: it
-  is not interrupted, for it may serve others by now; but what it starts is the leaf's.
+- `loop.run_in_executor`, and so `asyncio.to_thread`, with any `ThreadPoolExecutor`. A cancellation ends only the *wait*
+  for such a call; its thread continues. On the account, the function is interrupted like a synchronous leaf.
+- `ThreadPoolExecutor.submit` and, if Python has no audit event for it, `Thread.start`. The function is a helper: it is
+  not interrupted, because it may work for others, but programs that it starts belong to the leaf.
 
-Whoever is no leaf pays for one look at a context variable.
+Code outside of leaves pays for reading one context variable.
 """
 
 import asyncio
@@ -13,50 +13,56 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 from ...abort.resource_account import account_here, current_account
 
 __all__ = ["install_executor", "install_helpers", "is_helper"]
 
 T = TypeVar("T")
-# Threads that serve many callers one after the other: what they do is written down elsewhere.
+# Modules whose threads serve many callers, one after the other. Their functions are accounted for individually.
 _SERVING = ("concurrent.futures", "safepoint", "anyio", "asyncio")
 
 
 def install_executor(loop: asyncio.AbstractEventLoop) -> None:
-    """Have what is given to `loop.run_in_executor` put on the account of the leaf that gives it."""
+    """Put functions that are passed to `loop.run_in_executor` on the account of the leaf that passes them."""
     present = loop.run_in_executor
     if isinstance(present, _RunInExecutor):
         return
     try:
-        loop.run_in_executor = _RunInExecutor(present)  # type: ignore[method-assign, assignment]
+        loop.run_in_executor = _RunInExecutor(present)  # type: ignore[method-assign]
     except AttributeError:
-        pass  # a loop that takes no attributes: what is left behind there is found by what its caller waited for
+        pass  # the loop does not accept attributes: calls that remain are found by `executor_call_behind`
+
+
+class _Original(Protocol):
+    """`loop.run_in_executor` as the loop defines it."""
+
+    def __call__(self, executor: Executor | None, func: Callable[..., T], *args: object) -> "asyncio.Future[T]": ...
 
 
 class _RunInExecutor:
-    """`loop.run_in_executor` of one loop."""
+    """The replacement for `run_in_executor` of one loop."""
 
-    def __init__(self, before: Callable[..., Any]) -> None:
-        self._before = before
+    def __init__(self, original: _Original) -> None:
+        self._original = original
 
-    def __call__(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def __call__(self, executor: Executor | None, func: Callable[..., T], *args: object) -> "asyncio.Future[T]":
         account = account_here()
         if account is None or not (executor is None or isinstance(executor, ThreadPoolExecutor)):
-            return self._before(executor, func, *args)
-        call = functools.partial(copy_context().run, account.thread(func))
-        token = current_account.set(None)  # it is on the account already: `submit` need not see to it
+            return self._original(executor, func, *args)
+        call: Callable[..., T] = functools.partial(copy_context().run, account.thread(func))
+        token = current_account.set(None)  # the function is on the account, so `submit` must not add it again
         try:
-            return self._before(executor, call, *args)
+            return self._original(executor, call, *args)
         finally:
             current_account.reset(token)
 
 
 def install_helpers() -> None:
-    """Have functions that leaves give to pools put on their account. To be called once per process."""
+    """Put functions that leaves pass to pools on their accounts. Must be called once per process."""
     ThreadPoolExecutor.submit = _submitting(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
     if sys.version_info < (3, 12):
         threading.Thread.start = _starting(threading.Thread.start)  # type: ignore[method-assign, assignment]
@@ -64,7 +70,9 @@ def install_helpers() -> None:
 
 def _submitting(submit: Callable[..., "Future[T]"]) -> Callable[..., "Future[T]"]:
     @functools.wraps(submit)
-    def accounted_submit(self: ThreadPoolExecutor, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
+    def accounted_submit(
+        self: ThreadPoolExecutor, fn: Callable[..., T], /, *args: object, **kwargs: object
+    ) -> "Future[T]":
         account = account_here()
         return submit(self, fn if account is None else account.helper(fn), *args, **kwargs)
 
@@ -83,7 +91,7 @@ def _starting(start: Callable[[threading.Thread], None]) -> Callable[[threading.
 
 
 def is_helper(thread: threading.Thread) -> bool:
-    """Whether a thread that a leaf starts works for this leaf, and not for whoever comes next."""
-    target: Any = getattr(thread, "_target", None)
+    """Whether a thread that a leaf starts works for this leaf alone, and is not a thread of a pool."""
+    target: object = getattr(thread, "_target", None)
     modules = (type(thread).__module__, str(getattr(target, "__module__", "")))
     return not any(module.startswith(_SERVING) for module in modules)

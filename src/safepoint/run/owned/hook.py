@@ -1,11 +1,21 @@
-"""Owns how it is known what a leaf starts: an audit hook of the interpreter.
+"""Owns the audit hook of the interpreter that shows what a leaf starts.
 
-The hook runs in the thread and in the context of the code that starts something, so a context variable tells which leaf
-that is. It is installed with the first leaf, not at import, and can never be removed: for whatever is no start of a
-program, connection or thread it costs one look into a set.
+Python raises an audit event before it starts a program, a thread or a connection. The hook runs at that moment, in the
+thread and in the context of the code that does it. So a context variable gives the leaf (`account_here()`), and the
+frames below the hook show the rest: `subprocess.Popen` raises the event inside a method, whose local `self` is the
+`Popen` object, and the first frame outside of `subprocess` and `os` is the code that starts the program. Nothing is
+guessed from "new processes since": a process of somebody else could be among them.
 
-Not seen: programs of uvloop, processes that multiprocessing starts by spawn or forkserver, C code that forks, threads
-of C libraries.
+Three kinds of starts need different answers:
+
+- `Popen`: the object is put on the account before the process exists, and its pid is read from it later.
+- `os.fork`, `os.system`, `os.posix_spawn`: there is no object. The children of this thread are compared before and
+  after (`programs.Forks`). The event of a `Popen` is followed by one of these, which must not count twice.
+- A leaf that is being interrupted must start nothing more: the hook raises AbortInterrupt, so the start fails.
+
+The hook is installed with the first leaf, not at import, because it cannot be removed. For all other audit events it
+costs one look-up in a set. It does not see programs of uvloop, processes that multiprocessing starts by spawn or
+forkserver, and forks and threads of C code.
 """
 
 import asyncio
@@ -14,51 +24,53 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol
+from typing import Literal, Protocol, TypeVar, cast
 
 from ...abort.resource_account import account_here
 from ..interrupt import InterruptibleCall
 from .account import ResourceAccount
 from .executor import install_helpers, is_helper
-from .programs import FORKS, Program, see
+from .programs import FORKS, Program, mark_seen
 from .starter import starter_of
 
 __all__ = ["install"]
+
+T = TypeVar("T")
 
 _FORKS = frozenset({"os.system", "os.posix_spawn", "os.fork", "os.forkpty"})
 _THREADS = frozenset({"_thread.start_new_thread", "_thread.start_joinable_thread"})
 _WATCHED = _FORKS | _THREADS | {"subprocess.Popen", "socket.connect"}
 
-# Pools of worker processes: one that is killed breaks or hangs the pool for everybody who uses it.
+# Pools of worker processes: killing a worker breaks or hangs the pool for all of its users.
 _POOLS = ("multiprocessing", "concurrent.futures.process", "loky", "joblib")
 _POOL_NOTE = "a process of a pool, which a stop never ends"
-# Our own supervisors end what they start, and report what survives.
+# Modules of Safepoint that supervise programs: they end what they start, and report what survives.
 _SUPERVISORS = ("safepoint.abort.processes", "safepoint.run.isolate", "safepoint.worker.executors")
 
 
 class HookLeaf(Protocol):
-    """The leaf, as the hook sees it."""
+    """The part of a leaf that the hook uses."""
 
-    task: "asyncio.Task[Any] | None"
+    task: "asyncio.Task[object] | None"
 
-    def own(self) -> ResourceAccount:
-        """Its account, made if there is none."""
+    def ensure_account(self) -> ResourceAccount:
+        """The account of the leaf, made if it has none."""
         ...
 
-    def call_here(self) -> "InterruptibleCall[Any] | None":
+    def call_here(self) -> "InterruptibleCall[object] | None":
         """The function of the leaf that runs in this thread."""
         ...
 
-    def helper(self, fn: Callable[..., Any], *, thread: threading.Thread) -> Callable[..., Any]:
-        """It starts a thread: what to run there instead of its function."""
+    def helper(self, fn: Callable[..., T], *, thread: threading.Thread) -> Callable[..., T]:
+        """Wrap the function of a thread that the leaf starts."""
         ...
 
-    def refuse_if_stopped(self, what: str) -> None:
-        """Raises: AbortInterrupt, where the leaf is being interrupted and that has not reached the body yet."""
+    def refuse_if_stopped(self, what: Literal["programs", "connections"]) -> None:
+        """Raise AbortInterrupt if the leaf is being interrupted and its body does not know yet."""
         ...
 
 
-_installed: list[None] = []  # one entry, once it is there
+_installed: list[None] = []  # one entry once the hook is installed
 
 
 def install() -> None:
@@ -71,16 +83,16 @@ def install() -> None:
 
 def _hook(
     event: str,
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     watched: frozenset[str] = _WATCHED,
     finalizing: Callable[[], bool] = sys.is_finalizing,
 ) -> None:
-    # The last two are arguments because the hook outlives this module: at the end of the interpreter the globals are
-    # gone, and so is everything that an account is made of.
+    # The last two are default arguments because the hook outlives this module: when the interpreter ends, it clears
+    # the module's globals, but still calls the hook.
     if event not in watched or finalizing():
         return
     FORKS.find_here()
-    leaf: Any = account_here()
+    leaf = cast("HookLeaf | None", account_here())  # only leaves are set as accounts: see run/leaf.py
     if event == "socket.connect":
         if leaf is not None:
             leaf.refuse_if_stopped("connections")
@@ -94,7 +106,7 @@ def _hook(
 def _starts_program(leaf: HookLeaf | None, event: str, frame: FrameType) -> None:
     popen = frame.f_locals.get("self") if event == "subprocess.Popen" else None
     if popen is not None:
-        see(popen)
+        mark_seen(popen)
     module = _starting_module(frame)
     if leaf is None or module in _SUPERVISORS:
         return
@@ -102,26 +114,27 @@ def _starts_program(leaf: HookLeaf | None, event: str, frame: FrameType) -> None
     keep = _POOL_NOTE if module.startswith(_POOLS) else ""
     starter = starter_of(frame, leaf.task, leaf.call_here(), awaits=module.startswith("asyncio"))
     if popen is not None:
-        owned = leaf.own()
-        owned.add_program(Program(_program_name(popen, frame), popen=popen, keep=keep or owned.keeps, starter=starter))
-    elif frame.f_globals.get("__name__") != "subprocess":  # its `Popen` was told of before
-        leaf.own().expect_program(keep, starter)
+        account = leaf.ensure_account()
+        keep = keep or account.keep_reason
+        account.add_program(Program(_program_name(popen, frame), popen=popen, keep_reason=keep, starter=starter))
+    elif frame.f_globals.get("__name__") != "subprocess":  # otherwise the event of its `Popen` came before
+        leaf.ensure_account().expect_program(keep, starter)
 
 
-def _started_thread(leaf: HookLeaf, function: Any) -> None:
+def _started_thread(leaf: HookLeaf, function: object) -> None:
     thread = getattr(function, "__self__", None)
     if isinstance(thread, threading.Thread) and is_helper(thread):
         thread.run = leaf.helper(thread.run, thread=thread)  # type: ignore[method-assign]
 
 
 def _starting_module(frame: FrameType | None) -> str:
-    """The module whose code starts the program: the first one outside of `subprocess` itself."""
+    """The module whose code starts the program: the first one outside of `subprocess` and `os`."""
     while frame is not None and frame.f_globals.get("__name__") in ("subprocess", "os"):
         frame = frame.f_back
     return "" if frame is None else str(frame.f_globals.get("__name__") or "")
 
 
-def _program_name(popen: Any, frame: FrameType) -> str:
+def _program_name(popen: object, frame: FrameType) -> str:
     command = frame.f_locals.get("args", getattr(popen, "args", "program"))
     first = command if isinstance(command, str | bytes | os.PathLike) else next(iter(command), "program")
     words = os.fsdecode(first).split()

@@ -1,13 +1,13 @@
-"""Owns a leaf's side of its account: when it is being interrupted, what it then refuses, and what it waits for.
+"""Owns a leaf's side of its account: when the leaf is being interrupted, what it then refuses, and what it waits for.
 
-The other side, the list of what it started, is `account.py`. Knows nothing of how a leaf is run or written down.
+The other side, the list of what the leaf started, is `account.py`. Knows nothing of how a leaf is run and recorded.
 """
 
 import asyncio
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from ...abort import AbortSignal, Guard
 from ..context import Context
@@ -16,7 +16,7 @@ from ..policy import LIMIT_GRACE_SECONDS, Policy
 from ..receipt import ReceiptBuilder
 from ..start_gate import StartGate
 from .account import ResourceAccount
-from .leftovers import end_tasks_of, has_tasks, running_behind
+from .leftovers import end_tasks_of, executor_call_behind, has_tasks
 from .threads import ThreadWork
 
 __all__ = ["OwningLeaf"]
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class OwningLeaf:
-    """A leaf that knows what it starts. `leafrun.py` makes a whole leaf of it."""
+    """The part of a leaf that knows what the leaf has started. `LeafRun` (`run/leaf_run.py`) is the whole leaf."""
 
     operation: str
     policy: Policy
@@ -34,59 +34,59 @@ class OwningLeaf:
     gate: StartGate
 
     def __init__(self) -> None:
-        self.task: asyncio.Task[Any] | None = None  # the one that runs the body, if it is awaited
-        self.work: ThreadWork | None = None  # the body, if it runs in a thread
-        self.owned: ResourceAccount | None = None  # what it has started, if anything
+        self.task: asyncio.Task[object] | None = None  # the task that runs the body, if the body is awaited
+        self.work: ThreadWork[object] | None = None  # the body, if it runs in a thread
+        self.owned: ResourceAccount | None = None  # what the leaf has started, if anything
         self._ended = False
-        self._cut = False  # something that the body had started was ended under it
-        self._guard: Guard | None = None  # around the body, if it is awaited
-        self._limit: AbortSignal | None = None  # its own time limit
-        self._behind: Future[Any] | None = None  # the call in a thread for which it waited when it was interrupted
+        self._cut = False  # whether something that the body waits for was ended
+        self._guard: Guard | None = None  # around the body, if the body is awaited
+        self._limit: AbortSignal | None = None  # the leaf's own time limit
+        self._executor_call: Future[object] | None = None  # for which the body waited when it was interrupted
 
     @property
     def receipt_builder(self) -> ReceiptBuilder:
-        """The ledger of the run."""
+        """The receipt builder of the run."""
         return self.outer.receipt_builder
 
-    def own(self) -> ResourceAccount:
-        """Its account, made with the first thing that it starts."""
+    def ensure_account(self) -> ResourceAccount:
+        """The account of the leaf, made with the first thing that it starts."""
         if self.owned is None:
             self.owned = ResourceAccount(self)
         return self.owned
 
     def thread(self, fn: Callable[..., T]) -> Callable[..., T]:
-        """It puts a function in a thread: what to run there instead."""
-        return fn if self._ended else self.own().thread(fn)
+        """Wrap a function that the leaf puts into a thread."""
+        return fn if self._ended else self.ensure_account().thread(fn)
 
     def helper(self, fn: Callable[..., T], *, thread: threading.Thread | None = None) -> Callable[..., T]:
-        """It has a function run in a thread that it does not await: what to run there instead."""
-        return fn if self._ended else self.own().helper(fn, thread)
+        """Wrap a function that the leaf puts into a thread for which it does not wait."""
+        return fn if self._ended else self.ensure_account().helper(fn, thread)
 
     def survivors(self, pids: Iterable[int]) -> None:
-        """These processes came out of a program that it ran, and still run."""
-        for_account = list(pids)
-        if for_account:
-            self.own().survivors(for_account)
+        """Add processes that a program of the leaf has started, and that outlived it."""
+        surviving = list(pids)
+        if surviving:
+            self.ensure_account().survivors(surviving)
 
     def knows_thread(self, thread: int) -> bool:
-        """Whether what runs in this thread has a line of its own already."""
+        """Whether the function that runs in this thread has an entry in the receipt already."""
         here = self.work is not None and self.work.call.thread_id == thread
         return here or (self.owned is not None and self.owned.runs_in(thread))
 
-    def call_here(self) -> "InterruptibleCall[Any] | None":
+    def call_here(self) -> "InterruptibleCall[object] | None":
         """The function of this leaf that runs in this thread: its body, or one that it has put there."""
         if self.work is not None and self.work.runs_in(threading.get_ident()):
             return self.work.call
         return None if self.owned is None else self.owned.call_here()
 
     @property
-    def ended(self) -> bool:
-        """True: it is over, and keeps what it has."""
-        return self._ended
+    def ends_programs_now(self) -> bool:
+        """Whether the leaf is being interrupted and still runs, and its body is not inside a `shield()`."""
+        return self.being_interrupted and not self._ended and not self.shielded
 
     @property
     def being_interrupted(self) -> bool:
-        """True: by its policy it is to end now. Not while it may still finish, nor where it only sees the signal."""
+        """Whether the leaf must end now by its policy: its own limit is up, or the run was aborted."""
         if self._limit is not None and self._limit.aborted:
             return True
         if not self.signal.aborted or self.policy.on_abort == "cooperate":
@@ -95,7 +95,7 @@ class OwningLeaf:
 
     @property
     def reached(self) -> bool:
-        """True: the interruption has reached the body, which may be cleaning up; or the leaf has ended."""
+        """Whether the interruption has reached the body, which may be cleaning up, or the leaf has ended."""
         if self._ended:
             return True
         if self.work is not None:
@@ -103,7 +103,7 @@ class OwningLeaf:
         return self._guard is not None and self._guard.delivered
 
     def when_interrupted(self, seconds: float, callback: Callable[[], object]) -> None:
-        """Call back `seconds` after it began to be interrupted, if it still runs then."""
+        """Call back `seconds` after the leaf began to be interrupted, if it still runs then."""
 
         def due() -> None:
             if self.being_interrupted:
@@ -112,14 +112,24 @@ class OwningLeaf:
         self.gate.after_abort(seconds + (self.policy.grace if self.policy.on_abort == "finish" else 0.0), due)
 
     def refuse_if_stopped(self, what: Literal["programs", "connections"]) -> None:
-        """Refuse to start one more. Raises: AbortInterrupt, while the interruption has not reached the body."""
+        """Refuse to start something while the leaf is being interrupted and its body does not know yet.
+
+        Without this, the body could start a program after the list of programs to end was made, and that program would
+        survive the stop. Once the interruption has reached the body, its clean-up code may start programs again.
+
+        Args:
+            what: What is about to be started.
+
+        Raises:
+            AbortInterrupt: The leaf is being interrupted, and its policy ends such things.
+        """
         if self._ended or not self.being_interrupted or getattr(self.policy, what) != "end":
             return
         if self.work is not None and self.work.call.thread_id == threading.get_ident():
             self.work.call.interrupt()
             self.work.call.raise_if_owed()
         elif self.owned is not None and (call := self.owned.call_here()) is not None:
-            # What a helper connects to may serve others.
+            # A connection of a helper is allowed, because it may serve other callers.
             if what == "programs" or not self.owned.is_helper(call):
                 call.interrupt()
                 call.raise_if_owed()
@@ -127,49 +137,53 @@ class OwningLeaf:
             raise AbortInterrupt
 
     def _runs_now(self) -> bool:
-        """Whether this is the task of the body. Tasks that it started may serve others, such as a shared client's."""
+        """Whether the current task is that of the body. Tasks that the body started may serve other callers."""
         try:
             return asyncio.current_task() is self.task
-        except RuntimeError:  # not on a loop
+        except RuntimeError:  # no running loop
             return False
 
     @property
     def shielded(self) -> bool:
-        """True: the body is inside of a `shield()`, so the interruption waits, and all that goes with it."""
+        """Whether the body is inside a `shield()`, so that the interruption and its consequences wait."""
         return self._guard is not None and self._guard.shielded
 
     @property
     def ends_connections(self) -> bool:
-        """Whether its thread is freed from the connection it is blocked in."""
+        """Whether the connection in which its thread is blocked is ended."""
         return self.policy.connections == "end"
 
     @property
     def has_programs(self) -> bool:
-        """Whether there may be a program of its own to end."""
+        """Whether the leaf may have a program to end."""
         return self.owned is not None and self.owned.has_programs
 
     def end_programs(self) -> None:
-        """End the programs that it started, if there are any."""
+        """End the programs that the leaf has started."""
         if self.owned is not None:
             self.owned.end_programs()
 
     def cut(self, *, by_helper: bool) -> None:
-        """Something under the body is about to be ended: it must not go on as if what it gets were whole."""
+        """Prepare the body: something that it waits for is about to be ended, so its result is dropped."""
         self._cut = True
         if self.work is not None:
             self.work.cut_program(by_helper)
 
     def check_whole(self) -> None:
-        """The awaited body has returned. Raises: AbortInterrupt, if something was ended under it: its value is void."""
+        """Refuse the value of an awaited body that was computed from a partial result.
+
+        Raises:
+            AbortInterrupt: Something that the body waited for was ended.
+        """
         if self.owned is not None and self._guard is not None and self._guard.sent and self.being_interrupted:
-            self.owned.end_programs()  # it has swallowed the interruption, perhaps of a wait for one of these
+            self.owned.end_programs()  # the body has swallowed the interruption, perhaps of a wait for a program
         if self._cut:
             raise AbortInterrupt
 
     async def end_owned(self) -> None:
-        """After it was interrupted: wait until what it started has ended with it, or is known to go on."""
-        if (call := running_behind(getattr(self._guard, "waited_for", None))) is not None:
-            self._name_thread_behind(call)
+        """After the leaf was interrupted, wait until what it started has ended or is recorded as still running."""
+        if (call := executor_call_behind(getattr(self._guard, "waited_for", None))) is not None:
+            self._record_executor_call(call)
         if not self.being_interrupted:
             return
         if self.policy.tasks == "end":
@@ -177,21 +191,21 @@ class OwningLeaf:
         if self.owned is not None:
             await self.owned.end()
 
-    def _name_thread_behind(self, call: "Future[Any]") -> None:
-        """It waited for a call in a thread of a pool. If the pool is ours, the call is on the account already."""
+    def _record_executor_call(self, call: "Future[object]") -> None:
+        """Record the call in a pool's thread for which the body waited, unless it is on the account already."""
         if self.owned is None or not self.owned.runs:
-            self._behind = call
+            self._executor_call = call
             entry = self.receipt_builder.begin(f"{self.operation}/executor", "thread", owned=True)
-            entry.end("still_running", note="it waited for a thread of an executor, which goes on")
+            entry.end("still_running", note="it waited for a thread of an executor, which still runs")
             call.add_done_callback(lambda _: entry.end("finished"))
 
     @property
     def left_running(self) -> bool:
-        """True: something that it started goes on, so that nobody can say what it has done in the end."""
-        behind = self._behind is not None and self._behind.running()
-        return behind or (self.owned is not None and self.owned.runs) or has_tasks(self)
+        """Whether something that the leaf started still runs, so that its final effects are unknown."""
+        calling = self._executor_call is not None and self._executor_call.running()
+        return calling or (self.owned is not None and self.owned.runs) or has_tasks(self)
 
     def since_abort(self) -> float:
-        """Seconds since the abort, 0 before it."""
+        """The seconds since the abort; 0 before it."""
         at = self.signal.aborted_at
         return 0.0 if at is None else self.outer.clock.monotonic() - at

@@ -1,7 +1,8 @@
-"""Owns what is left when a run ends: tasks, threads and processes that go on, each of which gets a line in the receipt.
+"""Owns what remains when a run ends: tasks, threads and processes that still run. Each gets an entry in the receipt.
 
-Looked for once, when a run that was stopped or has failed is about to say so. What a leaf of the run started is found
-by the context variable that tasks and threads inherit. What can be seen, but not whose it is, is `unknown`.
+They are searched once, when a run that was stopped or has failed is about to report it. The context variable that
+tasks and threads inherit shows which of them leaves of the run have started. A process whose starter cannot be found
+is listed with the fate `unknown`.
 """
 
 import asyncio
@@ -9,11 +10,11 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextvars import Context as Variables
 from types import FrameType
-from typing import Any
+from typing import Protocol, cast
 
 from ...abort.guard import end_tasks
 from ...abort.process_group import PROC
@@ -21,46 +22,58 @@ from ...abort.process_tree import children_of_thread, identify, name_of
 from ...abort.resource_account import current_account
 from ..code_location import place, thread_place
 from ..receipt import ReceiptBuilder
-from .programs import seen
+from .programs import seen_pids
 
-__all__ = ["end_tasks_of", "has_tasks", "name_leftovers", "running_behind"]
+__all__ = ["end_tasks_of", "executor_call_behind", "has_tasks", "name_leftovers"]
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-# Where a function that was handed to a thread is called: the local variable that holds its context.
+# The local variable that holds the context of a function, in the frame of anyio that calls it in a thread.
 CONTEXT_NAME = "context"
-UNSEEN = "started while the run was on, by code that cannot be seen (uvloop, multiprocessing, C); by whom is not known"
+UNSEEN = "started during the run by unknown code: uvloop, multiprocessing or C code, whose starts cannot be seen"
+
+
+class StartingLeaf(Protocol):
+    """The part of a leaf that is needed to name what it has started."""
+
+    operation: str
+    task: "asyncio.Task[object] | None"
+
+    @property
+    def receipt_builder(self) -> ReceiptBuilder: ...
+
+    def knows_thread(self, thread: int) -> bool: ...
 
 
 async def name_leftovers(receipt_builder: ReceiptBuilder, begun: int) -> None:
-    """Write a line for all that goes on although the run of this ledger ends now.
+    """Write an entry for everything that still runs although the run ends now.
 
     Args:
-        ledger: The run's.
-        begun: When the run began, in clock ticks since boot: dates move, and tests have clocks of their own.
+        receipt_builder: The receipt builder of the run.
+        begun: When the run began, in clock ticks since boot. A date could be changed, and tests use other clocks.
     """
     receipt_builder.update()
     tasks = _tasks(receipt_builder)
-    for _ in range(2):  # one that was told to end in this very moment may do so
+    for _ in range(2):  # a task that was cancelled just now needs a turn of the loop to end
         if tasks:
             await asyncio.sleep(0)
             tasks = [(leaf, task) for leaf, task in tasks if not task.done()]
     for leaf, task in tasks:
-        line = receipt_builder.begin(f"{leaf.operation}/{_name_of(task)}", "task", owned=True)
-        line.end("still_running", where=place(task), note="a task that it started")
-        task.add_done_callback(lambda _, line=line: line.end("finished"))  # type: ignore[misc]
+        entry = receipt_builder.begin(f"{leaf.operation}/{_name_of(task)}", "task", owned=True)
+        entry.end("still_running", where=place(task), note="a task that it started")
+        task.add_done_callback(lambda _, entry=entry: entry.end("finished"))  # type: ignore[misc]
     for leaf, thread in _threads(receipt_builder):
-        line = receipt_builder.begin(f"{leaf.operation}/{_thread_name(thread)}", "thread", owned=True)
-        line.end("still_running", where=thread_place(thread), note="a thread behind it")
+        entry = receipt_builder.begin(f"{leaf.operation}/{_thread_name(thread)}", "thread", owned=True)
+        entry.end("still_running", where=thread_place(thread), note="a thread that works for it")
     for pid in _unseen_children(begun):
         process = identify(pid)
         if process is not None:
-            line = receipt_builder.begin(name_of(pid), "program", owned=True)
-            line.pid, line.pid_started = process.pid, process.started
-            line.end("unknown", note=UNSEEN)
+            entry = receipt_builder.begin(name_of(pid), "program", owned=True)
+            entry.pid, entry.pid_started = process.pid, process.started
+            entry.end("unknown", note=UNSEEN)
 
 
 async def end_tasks_of(leaf: object, seconds: float) -> None:
-    """Cancel the tasks that this leaf has left behind, and wait for them at most so long."""
+    """Cancel the tasks that this leaf has started and not awaited, and wait for them, at most `seconds`."""
     tasks = [task for owner, task in _tasks(None) if owner is leaf]
     if tasks:
         await end_tasks(tasks, seconds)
@@ -71,14 +84,14 @@ def has_tasks(leaf: object) -> bool:
     return any(owner is leaf for owner, _ in _tasks(None))
 
 
-def running_behind(callbacks: object) -> "Future[Any] | None":
-    """The call in an executor's thread that an interrupted wait was for, if it runs.
+def executor_call_behind(callbacks: object) -> "Future[object] | None":
+    """The call in an executor's thread for which an interrupted task waited, if it still runs.
 
     Args:
-        callbacks: Those of the future that the task waited for, as they were before the wait was interrupted. One of
-            them passes a cancellation on to the executor's future; a call that runs takes no notice of it.
+        callbacks: The callbacks of the awaited future, from before the interruption. If the future stands for a call
+            in an executor, one of them passes a cancellation on to the executor's future. A call that runs ignores it.
     """
-    if not isinstance(callbacks, list) or len(callbacks) < 2:  # the usual case: only the task itself waits
+    if not isinstance(callbacks, list) or len(callbacks) < 2:  # the usual case: the task's own callback alone
         return None
     for entry in callbacks:
         callback = entry[0]
@@ -89,13 +102,16 @@ def running_behind(callbacks: object) -> "Future[Any] | None":
     return None
 
 
-def _tasks(receipt_builder: ReceiptBuilder | None) -> "list[tuple[Any, asyncio.Task[Any]]]":
-    """The tasks of this loop that leaves of this run have started, each with its leaf. None: of any run."""
+def _tasks(receipt_builder: ReceiptBuilder | None) -> "list[tuple[StartingLeaf, asyncio.Task[object]]]":
+    """The tasks of this loop that leaves of a run have started, each with its leaf.
+
+    Args:
+        receipt_builder: The receipt builder of the run; None for any run.
+    """
     here = asyncio.current_task()
     found = []
     for task in asyncio.all_tasks():
-        variables = _variables(task)
-        leaf: Any = None if variables is None or task is here else variables.get(current_account)
+        leaf = None if task is here else _leaf_in(_variables(task))
         if leaf is None or (receipt_builder is not None and leaf.receipt_builder is not receipt_builder):
             continue
         if leaf.task is not task and not _is_ours(task):
@@ -103,39 +119,41 @@ def _tasks(receipt_builder: ReceiptBuilder | None) -> "list[tuple[Any, asyncio.T
     return found
 
 
-def _variables(task: "asyncio.Task[Any]") -> Variables | None:
-    get: Any = getattr(task, "get_context", None)
-    if get is not None:
-        found: Variables | None = get()
-        return found
-    # Python 3.11 has no way to ask a task; but the garbage collector knows what it holds.
+def _leaf_in(variables: Variables | None) -> StartingLeaf | None:
+    # Only leaves are set as accounts: see run/leaf.py.
+    return None if variables is None else cast("StartingLeaf | None", variables.get(current_account))
+
+
+def _variables(task: "asyncio.Task[object]") -> Variables | None:
+    get_context: Callable[[], Variables] | None = getattr(task, "get_context", None)
+    if get_context is not None:
+        return get_context()
+    # Tasks of Python 3.11 do not have this method, but the garbage collector can list what they refer to.
     return next((held for held in gc.get_referents(task) if isinstance(held, Variables)), None)
 
 
-def _is_ours(task: "asyncio.Task[Any]") -> bool:
+def _is_ours(task: "asyncio.Task[object]") -> bool:
     code = getattr(task.get_coro(), "cr_code", None)
     return code is not None and code.co_filename.startswith(PACKAGE)
 
 
-def _name_of(task: "asyncio.Task[Any]") -> str:
-    coroutine: Any = task.get_coro()
-    return str(getattr(coroutine, "__name__", None) or task.get_name())
+def _name_of(task: "asyncio.Task[object]") -> str:
+    return str(getattr(task.get_coro(), "__name__", None) or task.get_name())
 
 
-def _threads(receipt_builder: ReceiptBuilder) -> Iterator[tuple[Any, int]]:
+def _threads(receipt_builder: ReceiptBuilder) -> Iterator[tuple[StartingLeaf, int]]:
     """The threads of other libraries' pools that run a function in the context of a leaf of this run."""
     here = threading.get_ident()
     for thread, frame in sys._current_frames().items():
         if thread == here:
             continue
-        variables = _called_in(frame)
-        leaf: Any = None if variables is None else variables.get(current_account)
+        leaf = _leaf_in(_context_of_call(frame))
         if leaf is not None and leaf.receipt_builder is receipt_builder and not leaf.knows_thread(thread):
             yield leaf, thread
 
 
-def _called_in(frame: FrameType | None) -> Variables | None:
-    """The context in which a pool's thread calls a function now; None if it is idle, or does no such thing."""
+def _context_of_call(frame: FrameType | None) -> Variables | None:
+    """The context of the function that a pool's thread is running; None if it is idle or no such thread."""
     callee = ""
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
@@ -152,10 +170,10 @@ def _thread_name(thread: int) -> str:
 
 
 def _unseen_children(begun: int) -> list[int]:
-    """Children of this process that began during the run, and whose start nobody saw."""
+    """The children of this process that began during the run and whose start the hook has not seen."""
     try:
         threads = os.listdir(f"{PROC}/self/task")
-    except OSError:  # not this system
+    except OSError:  # this system has no /proc
         return []
-    children = {pid for thread in threads for pid in children_of_thread(int(thread)) or ()} - seen()
+    children = {pid for thread in threads for pid in children_of_thread(int(thread)) or ()} - seen_pids()
     return [pid for pid in children if (process := identify(pid)) is not None and process.started >= begun]

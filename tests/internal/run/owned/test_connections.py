@@ -127,9 +127,9 @@ def test_things_that_only_look_like_connections_run_none_of_their_code():
         def __getattr__(self, name: str) -> object:
             raise AssertionError("asked")
 
-    assert list(connections._connections("x", Trap())) == []
-    assert list(connections._connections("x", SimpleNamespace(_sock="no socket"))) == []
-    assert list(connections._connections("x", 3)) == []
+    assert list(connections._connections_of("x", Trap())) == []
+    assert list(connections._connections_of("x", SimpleNamespace(_sock="no socket"))) == []
+    assert list(connections._connections_of("x", 3)) == []
 
 
 def test_a_proxy_in_a_variable_of_another_thread_keeps_nobody_from_being_freed():
@@ -194,7 +194,7 @@ def test_what_a_neighbour_deletes_is_not_kept_alive_by_a_look():
 def test_a_thin_layer_over_a_socket_is_seen_through(layer):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert list(connections._connections("it", SimpleNamespace(**{layer: ours}))) == [(f"it.{layer}", ours)]
+        assert list(connections._connections_of("it", SimpleNamespace(**{layer: ours}))) == [(f"it.{layer}", ours)]
 
 
 def test_who_holds_which_connection_is_found_once_for_all_threads_of_a_look(monkeypatch):
@@ -207,7 +207,7 @@ def test_who_holds_which_connection_is_found_once_for_all_threads_of_a_look(monk
         return found(frames)
 
     monkeypatch.setattr(connections, "_holders", holders)
-    reading = connections.Reading(sys._current_frames())
+    reading = connections.ThreadFrames(sys._current_frames())
     frees = [connections.blocked_in(thread.ident or 0, thread.native_id or 0, reading) for thread in threads]
     assert None not in frees
     assert len(looked) == 1

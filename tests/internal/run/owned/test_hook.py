@@ -23,7 +23,7 @@ class Leaf:
         self.programs: list[str] = []
         self.threads: list[threading.Thread] = []
 
-    def own(self) -> "Leaf":
+    def ensure_account(self) -> "Leaf":
         return self
 
     def add_program(self, program: object) -> None:
@@ -34,13 +34,13 @@ class Leaf:
             self.threads.append(thread)
         return fn
 
-    keeps = ""
+    keep_reason = ""
     task = None
 
     def call_here(self) -> None:
         return None
 
-    def expect_program(self, keep: str, starter: object) -> None:
+    def expect_program(self, keep_reason: str, starter: object) -> None:
         self.programs.append("forked")
 
     def refuse_if_stopped(self, what: str) -> None:

@@ -25,7 +25,7 @@ def test_a_program_that_has_not_started_or_has_been_collected_has_no_process():
     popen = subprocess.Popen(["true"])
     program = Program("true", popen=popen)
     popen.wait()
-    assert program.living() is None
+    assert program.living_process() is None
     assert program.collected
     assert program_from_pid(popen.pid) is None
 
@@ -35,7 +35,7 @@ def test_a_pid_that_is_no_child_of_ours_is_not_the_program():
     popen.wait()
     popen.returncode = None  # collected behind its back; the pid has passed to a process of somebody else
     popen.pid = 1
-    assert Program("true", popen=popen).living() is None
+    assert Program("true", popen=popen).living_process() is None
     popen.returncode = 0
 
 
@@ -44,10 +44,10 @@ def test_a_known_process_is_told_from_a_later_one_with_its_pid():
     process = identify(popen.pid)
     assert process is not None
     program = Program("sleep", process=process)
-    assert program.living() == process
+    assert program.living_process() == process
     popen.send_signal(signal.SIGKILL)
     popen.wait()
-    assert program.living() is None
+    assert program.living_process() is None
 
 
 class Book:

@@ -14,4 +14,4 @@ pytestmark = [
 
 
 def test_nobody_needs_a_program_that_nobody_waits_for():
-    assert not Starter().needs_it()
+    assert not Starter().needs_program()

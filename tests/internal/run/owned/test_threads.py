@@ -26,10 +26,10 @@ def test_a_function_that_does_not_react_is_looked_at_less_and_less_often():
     work = ThreadWork(InterruptibleCall(lambda: let_go.wait(30)), Nobody())
     sampler = Sampler()
 
-    class Counted(ThreadWork):
-        def look(self, frames: Any) -> bool:
+    class Counted(ThreadWork[object]):
+        def check(self, frames: Any) -> bool:
             looks.append(self.pause)
-            return super().look(frames) and len(looks) < 12
+            return super().check(frames) and len(looks) < 12
 
     counted = Counted(work.call, Nobody())
     thread = threading.Thread(target=counted.run)
@@ -47,8 +47,8 @@ def test_a_function_that_does_not_react_is_looked_at_less_and_less_often():
 def test_looking_goes_on_when_a_look_fails(caplog):
     looks: list[int] = []
 
-    class Broken(ThreadWork):
-        def look(self, frames: Any) -> bool:
+    class Broken(ThreadWork[object]):
+        def check(self, frames: Any) -> bool:
             looks.append(1)
             if len(looks) == 1:
                 raise ValueError("broken")
@@ -57,4 +57,4 @@ def test_looking_goes_on_when_a_look_fails(caplog):
     sampler = Sampler()
     sampler.add(Broken(InterruptibleCall(int), Nobody()))
     wait_until(lambda: len(looks) == 2)
-    assert "it is looked at again" in caplog.text
+    assert "it will be checked again" in caplog.text
