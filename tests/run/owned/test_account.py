@@ -171,7 +171,7 @@ async def test_the_accounts_of_many_leaves_do_not_add_up():
     for _ in range(30):
         await leaf(bench.ctx, tool)
     bench.entries()
-    assert bench.ctx.receipt_builder._updaters == []
+    assert bench.ctx.receipt_builder._updaters == {}
 
 
 async def test_a_program_and_the_thread_that_waits_for_it_end_together_behind_an_await():

@@ -47,7 +47,7 @@ async def test_functions_that_begin_and_end_while_receipts_are_written_are_liste
         from safepoint.abort.resource_account import current_account
 
         leaf_run: Any = current_account.get()
-        accounts.append(leaf_run.own())
+        accounts.append(leaf_run.ensure_account())
 
     await leaf(bench.ctx, tool)
     [account] = accounts
