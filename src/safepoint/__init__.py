@@ -2,9 +2,9 @@
 
 Press Stop. Get a receipt. Keep the conversation.
 
-The names that most programs need are here. Events are in `safepoint.events`, messages in `safepoint.messages`, the rest
-in the package it belongs to, such as `safepoint.flow`. Sessions, flows and models are imported when they are first
-used.
+This package exports the names that most programs need. Events are in `safepoint.events`, messages in
+`safepoint.messages`, and everything else in a package of its own, such as `safepoint.flow`. Sessions, flows and models
+are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Owns the root of every error Safepoint raises, and how any error is put into words. Knows nothing of what went wrong.
+"""The root of every error that Safepoint raises, and how errors become text.
 
 SafepointError
 ├── UsageError               the call was wrong; also a ValueError
@@ -15,9 +15,9 @@ SafepointError
 ├── StepLimitExceeded        a flow took more steps than max_steps
 ├── JoinConflict             two branches of a flow have written the same field
 ├── UnknownOutput            a node of a flow returned an output that it has not declared
-├── NodeDisrupted            a node of a flow ended by a CancelledError of somebody else
+├── NodeDisrupted            a node of a flow ended by a CancelledError that no abort caused
 ├── CheckpointError          a checkpoint could not be saved, loaded or leased
-│   ├── CheckpointInUse      somebody else has leased it: .holder
+│   ├── CheckpointInUse      another owner has leased it: .holder
 │   ├── CheckpointUnreadable what is stored is not text
 │   ├── CheckpointMismatch   it belongs to another flow, or to another shape of this one
 │   ├── CheckpointUnfinished a new run would overwrite one that has not completed
@@ -30,25 +30,25 @@ SafepointError
 ├── BrokerError              the broker could not be reached, or has refused
 │   ├── LeaseInForce         a worker was started with another lease than the others
 │   ├── Fenced               another worker owns the session now
-│   ├── NoResponders         nobody listens at that subject
+│   ├── NoResponders         there is no responder at that subject
 │   ├── RequestTimeout       no answer came in time; also a TimeoutError
 │   └── Unreadable           a message cannot be understood
 ├── CannotStart              the processes of a worker end before they are ready
 ├── ServerRefused            the server refused a request of the command line: .status
 ├── ServerUnreachable        no server answers
 ├── MissingExtra             a package of an optional extra is not installed; also an ImportError
-├── RemoteError              an exception that happened elsewhere, known by its name and text
+├── RemoteError              an exception of another process or machine: its type name and its text
 └── WireError                a document cannot be understood; also a ValueError
 """
 
 __all__ = ["MissingExtra", "RemoteError", "SafepointError", "UsageError", "WireError"]
 
-# Texts of errors go into records, receipts, events and logs. A tool may put a whole response into its error.
+# The limit for texts of errors in records, receipts, events and logs. A tool may put a whole response into its error.
 TEXT_LIMIT = 2_000
 
 
 class SafepointError(Exception):
-    """Root of every error that Safepoint raises by itself."""
+    """The root of every error that Safepoint raises by itself."""
 
 
 class UsageError(SafepointError, ValueError):
@@ -56,7 +56,13 @@ class UsageError(SafepointError, ValueError):
 
 
 class MissingExtra(SafepointError, ImportError):
-    """A package of an optional extra is not installed: the message says which, and how to install it."""
+    """A package of an optional extra is not installed: the message says which one, and how to install it.
+
+    Args:
+        needed_by: What needs the package, for the message.
+        extra: The name of the extra.
+        problem: The failed import.
+    """
 
     def __init__(self, needed_by: str, extra: str, problem: ImportError) -> None:
         package = f"the package {problem.name.partition('.')[0]}" if problem.name else "more packages"
@@ -64,7 +70,12 @@ class MissingExtra(SafepointError, ImportError):
 
 
 class RemoteError(SafepointError):
-    """An exception from another process or machine, of which only the type's name and the text are known."""
+    """An exception from another process or machine, known only by the name of its type and its text.
+
+    Attributes:
+        type_name: The name of the type.
+        message: The text.
+    """
 
     def __init__(self, type_name: str, message: str) -> None:
         super().__init__(type_name, message)
@@ -76,19 +87,19 @@ class RemoteError(SafepointError):
 
 
 class WireError(SafepointError, ValueError):
-    """What came over the wire cannot be understood: the message says what and why."""
+    """A document cannot be understood: the message says which part, and why."""
 
 
 def require_method(value: object, method: str, wanted: str) -> None:
-    """Refuse a value of another type than wanted at once, where the mistake is, and not when it is first used.
+    """Refuse an argument of the wrong type where it is passed, and not later when it is first used.
 
     Args:
-        value: What the caller gave.
-        method: A method that every value of the wanted type has.
+        value: The argument.
+        method: A method that every value of the right type has.
         wanted: The parameter and what it takes, such as `store must be a store such as SqliteStore("chat.db")`.
 
     Raises:
-        UsageError: The value has no such method, or is a class instead of an object of it.
+        UsageError: The value has no such method, or is a class instead of an instance.
     """
     if isinstance(value, type):
         raise UsageError(f"{wanted}, not the class {value.__name__}: make one with {value.__name__}(…)")
@@ -97,22 +108,21 @@ def require_method(value: object, method: str, wanted: str) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """An error in words for a note, a record or a log: `TypeName: text`, of bounded length.
+    """Describe an error for a note, a record or a log: `TypeName: text`, of limited length.
 
-    Never raises, whatever the error's own `__str__` does: the text of an error must not keep anybody from writing down
-    that it happened.
+    It never raises, whatever the error's own `__str__` does, so that an error can always be recorded.
     """
     name, text = name_of(error), text_of(error)
     return shorten(f"{name}: {text}" if text else name)
 
 
 def name_of(error: BaseException) -> str:
-    """The name of the error's type; for an error from elsewhere, the name it had there."""
+    """Return the name of the error's type; for a RemoteError, the name that it had in the other process."""
     return error.type_name if isinstance(error, RemoteError) else type(error).__name__
 
 
 def text_of(error: BaseException) -> str:
-    """The whole text of an error, without its type. Never raises."""
+    """Return the whole text of an error, without its type. It never raises."""
     try:
         return error.message if isinstance(error, RemoteError) else str(error)
     except BaseException as problem:  # `__str__` raised, recursed without end, or did not return a string
@@ -120,8 +130,8 @@ def text_of(error: BaseException) -> str:
 
 
 def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
-    """The text, at most `limit` characters long; one that was cut says how long it was."""
+    """Cut a text to at most `limit` characters. A text that was cut ends with its full length."""
     if len(text) <= limit:
         return text
-    told = f"… ({len(text)} characters)"
-    return text[: max(0, limit - len(told))] + told
+    ending = f"… ({len(text)} characters)"
+    return text[: max(0, limit - len(ending))] + ending

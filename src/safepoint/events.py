@@ -1,7 +1,7 @@
-"""Owns the public import path of events, and how an event becomes JSON. Knows nothing of who emits them.
+"""The public import path of events, and the functions that read and write them as JSON.
 
-Every event is a frozen dataclass. `event.kind` tells them apart, for type checkers too. docs/events.md lists all of
-them with their fields. The modules of Safepoint import events from where they are defined, never from here.
+Every event is a frozen dataclass, and `event.kind` tells them apart, for type checkers too. docs/events.md lists all of
+them with their fields. The modules of Safepoint itself import events from `safepoint.run.events`.
 """
 
 from .run.events import (

@@ -1,7 +1,7 @@
-"""Owns names that a package imports when they are first used. Knows nothing of what they are.
+"""Names that a package imports when they are first used.
 
-The packages at the top offer names from below that are slow to import, or that need an extra. Importing these only when
-somebody asks for them keeps `import safepoint` quick, and possible without the extra.
+The packages at the top export names that are slow to import, or that need an optional extra. Importing these only when
+they are used keeps `import safepoint` quick, and possible without the extra.
 """
 
 import warnings
@@ -18,12 +18,12 @@ def lazy_imports(
 
     Args:
         package: The `__name__` of the package.
-        modules: The module that defines a name, by name, relative to the package (`{"Flow": ".flow"}`).
-        moved: Names that were public here before, with the package where they are now. They work once more, with a
-            DeprecationWarning that says where to import them from.
+        modules: For each name the module that defines it, relative to the package (`{"Flow": ".flow"}`).
+        moved: For each name that has moved to another package, that package. The old name still works, with a
+            DeprecationWarning that says where to import it from.
 
     Returns:
-        A function to be bound to `__getattr__` in the package. It raises AttributeError for every other name, as Python
+        The function to bind to `__getattr__` in the package. It raises AttributeError for every other name, as Python
         does for a module without that function.
     """
     moved = moved or {}
@@ -34,8 +34,8 @@ def lazy_imports(
             module = moved.get(name)
             if module is None:
                 raise AttributeError(f"module {package!r} has no attribute {name!r}")
-            told = f"import {name} from {package}{module}: {package}.{name} will be removed in version 0.3"
-            warnings.warn(told, DeprecationWarning, stacklevel=2)
+            message = f"import {name} from {package}{module}: {package}.{name} will be removed in version 0.3"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
         return getattr(import_module(module, package), name)
 
     return load

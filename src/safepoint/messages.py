@@ -1,7 +1,6 @@
-"""Owns the public import path of messages, and how a message becomes JSON. Knows nothing of providers.
+"""The public import path of messages, and the functions that read and write them as JSON.
 
-A conversation is a sequence of messages. The modules of Safepoint import messages from where they are defined, never
-from here.
+A conversation is a sequence of messages. The modules of Safepoint itself import messages from `safepoint.run.messages`.
 """
 
 from .run.messages import AssistantMessage, CallStatus, Message, SystemMessage, ToolCall, ToolResult, UserMessage

@@ -1,4 +1,4 @@
-"""Owns the number of this version. The build of the package reads it from here."""
+"""The number of this version. The build of the package reads it from this file."""
 
 __all__ = ["__version__"]
 

@@ -68,7 +68,8 @@ async def resume(saved: Path, effects: Path) -> str:
     partial = outcome.partial
     assert partial is not None
     asked = sum(message.kind == "assistant" for message in partial.messages)
-    clerk_asked = sum(m.kind == "assistant" for kept in partial.kept.values() for m in kept.messages)
+    clerks = [kept for kept in partial.kept.values() if isinstance(kept, AgentResult)]
+    clerk_asked = sum(message.kind == "assistant" for kept in clerks for message in kept.messages)
     agent = Shop(effects).agent(*[ROUND, ASK_CLERK, "finished"][asked:], clerk=CLERK[clerk_asked:])
     return outcome_to_json(await agent.run(resume=partial), AgentResult)
 

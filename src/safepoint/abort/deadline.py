@@ -43,14 +43,14 @@ class Deadline(RootSignal):
         origin: The `file:line` of the code that set the time.
     """
 
-    __slots__ = ("_clock", "_forks", "_kind", "_origin", "_seconds", "_timer", "deadline")
+    __slots__ = ("_clock", "_forks", "_timer", "deadline", "kind", "origin", "seconds")
 
     def __init__(self, seconds: float, kind: ReasonKind, origin: str | None) -> None:
         super().__init__()
         self._clock = current_clock()
-        self._seconds = seconds
-        self._kind: ReasonKind = kind
-        self._origin = origin
+        self.seconds = seconds
+        self.kind: ReasonKind = kind
+        self.origin = origin
         self._timer: Timer | None = None
         self._forks = 0  # the generation of the process that set the timer
         # A slot instead of the property, for speed: every check reads it.
@@ -68,7 +68,7 @@ class Deadline(RootSignal):
     def reason(self) -> AbortReason | None:
         if not self.aborted:
             return None
-        reason = AbortReason(self._kind, f"{self._seconds:g} s passed", self._origin)
+        reason = AbortReason(self.kind, f"{self.seconds:g} s passed", self.origin)
         return self._decision.setdefault(None, (reason, self.at))[0]
 
     def attach(self, entry: Guard | Waiter) -> None:

@@ -1,6 +1,7 @@
-"""Work under a signal: leaves, outcomes, receipts. The layer that turns a signal into "it stopped, and here is how".
+"""Work under a signal: contexts, leaves, outcomes and receipts.
 
-Owns contexts, leaves and what becomes of them. Knows nothing of agents, flows and sessions.
+This layer runs single operations under a signal, and records how each of them ended. It does not know agents, flows and
+sessions.
 """
 
 from .ask import ask

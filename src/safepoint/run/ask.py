@@ -1,14 +1,15 @@
-"""Owns a question to a person, as a leaf. Knows nothing of how the person is reached.
+"""A question to a person, as a leaf. The callback decides how the person is reached.
 
-The race between the answer and the stop is decided here, not in the callback: one that ignores the signal cannot hang
-the stop, and the question is withdrawn. The builtin `input` is one of those, and does harm even then: its thread takes
-the next line that is typed. So `read_line` is called in its place, which can be withdrawn.
+The race between the answer and the stop is decided by the leaf, not by the callback. So a callback that ignores the
+signal cannot delay the stop, and its question is withdrawn. The builtin `input` is such a callback, and an abandoned
+`input` does further harm, because its thread takes the next line that is typed. `read_line` is called in its place,
+which can be withdrawn.
 """
 
 import inspect
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from .context import Context
 from .events import QuestionAnswered, QuestionAsked, QuestionWithdrawn
@@ -19,20 +20,29 @@ from .terminal import read_line, withdrawable
 
 __all__ = ["AskUser", "ask"]
 
-AskUser = Callable[..., Any]
+# `callback(question)` or `callback(question, *, signal)`, sync or async. The text of what it returns is the answer.
+AskUser: TypeAlias = Callable[..., object]
 
-# The callback is interrupted at once; one that goes on is left behind after this, for a person has pressed Stop.
+# The callback is interrupted at once, and soon left behind if it goes on: a person who pressed Stop is waiting.
 POLICY = Policy(on_abort="interrupt", warn_after=3.0, abandon_after=0.25)
 
 
 async def ask(
     ctx: Context, question: str, callback: AskUser, *, options: tuple[str, ...] = (), question_id: str | None = None
 ) -> str:
-    """Ask, and return the answer. `callback(question)` or `callback(question, *, signal)`, sync or async.
+    """Ask a person a question and return the answer.
 
-    For the builtin `input` its counterpart `read_line` is called, so that a stop leaves nobody at the keyboard.
+    Args:
+        ctx: The context of the run.
+        question: The text of the question.
+        callback: The function that asks: `callback(question)` or `callback(question, *, signal)`, sync or async. For
+            the builtin `input`, `read_line` is called instead, so that a stop leaves no thread waiting at the keyboard.
+        options: Answers to choose from, for the event.
+        question_id: The id of the question; by default a new one.
 
-    Raises: AbortError on a stop, with the question withdrawn; what the callback raised.
+    Raises:
+        AbortError: The run was stopped; the question is withdrawn.
+        Exception: What the callback raised.
     """
     ctx.raise_if_abandoned("ask()")
     ctx.signal.raise_if_aborted()
@@ -47,15 +57,17 @@ async def ask(
     return answer
 
 
-async def _answer(ctx: Context, question: str, callback: AskUser) -> Any:
+async def _answer(ctx: Context, question: str, callback: AskUser) -> object:
     callback = read_line if withdrawable(callback) else callback
     takes_signal = "signal" in inspect.signature(callback).parameters
 
-    def call(leaf_ctx: Context, _: object) -> Any:
+    def call(leaf_ctx: Context, _: None) -> object:
         return callback(question, signal=leaf_ctx.signal) if takes_signal else callback(question)
 
-    async def call_and_wait(leaf_ctx: Context, _: object) -> Any:
-        return await call(leaf_ctx, None)
+    async def call_and_wait(leaf_ctx: Context, _: None) -> object:
+        answer = call(leaf_ctx, None)
+        assert isinstance(answer, Awaitable)
+        return await answer
 
     if kind_of(callback, POLICY) == "await":
         return await in_task(LeafRun(ctx, "question", "question", POLICY), call_and_wait, None)
@@ -65,7 +77,7 @@ async def _answer(ctx: Context, question: str, callback: AskUser) -> Any:
     if not inspect.isawaitable(answer):
         return answer
 
-    async def rest(leaf_ctx: Context, _: object) -> Any:
+    async def rest(leaf_ctx: Context, _: None) -> object:
         return await answer
 
     return await in_task(LeafRun(ctx, "question", "question", POLICY), rest, None)

@@ -1,7 +1,7 @@
-"""Owns the call of one clean-up: on the loop if it is async or belongs to the loop, otherwise in a thread.
+"""The call of one clean-up: on the event loop if it is async or belongs to the loop, otherwise in a thread.
 
-A synchronous function may block, and on the loop it would stop every other run. In a thread it can be waited for as
-long as its caller likes, and left behind. Knows nothing of when clean-ups run and of what becomes of their errors.
+A synchronous function may block, and on the loop it would stop every other run. A thread can be waited for up to a time
+limit, and left behind. `settle.py` decides when clean-ups run, and handles their errors.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ __all__ = ["CleanupCall", "runs_on_loop"]
 
 log = logging.getLogger("safepoint")
 
-# Whose objects may be touched on the thread of their loop only. Their methods that are not async do not block.
+# Objects of these modules may be used only in the thread of their event loop. Their synchronous methods do not block.
 LOOP_MODULES = {"asyncio", "_asyncio", "uvloop"}
 
 
 def runs_on_loop(cleanup: Cleanup) -> bool:
-    """True for what is declared `async`, and for a method of an asyncio object, such as `writer.close`."""
+    """Whether a clean-up is an async function, or a method of an asyncio object, such as `writer.close`."""
     while isinstance(cleanup, functools.partial):
         cleanup = cleanup.func
     if inspect.iscoroutinefunction(cleanup if inspect.isroutine(cleanup) else type(cleanup).__call__):
@@ -37,58 +37,62 @@ def runs_on_loop(cleanup: Cleanup) -> bool:
 
 
 class CleanupCall:
-    """One call. Where `await run()` was interrupted the thread goes on; a second `run()` waits for the same thread."""
+    """One call of a clean-up. If `await run()` is interrupted, the thread goes on; a second `run()` waits for it."""
 
     def __init__(self, cleanup: Cleanup) -> None:
         self._cleanup = cleanup
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[object] | None = None
         self._thread_id: int | None = None
-        self._left = False
+        self._abandoned = False
 
     @property
     def in_thread(self) -> bool:
-        """True: it runs in a thread, and has not returned."""
+        """Whether it runs in a thread and has not returned."""
         return self._ended is not None and not self._ended.done()
 
     async def run(self) -> None:
-        """Call it and wait for it. Raises: what it raised."""
+        """Call it and wait for it.
+
+        Raises:
+            BaseException: What the clean-up raised.
+        """
         if runs_on_loop(self._cleanup):
             result = self._cleanup()
         else:
             if self._ended is None:
-                self._ended = start_in_thread(self._run_here)
+                self._ended = start_in_thread(self._run_in_thread)
             await asyncio.wait([self._ended])
             result = self._ended.result()
         if inspect.isawaitable(result):
             await result
 
     def leave(self) -> str | None:
-        """Go on without it, if it is still in its thread: its events are dropped, its end is logged.
+        """Leave it behind if its thread still runs: its events are dropped, and its end is logged.
 
         Returns:
-            Where it is; None if it does not run in a thread, or has not begun there.
+            Where the thread is; None if there is none, or it has not begun.
         """
         if self._ended is None or self._ended.done():
             return None
-        self._left = True
-        self._ended.add_done_callback(self._late)
+        self._abandoned = True
+        self._ended.add_done_callback(self._on_late_end)
         return None if self._thread_id is None else thread_place(self._thread_id)
 
-    def _run_here(self) -> object:
+    def _run_in_thread(self) -> object:
         self._thread_id = threading.get_ident()
         on_loop.set(self._post)  # in a copy of the caller's context, which ends with this call
         return self._cleanup()
 
     def _post(self, call: Callable[[], object]) -> None:
-        if self._left:
+        if self._abandoned:
             return
         try:
             self._loop.call_soon_threadsafe(call)
-        except RuntimeError:  # the loop is closed: nobody is left to hear it
+        except RuntimeError:  # the loop is closed, so there is no receiver left
             pass
 
-    def _late(self, ended: "asyncio.Future[object]") -> None:
+    def _on_late_end(self, ended: "asyncio.Future[object]") -> None:
         error = ended.exception()
         if error is None:
             discard(ended.result())

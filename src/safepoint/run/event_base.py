@@ -1,4 +1,4 @@
-"""Owns what every event says of its place: which run, which operation, when, and inside of which tool calls."""
+"""The fields that every event has: which run, which operation, when, and inside which tool calls."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ class EventBase:
     """Where and when something happened.
 
     Attributes:
-        run_id: The run, or the turn.
-        path: From the root of the run to the operation.
+        run_id: The id of the run or the turn.
+        path: The names of the operations from the root of the run to this one.
         at: The date, in seconds since 1970.
-        calls: The ids of the tool calls around it, the outermost first.
+        calls: The ids of the tool calls around the operation, the outermost first.
     """
 
     run_id: str

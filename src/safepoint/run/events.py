@@ -1,8 +1,7 @@
-"""Owns what can happen on the way: a closed union of frozen events. Knows nothing of who listens.
+"""The events of a run: a closed union of frozen dataclasses, `Event`. This module does not know who receives them.
 
-Events come up, commands go down. Names are in the past tense. Every event says of which run and on which path, from the
-root of the run to the operation, it speaks, and inside of which tool calls it happened. A new kind of event goes into
-`Event` and nowhere else.
+Events come up, commands go down, and the names of events are in the past tense. Every event has the fields of
+`EventBase`. A new kind of event has to be added to `Event`, and nowhere else.
 """
 
 from dataclasses import dataclass, field
@@ -70,14 +69,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted(EventBase):
-    """Work was given to `settle`."""
+    """A run has started."""
 
     kind: Literal["run_started"] = "run_started"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded(EventBase):
-    """The one terminal event of a run: nothing of it comes afterwards."""
+    """A run has ended. This is its last event."""
 
     status: Status
     kind: Literal["run_ended"] = "run_ended"
@@ -85,7 +84,7 @@ class RunEnded(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafStarted(EventBase):
-    """The body of a leaf begins."""
+    """The body of a leaf begins to run."""
 
     leaf: LeafKind
     kind: Literal["leaf_started"] = "leaf_started"
@@ -103,7 +102,7 @@ class LeafEnded(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortIgnored(EventBase):
-    """A leaf still runs long after the abort. `where` is the file:line at which it is stuck."""
+    """A leaf still runs long after the abort. `where` is the `file:line` at which it is stuck."""
 
     seconds: float
     where: str | None
@@ -113,7 +112,7 @@ class AbortIgnored(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafAbandoned(EventBase):
-    """The run goes on without a leaf that did not end. Whatever comes from it later is dropped."""
+    """The run goes on without a leaf that did not end. Its later events and its result are dropped."""
 
     seconds: float
     where: str | None
@@ -122,7 +121,7 @@ class LeafAbandoned(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressMade(EventBase):
-    """An operation says how far it is."""
+    """An operation reports how far it is."""
 
     message: str
     fraction: float | None = None
@@ -131,7 +130,7 @@ class ProgressMade(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerStarted(EventBase):
-    """A model is asked; `step` counts the requests of this run from 1."""
+    """A request goes to a model; `step` counts the requests of this run from 1."""
 
     model: str
     step: int
@@ -148,14 +147,14 @@ class TextStreamed(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRestarted(EventBase):
-    """The answer broke off and is asked for again: what was streamed of it does not count, take it off the screen."""
+    """The answer broke off and is requested again: remove the text that was streamed of it from the screen."""
 
     kind: Literal["answer_restarted"] = "answer_restarted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFinished(EventBase):
-    """The model's answer is whole, or was cut off (`interrupted`); `usage` is what it cost."""
+    """The model's answer is complete, or was cut off (`interrupted`). `usage` is what it used."""
 
     text: str
     interrupted: bool
@@ -165,9 +164,10 @@ class AnswerFinished(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCalled(EventBase):
-    """The model wants a tool; `arguments` is the JSON text as the model wrote it.
+    """The model calls a tool. `arguments` is the JSON text as the model wrote it.
 
-    `idempotency_key`: the same for this call for life; empty in records of versions that did not write it.
+    `idempotency_key` never changes for this call, even when the call runs again. It is empty in records of versions
+    that did not write it.
     """
 
     call_id: str
@@ -179,10 +179,10 @@ class ToolCalled(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecorded(EventBase):
-    """The body of a tool call begins next. Where effects matter, it waits until this event survives a crash.
+    """The body of a tool call begins next. A tool that may have effects waits until this event survives a crash.
 
-    So a call of which this was never written has not begun, and one that has no result after it may have had effects.
-    `effects`: as declared by the tool, `irreversible` if it says nothing, `child` for a sub-agent or flow.
+    So a call without this event has not begun, and a call with this event but without a result may have had effects.
+    `effects` is what the tool declares: `irreversible` if it declares nothing, `child` for a sub-agent or flow.
     """
 
     call_id: str
@@ -194,7 +194,7 @@ class CallRecorded(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRecorded(EventBase):
-    """A part of a tool call or node (`ctx.once`) has a result, as JSON text in `value`: it does not run again."""
+    """A part of a tool call or node (`ctx.once`) has a result, so it does not run again. `value` is its JSON text."""
 
     scope: str
     key: str
@@ -204,7 +204,7 @@ class PartRecorded(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordDelayed(EventBase):
-    """What must be on record first takes long to write: for so many seconds now the next step has not begun."""
+    """The next step waits for a record to be written, and has been waiting for this many seconds."""
 
     seconds: float
     kind: Literal["record_delayed"] = "record_delayed"
@@ -212,7 +212,7 @@ class RecordDelayed(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolEnded(EventBase):
-    """What became of a tool call."""
+    """A tool call has ended; `status` says how."""
 
     call_id: str
     name: str
@@ -223,7 +223,7 @@ class ToolEnded(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnded(EventBase):
-    """A node of a flow has ended well, by this output. `target` is the next node, or None at an end."""
+    """A node of a flow has completed with this output. `target` is the next node, or None at an end."""
 
     output: str
     target: str | None
@@ -232,10 +232,10 @@ class NodeEnded(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSaved(EventBase):
-    """A flow that runs inside of a tool call has reached a new place. It is what a crash is recovered from.
+    """A flow that runs inside a tool call has reached a new position. After a crash it continues from there.
 
-    `checkpoint` is the JSON text of its Checkpoint. One comes before the first node, one after every node that has
-    ended, and inside of a scatter at most four in a second.
+    `checkpoint` is the JSON text of its Checkpoint. The event comes before the first node, after each node that has
+    ended, and inside a scatter at most four times in a second.
     """
 
     flow: str
@@ -255,7 +255,7 @@ class RetryScheduled(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionAsked(EventBase):
-    """A person is asked."""
+    """A person is asked a question."""
 
     question_id: str
     text: str
@@ -274,7 +274,7 @@ class QuestionAnswered(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionWithdrawn(EventBase):
-    """The question needs no answer any more: take it off the screen."""
+    """The question no longer needs an answer: remove it from the screen."""
 
     question_id: str
     kind: Literal["question_withdrawn"] = "question_withdrawn"
@@ -290,10 +290,10 @@ class CleanupFailed(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownEvent(EventBase):
-    """An event of a kind that a newer version of Safepoint has written and this one does not know.
+    """An event that a newer version of Safepoint has written, of a kind that this version does not know.
 
-    It has its number in the log, its place and its text, so that two versions can run side by side: whoever reads a log
-    passes it over, and whoever passes events on passes it on unchanged.
+    It keeps its number in the log, the fields of EventBase and its text, so that two versions can run side by side:
+    readers of a log skip it, and code that forwards events forwards it unchanged.
 
     Attributes:
         name: The kind that the newer version has given it.

@@ -1,6 +1,6 @@
-"""Owns what a run has on record: the wait for it, and the results of parts of the work that must not run again.
+"""The journal of a run: the wait until events are on record, and the recorded results of parts that must not run again.
 
-Knows nothing of stores: whoever has one, such as a session, gives its runs a journal that writes to it.
+This module does not know stores. Code that has one, such as a session, gives its runs a journal that writes to it.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ __all__ = ["ChildProcessJournal", "Journal"]
 
 
 class Journal:
-    """The record of one run, shared by everything inside of it. This one is in memory: nothing is waited for.
+    """The record of one run, shared by everything inside it. This class keeps it in memory, so `flush` never waits.
 
     Attributes:
         results: The JSON text that each recorded part of the work returned, by `part_name(scope, key)`.
-        forwarded: How many events of a sub-agent on another machine are in it, by the idempotency key of the call.
+        forwarded: How many events of a sub-agent on another machine it contains, by the idempotency key of the call.
     """
 
     def __init__(self, results: Mapping[str, str] | None = None) -> None:
@@ -29,32 +29,36 @@ class Journal:
         self._locks: dict[str, asyncio.Lock] = {}
 
     def lock(self, name: str) -> asyncio.Lock:
-        """The lock of one part: of two that ask for the same part at once, the second waits for the first's result.
+        """Return the lock of one part, so that a second call of the same part waits for the result of the first.
 
         Raises:
-            UsageError: Nothing can be recorded from here.
+            UsageError: Nothing can be recorded in this process.
         """
         return self._locks.setdefault(name, asyncio.Lock())
 
     async def flush(self, ctx: "Context") -> None:
-        """Wait until everything that was emitted so far survives a crash.
+        """Wait until all events emitted so far survive a crash.
 
-        The wait ends at a stop, with nothing raised: what comes next has to look at the signal, as every leaf does
-        before its body begins.
+        A stop ends the wait without an error: the next step has to check the signal, as every leaf does before its
+        body begins.
 
         Raises:
-            Exception: What the store raised. Then it is not on record, and what depends on it must not begin.
+            Exception: The store failed. The events are not on record, and work that depends on them must not begin.
         """
 
 
 class ChildProcessJournal(Journal):
-    """The journal of a function in a process of its own, from which nothing can be recorded."""
+    """The journal of a function in a child process, where nothing can be recorded."""
 
     def lock(self, name: str) -> asyncio.Lock:
-        """Raises: UsageError."""
-        raise UsageError("ctx.once() records nothing from a process of its own: use isolation='thread' for this tool")
+        """Refuse to record.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError("ctx.once() cannot record anything in a child process: use isolation='thread' for this tool")
 
 
 def part_name(scope: str, key: str) -> str:
-    """The name of one part of the work: `scope` is the idempotency key of the call or node that it is a part of."""
+    """Return the name of one part of the work; `scope` is the idempotency key of its tool call or node."""
     return f"{scope}/{key}"

@@ -1,6 +1,6 @@
-"""Owns what is said in a conversation: a closed union of frozen messages. Knows nothing of providers.
+"""The messages of a conversation: a closed union of frozen dataclasses, `Message`. No provider is known here.
 
-A tool call has exactly one result, and the result says truthfully what became of it.
+A tool call has exactly one result, and its status says truthfully whether the tool ran.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ CallStatus: TypeAlias = Literal["completed", "failed", "interrupted", "not_start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemMessage:
-    """Instructions."""
+    """Instructions for the model."""
 
     text: str
     kind: Literal["system"] = "system"
@@ -21,7 +21,7 @@ class SystemMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserMessage:
-    """What a person said."""
+    """The words of a person."""
 
     text: str
     kind: Literal["user"] = "user"
@@ -29,7 +29,7 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """What the model wants done. `arguments` is the JSON text as the model wrote it."""
+    """A tool call of the model. `arguments` is the JSON text as the model wrote it."""
 
     call_id: str
     name: str
@@ -38,7 +38,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantMessage:
-    """What the model said; `interrupted`: it was stopped in the middle, and this is what there was."""
+    """An answer of the model. If it is `interrupted`, it was stopped in the middle, and this is the part received."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = field(default=())
@@ -48,7 +48,7 @@ class AssistantMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What became of one tool call."""
+    """The result of one tool call."""
 
     call_id: str
     name: str

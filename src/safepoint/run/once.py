@@ -1,9 +1,8 @@
-"""Owns `ctx.once(key, fn)`: a part of a tool or node whose result is recorded, so that the part does not run again."""
+"""`ctx.once(key, fn)`: a part of a tool or node whose result is recorded, so that the part does not run again."""
 
 import inspect
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from ..errors import UsageError
 from .context import Context
@@ -14,8 +13,8 @@ from .leaf import leaf, name_of
 __all__ = ["once"]
 
 
-async def once(ctx: Context, scope: str, key: str, fn: Callable[[], Any]) -> Any:
-    """Run `fn` as a leaf and record what it returned; if that is on record already, give it back instead.
+async def once(ctx: Context, scope: str, key: str, fn: Callable[[], object]) -> object:
+    """Run `fn` as a leaf and record what it returns. If a result is on record already, return that instead.
 
     Args:
         ctx: The context of the tool call or node.
@@ -25,31 +24,35 @@ async def once(ctx: Context, scope: str, key: str, fn: Callable[[], Any]) -> Any
 
     Raises:
         AbortError: The run was stopped before the part had a result.
-        UsageError: The result is not plain JSON data, or nothing can be recorded from here.
+        UsageError: The result is not plain JSON data, or nothing can be recorded in this process.
     """
     name = part_name(scope, key)
     async with ctx.journal.lock(name):
         if name not in ctx.journal.results:
-            text = _json(key, await leaf(ctx, _without_arguments(fn), name=key))
+            text = _json(key, await leaf(ctx, _as_work(fn), name=key))
             ctx.journal.results[name] = text
             ctx.emit(PartRecorded(**ctx.stamp(), scope=scope, key=key, value=text))
             await ctx.journal.flush(ctx)
-    # Read back also the first time: code that works only with what was never JSON fails at once, not after a crash.
-    return json.loads(ctx.journal.results[name])
+    # Read the JSON back even the first time. Code that relies on the original object, such as a tuple instead of a
+    # list, then fails at once, and not only after a crash.
+    result: object = json.loads(ctx.journal.results[name])
+    return result
 
 
-def _without_arguments(fn: Callable[[], Any]) -> Any:
-    """`fn` as a leaf calls it."""
+def _as_work(fn: Callable[[], object]) -> Callable[[Context, None], object]:
+    """Wrap `fn` as a leaf calls it."""
 
-    async def awaited(ctx: Context, value: object) -> Any:
-        return await fn()
+    async def call_async(ctx: Context, value: None) -> object:
+        result = fn()
+        assert isinstance(result, Awaitable)
+        return await result
 
-    def called(ctx: Context, value: object) -> Any:
+    def call_sync(ctx: Context, value: None) -> object:
         return fn()
 
-    call: Any = awaited if inspect.iscoroutinefunction(fn) else called
+    call: Callable[[Context, None], object] = call_async if inspect.iscoroutinefunction(fn) else call_sync
     call.__name__ = name_of(fn)
-    call.__wrapped__ = fn  # an interrupt looks for the file it is in
+    call.__wrapped__ = fn  # type: ignore[attr-defined]  # an interrupt looks for the file of the wrapped function
     return call
 
 

@@ -1,7 +1,7 @@
-"""Owns what work leaves behind when it is stopped inside a tool call, as text that the same work goes on from.
+"""The partial result of work that was stopped inside a tool call, as text from which the same work can continue.
 
-An agent keeps this next to the conversations of its sub-agents without knowing which work wrote it. Knows nothing of
-flows and agents.
+An agent keeps this text next to the conversations of its sub-agents, and does not need to know which kind of work wrote
+it.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 __all__ = ["FLOW", "HasPartialWork", "PartialWork", "partial_work"]
 
-# The kind of what flows write. The log of a session is read without them.
+# The kind that flows write. It is defined here because the log of a session is read without importing flows.
 FLOW = "flow"
 
 
@@ -18,7 +18,7 @@ class PartialWork:
     """How far a piece of work had come when its tool call was stopped.
 
     Attributes:
-        kind: Which kind of work wrote it, such as "flow". Only the same kind can read it.
+        kind: The kind of work that wrote it, such as "flow". Only the same kind can read it.
         data: JSON text.
     """
 
@@ -28,15 +28,15 @@ class PartialWork:
 
 @runtime_checkable
 class HasPartialWork(Protocol):
-    """The partial of stopped work that can be kept as text, such as the Checkpoint of a flow."""
+    """A partial result that can be written as text, such as the Checkpoint of a flow."""
 
     def to_kept(self) -> PartialWork:
-        """As text. The work that is called again with it goes on from there."""
+        """Return the text. Work that is called again with it continues from there."""
         ...
 
 
 def partial_work(partial: object) -> PartialWork | None:
-    """What to keep of the partial of an AbortError; None if it cannot be written as text."""
+    """Return what to keep of the `partial` of an AbortError; None if it cannot be written as text."""
     if isinstance(partial, PartialWork):
         return partial
     return partial.to_kept() if isinstance(partial, HasPartialWork) else None

@@ -1,4 +1,4 @@
-"""Owns a stream as a leaf: chunk by chunk under the signal, one line in the receipt. Knows nothing of the chunks."""
+"""A stream that is read as a leaf: chunk by chunk under the signal, with one entry in the receipt."""
 
 from collections.abc import AsyncIterable
 from types import TracebackType
@@ -18,16 +18,26 @@ DEFAULT = Policy()
 def stream(
     ctx: Context, source: AsyncIterable[T], *, name: str = "stream", policy: Policy = DEFAULT
 ) -> "LeafStream[T]":
-    """`async with stream(ctx, source) as chunks: async for chunk in chunks: …`
+    """Read a source as a leaf: `async with stream(ctx, source) as chunks: async for chunk in chunks: …`.
 
-    Checked before each chunk; the source is closed on every path, in this task. Raises: AbortError; LeafTimeout.
+    The signal is checked before each chunk. The source is closed in the reading task, however the block is left.
+
+    Args:
+        ctx: The context of the run.
+        source: The source.
+        name: The name in the receipt.
+        policy: How the leaf is stopped, and its own limits. `abandon_after` has no effect.
+
+    Raises:
+        AbortError: The run was aborted.
+        LeafTimeout: The time limit of the policy was reached.
     """
     ctx.raise_if_abandoned("stream()")
     return LeafStream(ctx, source, name, policy)
 
 
 class LeafStream(Generic[T]):
-    """A source while it is read as a leaf. Of the policy all counts but `abandon_after`: it is never abandoned."""
+    """A source that is read as a leaf. It is never abandoned."""
 
     def __init__(self, ctx: Context, source: AsyncIterable[T], name: str, policy: Policy) -> None:
         self._run = LeafRun(ctx, name, "stream", policy)
@@ -59,6 +69,6 @@ class LeafStream(Generic[T]):
         if exc is None:
             self._run.finished()
             return
-        told = self._run.failed(exc)
-        if told is not exc:
-            raise told from exc
+        error_to_raise = self._run.failed(exc)
+        if error_to_raise is not exc:
+            raise error_to_raise from exc

@@ -1,4 +1,4 @@
-"""Owns a deadline on its way to another process or machine: the time that remains. Knows nothing of how it travels."""
+"""A deadline on its way to another process or machine: the time that remains. Other modules transport it."""
 
 import time
 from dataclasses import dataclass
@@ -13,7 +13,15 @@ __all__ = ["TimeLimit", "deadline_from", "limit_of"]
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """A deadline on its way: what was left of it when it was sent, and what makes its reason."""
+    """A deadline on its way.
+
+    Attributes:
+        remaining: How many seconds were left when it was sent.
+        sent: The monotonic time of the machine at which it was sent.
+        seconds: The whole time limit, for the text of the reason.
+        kind: The kind of the reason.
+        origin: The `file:line` that set the time limit.
+    """
 
     remaining: float
     sent: float
@@ -23,16 +31,16 @@ class TimeLimit:
 
 
 def limit_of(signal: AbortSignal) -> TimeLimit | None:
-    """The first deadline of a signal, as the time that remains."""
+    """Return the first deadline of a signal as the time that remains; None if it has none."""
     deadlines = [root for root in roots_of([signal]) if isinstance(root, Deadline)]
     if not deadlines:
         return None
     first = min(deadlines, key=lambda root: root.at)
-    return TimeLimit(first.remaining(), time.monotonic(), first._seconds, first._kind, first._origin)
+    return TimeLimit(first.remaining(), time.monotonic(), first.seconds, first.kind, first.origin)
 
 
 def deadline_from(limit: TimeLimit) -> AbortSignal:
-    """The same deadline here, with the same reason; the way has used up some of the time."""
+    """Make the same deadline in this process, with the same reason. The time on the way counts."""
     deadline = Deadline(limit.seconds, limit.kind, limit.origin)
     deadline.deadline = current_clock().monotonic() + limit.remaining - (time.monotonic() - limit.sent)
     return deadline

@@ -1,4 +1,4 @@
-"""Owns the events of turns, of the loop that runs them, and of sessions. They are part of `Event`, in `events.py`."""
+"""The events of turns, of the loop that runs them, and of sessions. They are part of `Event`, in `events.py`."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPlanned(EventBase):
-    """A turn of a loop is being planned, for so many items."""
+    """A turn of a loop is being planned, for this number of items."""
 
     turn_id: str
     items: int
@@ -34,7 +34,7 @@ class TurnPlanned(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStarted(EventBase):
-    """A turn begins to work, on so many items."""
+    """A turn begins to work, on this number of items."""
 
     turn_id: str
     items: int
@@ -43,7 +43,7 @@ class TurnStarted(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPreempted(EventBase):
-    """A turn is to make way for something newer; `at` says when."""
+    """A turn is to stop for a newer item; `at_point` is the name of the StopAt."""
 
     turn_id: str
     at_point: str
@@ -52,9 +52,10 @@ class TurnPreempted(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnded(EventBase):
-    """The one end of a turn, with everything there is to say of it.
+    """A turn has ended. This is its only end, with its whole outcome.
 
-    `resumable`: it was aborted only because its host was shut down: whoever opens the session next may go on with it.
+    `resumable` is true if the turn was aborted only because its host was shut down: whoever opens the session next may
+    continue it.
     """
 
     turn_id: str
@@ -65,7 +66,7 @@ class TurnEnded(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOpened(EventBase):
-    """A session is live, in this process, with this agent."""
+    """A session was opened in this process, with this agent."""
 
     agent: str
     kind: Literal["session_opened"] = "session_opened"
@@ -73,9 +74,9 @@ class SessionOpened(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionClosed(EventBase):
-    """The last event of a session's life in this process.
+    """A session was closed in this process. This is its last event here.
 
-    `left`: how many turns it leaves for whoever opens it next: those that wait, and one that may be resumed.
+    `left` is the number of turns that remain for the next opening: those that wait, and one that can be resumed.
     """
 
     reason: str
@@ -85,9 +86,10 @@ class SessionClosed(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnQueued(EventBase):
-    """A turn was accepted, with these messages; None: a function will make them. `continues`: a stopped turn.
+    """A turn was accepted. `messages` is None if a function will make them when the turn begins.
 
-    `resumes`: how many times the work was resumed by itself after its process had died, this time included.
+    `continues` is the id of the stopped turn that this one continues. `resumes` counts how many times the work was
+    resumed automatically after its process had died, this time included.
     """
 
     turn_id: str
@@ -99,7 +101,7 @@ class TurnQueued(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEdited(EventBase):
-    """The messages of a turn that waits were replaced."""
+    """The messages of a waiting turn were replaced."""
 
     turn_id: str
     messages: tuple[Message, ...]
@@ -108,19 +110,22 @@ class TurnEdited(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested(EventBase):
-    """Somebody asked for a turn to stop. After a crash this record decides: the turn is not run again."""
+    """A stop of a turn was requested. After a crash this record decides: the turn is not run again.
+
+    `at_point` is the name of the StopAt. Work that has not ended `abandon` seconds after the abort is left behind.
+    """
 
     turn_id: str
     at_point: str
     reason: str
     reason_kind: str
-    abandon: float | None = None  # what has not ended this many seconds after the abort is left behind
+    abandon: float | None = None
     kind: Literal["stop_requested"] = "stop_requested"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnForgotten(EventBase):
-    """The conversation is again as it was before this turn."""
+    """A turn was removed: the conversation is again as it was before it."""
 
     turn_id: str
     kind: Literal["turn_forgotten"] = "turn_forgotten"
@@ -128,14 +133,14 @@ class TurnForgotten(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopIdle(EventBase):
-    """A loop has nothing to do, and waits for items."""
+    """A loop has nothing to do and waits for items."""
 
     kind: Literal["loop_idle"] = "loop_idle"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStopping(EventBase):
-    """A loop starts no further turn; `at_point` says what happens to the running one."""
+    """A loop starts no further turn. `at_point` is the name of the StopAt for the running one."""
 
     at_point: str
     cause: str

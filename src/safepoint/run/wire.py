@@ -1,9 +1,9 @@
-"""Owns how outcomes, events and messages travel: versioned JSON. Knows nothing of the transport.
+"""Outcomes, events and messages as versioned JSON. Other modules transport the text.
 
-An older reader understands a newer writer: fields that it does not know are ignored, and an event of a kind that it
-does not know becomes an UnknownEvent, which keeps its place and its text. An unknown kind of message or outcome is
-refused with its name, because a conversation or a result with a gap would be wrong. Errors travel as `ErrorInfo` and
-arrive as RemoteErrors.
+An older reader understands a newer writer: unknown fields are ignored, and an event of an unknown kind becomes an
+UnknownEvent, which keeps its place in the log and its text. An unknown kind of message or outcome is refused, because a
+conversation or a result with a gap would be wrong; the error names the kind. Errors are written as `ErrorInfo` and read
+as RemoteErrors.
 """
 
 import functools
@@ -11,13 +11,14 @@ import json
 import operator
 from dataclasses import asdict, dataclass, fields
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args, overload
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from ..abort import AbortReason
 from ..errors import RemoteError, WireError, name_of, shorten, text_of
+from .event_base import EventBase
 from .events import Event, TurnEnded, UnknownEvent
 from .json_fields import Fields, parse
 from .messages import Message
@@ -42,37 +43,45 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An error on the wire."""
+    """An error on the wire: the name of its type, and its text."""
 
     type: str
     message: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEndedFields(EventBase):
+    """The fields of a TurnEnded without its outcome, for which Pydantic has no schema because it may hold an error."""
+
+    turn_id: str
+
+
+# Pydantic's adapters take any type and return a value of it, so it is the callers who annotate the results.
 @cache
-def _plain(kind: Any) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
 @cache
-def _adapter(union: Any) -> TypeAdapter[Any]:
-    """The reader of all members of a union except the two events that are read by hand."""
+def _union_adapter(union: object) -> TypeAdapter[Any]:
+    """The reader of all members of a union, without the two events that are read by other code."""
     members = tuple(member for member in get_args(union) if member not in (TurnEnded, UnknownEvent))
     choice: Any = Annotated[functools.reduce(operator.or_, members), Field(discriminator="kind")]
     return TypeAdapter(choice)
 
 
 @cache
-def _kinds(union: Any) -> frozenset[str]:
+def _kinds(union: object) -> frozenset[str]:
     """The values of `kind` that this reader knows."""
     members = (member for member in get_args(union) if member is not UnknownEvent)
     return frozenset(get_args(member.__dataclass_fields__["kind"].type)[0] for member in members)
 
 
-def event_to_json(event: Event, value_type: Any = Any) -> str:
+def event_to_json(event: Event, value_type: object = object) -> str:
     """Write an event as JSON text.
 
     Args:
-        event: The event. An UnknownEvent is written as it was read, with the place that it has now.
+        event: The event. An UnknownEvent is written as it was read, with its present run, path, date and calls.
         value_type: The type of the value inside the outcome of a `TurnEnded`; sessions use `AgentResult`.
     """
     if isinstance(event, UnknownEvent):
@@ -85,7 +94,7 @@ def event_to_json(event: Event, value_type: Any = Any) -> str:
     return _dump(event)
 
 
-def event_from_json(text: str, value_type: Any = Any) -> Event:
+def event_from_json(text: str, value_type: object = object) -> Event:
     """Read an event that `event_to_json()` has written.
 
     Args:
@@ -93,7 +102,7 @@ def event_from_json(text: str, value_type: Any = Any) -> Event:
         value_type: The type of the value inside the outcome of a `TurnEnded`; sessions use `AgentResult`.
 
     Returns:
-        The event; an UnknownEvent if its kind is of a newer version of Safepoint.
+        The event; an UnknownEvent if only a newer version of Safepoint knows its kind.
 
     Raises:
         WireError: The text is not an event.
@@ -101,23 +110,19 @@ def event_from_json(text: str, value_type: Any = Any) -> Event:
     data = _object("event", text)
     kind = data.get("kind")
     if isinstance(kind, str) and kind not in _kinds(Event):
-        # Only what every event has is read. Written as a kind that has nothing else, it is checked like any other.
-        place = _read("event", Event, {**data, "kind": "run_started"})
-        return UnknownEvent(
-            run_id=place.run_id, path=place.path, at=place.at, calls=place.calls, name=kind, document=text
-        )
+        base: EventBase = _validate("event", _adapter(EventBase), data)
+        return UnknownEvent(run_id=base.run_id, path=base.path, at=base.at, calls=base.calls, name=kind, document=text)
     if kind != "turn_ended":
         event: Event = _read("event", Event, data)
         return event
-    outcome = _outcome(_versioned("outcome", data.get("outcome")), value_type)
-    # Pydantic has no schema for an outcome, because there are errors in it. The other fields are those of TurnStarted.
-    place = _read("event", Event, {**data, "kind": "turn_started", "items": 0})
+    outcome = _read_outcome(_versioned("outcome", data.get("outcome")), value_type)
+    ended: TurnEndedFields = _validate("event", _adapter(TurnEndedFields), data)
     return TurnEnded(
-        run_id=place.run_id,
-        path=place.path,
-        at=place.at,
-        calls=place.calls,
-        turn_id=place.turn_id,
+        run_id=ended.run_id,
+        path=ended.path,
+        at=ended.at,
+        calls=ended.calls,
+        turn_id=ended.turn_id,
         outcome=outcome,
         resumable=data.get("resumable") is True,
     )
@@ -140,24 +145,31 @@ def message_from_json(text: str) -> Message:
 
 def _dump(item: Event | Message) -> str:
     kind: Any = type(item)
+    adapter = _adapter(kind)
     try:
-        text = _plain(kind).dump_json(item).decode()  # several times as fast as json.dumps
+        text: str | None = adapter.dump_json(item).decode()  # several times as fast as json.dumps
     except PydanticSerializationError:  # half of a surrogate pair, which only json.dumps can write
-        text = "null"
-    # This writer makes `null` of an infinite number too, so a text with a null in it is written again, slowly.
-    if "null" in text or text[0] != "{":
-        return json.dumps({"v": VERSION, **_plain(kind).dump_python(item, mode="json")}, ensure_ascii=False)
+        text = None
+    # Pydantic also writes an infinite number as `null`, which loses it. `null` as a value and the word in a text look
+    # the same here, so every text that contains it is written again, slowly.
+    if text is None or "null" in text:
+        return json.dumps({"v": VERSION, **adapter.dump_python(item, mode="json")}, ensure_ascii=False)
     return f'{{"v": {VERSION}, {text[1:]}'
 
 
-def outcome_to_json(outcome: Outcome[T], value_type: Any = Any) -> str:
-    """An outcome as JSON text; its value is written as `value_type` says."""
-    values = _plain(value_type)
+def outcome_to_json(outcome: Outcome[T], value_type: object = object) -> str:
+    """Write an outcome as JSON text.
 
-    def dump(value: T | None) -> Any:
+    Args:
+        outcome: The outcome.
+        value_type: The type of its value, such as `AgentResult`.
+    """
+    values = _adapter(value_type)
+
+    def dump(value: T | None) -> object:
         return None if value is None else values.dump_python(value, mode="json")
 
-    data: dict[str, Any] = {
+    data: dict[str, object] = {
         "v": VERSION,
         "status": outcome.status,
         "started_at": outcome.started_at,
@@ -176,15 +188,31 @@ def outcome_to_json(outcome: Outcome[T], value_type: Any = Any) -> str:
     return json.dumps(data, ensure_ascii=False)
 
 
-def outcome_from_json(text: str, value_type: Any = Any) -> Outcome[Any]:
-    """Read `outcome_to_json()` back. Raises: WireError."""
-    return _outcome(_object("outcome", text), value_type)
+@overload
+def outcome_from_json(text: str, value_type: type[T]) -> Outcome[T]: ...
 
 
-def _outcome(data: dict[str, Any], value_type: Any) -> Outcome[Any]:
-    values, fields = _plain(value_type), Fields("outcome", data)
+@overload
+def outcome_from_json(text: str, value_type: object = ...) -> Outcome[Any]: ...
 
-    def load(name: str) -> Any:
+
+def outcome_from_json(text: str, value_type: object = object) -> Outcome[Any]:
+    """Read an outcome that `outcome_to_json()` has written.
+
+    Args:
+        text: The JSON text.
+        value_type: The type of its value, such as `AgentResult`.
+
+    Raises:
+        WireError: The text is not an outcome, or one of a kind that this version does not know.
+    """
+    return _read_outcome(_object("outcome", text), value_type)
+
+
+def _read_outcome(data: dict[str, object], value_type: object) -> Outcome[Any]:
+    values, fields = _adapter(value_type), Fields("outcome", data)
+
+    def load(name: str) -> object:
         try:
             return None if data.get(name) is None else values.validate_python(data[name])
         except Exception as problem:  # a type of the user's may raise anything while it reads
@@ -196,8 +224,8 @@ def _outcome(data: dict[str, Any], value_type: Any) -> Outcome[Any]:
     times = {"started_at": fields.number("started_at"), "finished_at": fields.number("finished_at")}
     match data.get("status"):
         case "completed":
-            goes_on = EMPTY_RECEIPT if data.get("receipt") is None else receipt()
-            return Completed(load("value"), receipt=goes_on, **times)
+            remaining = EMPTY_RECEIPT if data.get("receipt") is None else receipt()
+            return Completed(load("value"), receipt=remaining, **times)
         case "aborted" | "timed_out" as status:
             ended = Aborted if status == "aborted" else TimedOut
             return ended(AbortReason.from_dict(fields.object("reason")), receipt(), load("partial"), **times)
@@ -209,22 +237,26 @@ def _outcome(data: dict[str, Any], value_type: Any) -> Outcome[Any]:
             raise WireError(f"unknown outcome {shorten(repr(unknown))}: this reader knows version {VERSION}")
 
 
-def _read(what: str, kind: Any, data: dict[str, Any]) -> Any:
-    known, given = _kinds(kind), data.get("kind")
-    if not isinstance(given, str) or given not in known:
-        raise WireError(f"unknown {what} {shorten(repr(given))}; known are {', '.join(sorted(known))}")
+def _read(what: str, union: object, data: dict[str, object]) -> Any:
+    known, kind = _kinds(union), data.get("kind")
+    if not isinstance(kind, str) or kind not in known:
+        raise WireError(f"unknown {what} {shorten(repr(kind))}; known are {', '.join(sorted(known))}")
+    return _validate(what, _union_adapter(union), data)
+
+
+def _validate(what: str, adapter: TypeAdapter[T], data: dict[str, object]) -> T:
     try:
-        return _adapter(kind).validate_python({name: value for name, value in data.items() if name != "v"})
+        return adapter.validate_python({name: value for name, value in data.items() if name != "v"})
     except (ValidationError, RecursionError) as problem:
         raise _unreadable(what, problem) from problem
 
 
-def _object(what: str, text: str) -> dict[str, Any]:
+def _object(what: str, text: str) -> dict[str, object]:
     return _versioned(what, parse(what, text))
 
 
-def _versioned(what: str, data: object) -> dict[str, Any]:
-    """A JSON object of a version that this reader knows."""
+def _versioned(what: str, data: object) -> dict[str, object]:
+    """Check that the data is a JSON object of a version that this reader knows."""
     if not isinstance(data, dict):
         raise WireError(f"this {what} is not a JSON object but {type(data).__name__}")
     version = data.get("v")
