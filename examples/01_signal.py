@@ -1,4 +1,4 @@
-"""One Stop that reaches an await, a thread and a process tree.  Run it: it stops by itself after a second."""
+"""One stop that reaches an await, a thread and a process tree. The program stops itself after a second."""
 
 import asyncio
 import time
@@ -8,11 +8,11 @@ from safepoint import AbortController, AbortError, AbortSignal, current_signal, 
 from safepoint.abort import ProcessResult
 
 Work = Callable[[AbortSignal], Awaitable[object]]
-TREE = "trap '' TERM; sleep 60 & (trap '' TERM; sleep 60) & echo 'three processes, deaf to TERM'; wait"
+TREE = "trap '' TERM; sleep 60 & (trap '' TERM; sleep 60) & echo 'three processes that ignore TERM'; wait"
 
 
-async def polite(signal: AbortSignal) -> None:
-    with signal.guard():  # on abort the await below is interrupted
+async def wait_a_minute(signal: AbortSignal) -> None:
+    with signal.guard():  # an abort interrupts the await below
         await asyncio.sleep(60)
 
 
@@ -23,7 +23,7 @@ def worker() -> None:
 
 
 WORK: dict[str, Work] = {
-    "await": polite,
+    "await": wait_a_minute,
     "thread": lambda signal: run_in_thread(worker, signal=signal),
     "process tree": lambda signal: run_process(["sh", "-c", TREE], signal=signal, grace=0.5),
 }
@@ -36,7 +36,7 @@ async def watched(name: str, signal: AbortSignal, pressed: list[float]) -> None:
         took = (time.monotonic() - pressed[0]) * 1000
         print(f"  {name:<14} stopped after {took:6.1f} ms   {error.reason.kind}: {error.reason.message}")
         if isinstance(result := error.partial, ProcessResult):
-            print(f"  {'':<14} it had said {result.stdout!r}; still running: {result.survivors or 'nobody'}")
+            print(f"  {'':<14} its output: {result.stdout!r}; still running: {result.survivors or 'none'}")
 
 
 async def main() -> None:
@@ -48,7 +48,7 @@ async def main() -> None:
         pressed.append(time.monotonic())
         controller.abort("the user pressed Stop")
 
-    print("An await, a thread and a process tree are at work …")
+    print("An await, a thread and a process tree are running …")
     asyncio.get_running_loop().call_later(1.0, press_stop)
     async with asyncio.TaskGroup() as group:
         for name in WORK:

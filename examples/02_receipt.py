@@ -1,4 +1,4 @@
-"""Press Ctrl-C: eight tools stop, written as people write them, and the receipt says how."""
+"""Press Ctrl-C: eight ordinary tools stop, and the receipt says how."""
 
 import asyncio
 import signal
@@ -12,17 +12,17 @@ from safepoint import AbortController, run_process
 from safepoint.run import Context, Policy, Retry, leaf, settle
 
 
-async def polite(ctx: Context, _: object) -> None:
+async def cooperative(ctx: Context, _: object) -> None:
     await ctx.signal.sleep(60)
 
 
 def naive(ctx: Context, _: object) -> None:
-    while True:  # ignores its signal, but stands in its own file: interrupted as by Ctrl-C
+    while True:  # never checks its signal; it is interrupted in its own code, as by Ctrl-C
         sum(range(100_000))
 
 
-def deaf(ctx: Context, _: object) -> None:
-    threading.Event().wait(60)  # inside a library: named and left behind, never pretended to be stopped
+def stuck(ctx: Context, _: object) -> None:
+    threading.Event().wait(60)  # waits inside a library: it is abandoned, and listed as still running
 
 
 def convert(ctx: Context, _: object) -> None:
@@ -30,7 +30,7 @@ def convert(ctx: Context, _: object) -> None:
 
 
 def download(ctx: Context, _: object) -> bytes:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection, and never says a word
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts the connection and never answers
         data: bytes = urllib.request.urlopen(f"http://127.0.0.1:{silent.getsockname()[1]}/").read()
     return data
 
@@ -51,18 +51,18 @@ async def fetch(ctx: Context, _: object) -> None:
     await Retry(attempts=100, delay=20).run(attempt, ctx=ctx)
 
 
-TOOLS: list[Callable[..., object]] = [polite, naive, deaf, convert, download, transcode, build, fetch]
-POLICIES: dict[Callable[..., object], Policy] = {deaf: Policy(abandon_after=0.2), build: Policy(grace=30)}
+TOOLS: list[Callable[..., object]] = [cooperative, naive, stuck, convert, download, transcode, build, fetch]
+POLICIES: dict[Callable[..., object], Policy] = {stuck: Policy(abandon_after=0.2), build: Policy(grace=30)}
 
 
 async def work(ctx: Context, _: object) -> None:
-    print("Eight tools are at work. Press Ctrl-C.", flush=True)
+    print("Eight tools are running. Press Ctrl-C.", flush=True)
 
     async def tool(function: Callable[..., object]) -> None:
         try:
             await leaf(ctx, function, policy=POLICIES.get(function, Policy()))
         except Exception:
-            pass  # whatever it was, the signal is the truth: settle looks at it
+            pass  # settle decides by the signal, whichever error came out
 
     async with asyncio.TaskGroup() as group:
         for function in TOOLS:

@@ -1,4 +1,4 @@
-"""The Archivist: scouts ask slow catalogues, the visitor leaves, and another process goes on from there."""
+"""The Archivist: scouts ask slow catalogues, the visitor leaves, and another process continues from there."""
 
 import argparse
 import asyncio
@@ -16,7 +16,7 @@ from safepoint import AbortController, Aborted, Completed, Failed, Retry, TimedO
 from safepoint.flow import END, Checkpoint, Flow, FlowResult, NodeContext
 
 BOOKS = {"maps": "A Map of Fog", "stars": "Night Atlas", "owls": "Strigiformes", "herbs": "Simples", "attic": "?"}
-SECONDS = {"herbs": 1.5, "attic": 60}  # until these answer; the others do at once
+SECONDS = {"herbs": 1.5, "attic": 60}  # the time until these answer; the others answer at once
 
 
 class Library(ThreadingHTTPServer):
@@ -36,7 +36,7 @@ class Desk(BaseHTTPRequestHandler):
         self.server.asked.append(catalogue)
         busy = catalogue == "owls" and self.server.asked.count("owls") <= 2
         time.sleep(SECONDS.get(catalogue, 0) * self.server.scale)
-        with suppress(OSError):  # the reader may have gone
+        with suppress(OSError):  # the client may have disconnected
             self.send_response(503 if busy else 200)
             self.end_headers()
             self.wfile.write(BOOKS[catalogue].encode())
@@ -104,7 +104,7 @@ async def visits(library: Library, path: Path) -> None:
 
 async def resume(library: Library, path: Path) -> None:
     checkpoint = Checkpoint.load(path)
-    print(f"Another process goes on at {checkpoint.cursor}:")
+    print(f"Another process continues at {checkpoint.cursor}:")
     tell(await flow.execute(resume=checkpoint, services=library))
     print(f"  it asked only: {', '.join(sorted(set(library.asked)))}")
 

@@ -1,4 +1,4 @@
-"""An agent at work, stopped in the middle of three tools; then it goes on where it was.
+"""An agent is stopped in the middle of three tool calls, and then continues where it was.
 
 Needs no key: the model is scripted. Run it: python examples/04_agent.py
 """
@@ -28,7 +28,7 @@ async def read(book: str, ctx: ToolContext) -> str:
 
 @tool
 def dig(hours: float) -> str:
-    """A tool in a thread that has never heard of signals."""
+    """Run in a thread without checking any signal."""
     until = time.monotonic() + hours
     while time.monotonic() < until:
         time.sleep(0.01)

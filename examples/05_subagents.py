@@ -1,4 +1,4 @@
-"""Three levels of agents: a stop at the root's safe point, one for the whole tree, and one that takes everything now.
+"""Three levels of agents: a stop at the safe point of the root, one for the whole tree, and an immediate one.
 
 Needs no key: the models are scripted. Run it: python examples/05_subagents.py
 """
@@ -22,7 +22,7 @@ async def dig(depth: int) -> str:
 
 
 def team() -> AgentRun:
-    """A chief with a foreman with a digger."""
+    """Start a chief, whose tool is a foreman, whose tool is a digger."""
 
     def member(name: str, *answers: Any, uses: Any) -> Agent:
         return Agent(ScriptedModel(*answers), tools=[uses], name=name)

@@ -1,4 +1,4 @@
-"""A user types while the agent works: queue, steer, interrupt, stop; and another loop goes on from the checkpoint."""
+"""A user types while the agent works: queue, steer, interrupt, stop. Another loop continues from the checkpoint."""
 
 import asyncio
 import tempfile
@@ -22,7 +22,7 @@ async def search(query: str) -> str:
 
 
 class Chat:
-    """A conversation: it grows by what every turn has left, however that ended."""
+    """A conversation that keeps the messages of every turn, however the turn ended."""
 
     def __init__(self, agent: Agent, folder: str) -> None:
         self.agent = agent
@@ -91,7 +91,7 @@ async def main(folder: str) -> None:
 
     again = Chat(agent, folder)
     async with again.loop:
-        print("Another loop goes on:")
+        print("Another loop continues:")
         again.loop.stop(when_idle_for=0.1)
         print(f"Stopped: {books(await again.loop.wait())}")
 

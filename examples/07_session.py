@@ -1,8 +1,8 @@
-"""A session: turns that can always be stopped, and are never lost.
+"""A session: its turns can be stopped at any moment and are never lost.
 
     python examples/07_session.py
 
-No key, no server: the model says what it was told to say. The sessions are kept in a file of their own.
+It needs no key and no server: the model is scripted. The sessions are in a temporary file.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ async def pressing_stop(store: SqliteStore) -> None:
         ack = session.stop(turn.id, reason="the reader fell asleep")
         receipt = await ack.settled()
         print(f"{ack.status}, then {(await turn).status}: {receipt.reason}")
-        print(f"the one that waited is not touched: {(await waiting).status}")
+        print(f"the queued turn is not affected: {(await waiting).status}")
         show(session)
 
 
@@ -47,7 +47,7 @@ async def a_helper(store: SqliteStore) -> None:
 
         @tool
         async def ask_helper(question: str, ctx: ToolContext) -> str:
-            """Ask the helper; what it says is passed on while it says it."""
+            """Ask the helper, and pass on its events as they come."""
             async with helper.stream([question], signal=ctx.signal) as events:
                 async for event in events:
                     ctx.emit(event)
@@ -61,7 +61,7 @@ async def a_helper(store: SqliteStore) -> None:
                     if isinstance(event, TextStreamed):
                         print(f"{event.path[0]} says: {event.text.strip()}")
                         if "it" in event.text:
-                            break  # leaving the stream stops the turn, and the turn below it
+                            break  # leaving the stream stops the turn, and the helper's turn inside it
             print(f"parent: {events.turn.status}; turns left at the helper: {len(helper.turns)}")
 
 

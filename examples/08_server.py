@@ -44,12 +44,12 @@ def visit(url: str) -> None:
             event = json.loads(line.removeprefix(b"data: "))
             if event["kind"] == "progress_made" and event["message"] == "ship 3":
                 ack = json.loads(call("POST", f"{turn}/stop", {"reason": "that is enough"}))
-                print(f"Stop!  The answer comes at once: {ack['status']}, {ack['message']}")
+                print(f"Stop! The answer comes at once: {ack['status']}, {ack['message']}")
             if event["kind"] == "turn_ended":
-                print(f"Later comes the one end: {event['outcome']['status']}. The receipt:")
+                print(f"Later the turn ends: {event['outcome']['status']}. The receipt:")
                 break
     print(call("GET", f"{turn}/receipt", accept="text/plain"))
-    os.kill(os.getpid(), signal.SIGTERM)  # the server ends in order
+    os.kill(os.getpid(), signal.SIGTERM)  # the server shuts down in order
 
 
 server = Server(LocalHost(agent), port=0, started=lambda url: threading.Thread(target=visit, args=[url]).start())

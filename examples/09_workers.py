@@ -1,4 +1,4 @@
-"""Two servers, two workers, one broker: stop on one server what another one started; end a worker, and go on."""
+"""Two servers, two workers, one broker: one server stops a turn of the other, and a second worker takes over a turn."""
 
 import asyncio
 import os
@@ -49,11 +49,11 @@ async def main() -> None:
         await here.send(session, "How many?")
         await first(here, session, ProgressMade)
         await west.start()
-        print("\nThe worker is told to make way in the middle of a turn …")
+        print("\nThe worker is shut down in the middle of a turn …")
         await north.close()
     ended = await first(here, session, TurnEnded)
     assert isinstance(ended, TurnEnded)
-    print(f"… which ends as {ended.outcome.status}, and another worker goes on with it:")
+    print(f"… which ends as {ended.outcome.status}, and another worker continues it:")
     async for recorded in here.events(session):
         if isinstance(recorded.event, TurnEnded) and isinstance(recorded.event.outcome, Completed):
             print(recorded.event.outcome.value.text)

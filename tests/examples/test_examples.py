@@ -14,7 +14,7 @@ from safepoint.abort import process_group
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-# What a reader is told to see, in order.
+# The lines that each example prints, in order.
 PROMISES = {
     "01_signal.py": [
         "An await, a thread and a process tree",
@@ -22,15 +22,15 @@ PROMISES = {
         "await          stopped after",
         "thread         stopped after",
         "process tree   stopped after",
-        "it had said b'three processes, deaf to TERM\\n'; still running: nobody",
+        "its output: b'three processes that ignore TERM\\n'; still running: none",
         "Why: user: the user pressed Stop",
     ],
     "02_receipt.py": [
-        "Eight tools are at work. Press Ctrl-C.",
+        "Eight tools are running. Press Ctrl-C.",
         "Stopped: user: SIGINT",
         "run/build            await     stopped        after",
-        "run/deaf             thread    still running  at",
-        "02_receipt.py:25 in deaf (in",
+        "run/stuck            thread    still running  at",
+        "02_receipt.py:25 in stuck (in",
     ],
     "03_archivist.py": [
         "A patient visitor:",
@@ -40,7 +40,7 @@ PROMISES = {
         "Stopped: user: the visitor closed the page (",
         "the-archivist/scouts/3  await     stopped        after",
         "resume: scouts/",
-        "Another process goes on at scouts/",
+        "Another process continues at scouts/",
         "completed: A Map of Fog, Night Atlas, Simples, Strigiformes",
         "it asked only: herbs",
     ],
@@ -79,7 +79,7 @@ PROMISES = {
         "search: completed",
         "Stopped (closing time): 2 handled, preempted: ['Find books on owls.', 'Only old ones.', 'No: doves!']",
         "interrupted: ['How many are there?'], unhandled: ['Bye.']; checkpoint saved",
-        "Another loop goes on:",
+        "Another loop continues:",
         "agent: 'There are 3.', turn completed",
         "agent: 'Goodbye.', turn completed",
         "Stopped: 2 handled, preempted: [], interrupted: [], unhandled: []; checkpoint deleted",
@@ -87,7 +87,7 @@ PROMISES = {
     "07_session.py": [
         "running and queued. Stop!",
         "accepted, then aborted: user: the reader fell asleep",
-        "the one that waited is not touched: completed",
+        "the queued turn is not affected: completed",
         "assistant Once upon a time …",
         "helper says: it",
         "parent: aborted; turns left at the helper: 0",
@@ -96,8 +96,8 @@ PROMISES = {
     ],
     "08_server.py": [
         "Safepoint is at http://127.0.0.1:",
-        "Stop!  The answer comes at once: accepted, stops at NOW",
-        "Later comes the one end: aborted. The receipt:",
+        "Stop! The answer comes at once: accepted, stops at NOW",
+        "Later the turn ends: aborted. The receipt:",
         "Stopped: user: that is enough",
         "keeper/count_ships  await     stopped        after",
         "The server has ended.",
@@ -106,12 +106,12 @@ PROMISES = {
         "Sent on one server, stopped on the other: accepted, delivered",
         "Stopped: user: that is enough",
         "keeper/count_ships  await     stopped        after",
-        "The worker is told to make way in the middle of a turn",
-        "which ends as aborted, and another worker goes on with it:",
+        "The worker is shut down in the middle of a turn",
+        "which ends as aborted, and another worker continues it:",
         "There are 19 ships.",
     ],
 }
-# How long an example may be: one that tells a whole story, longer.
+# The longest an example may be, where it needs more than 60 lines.
 MOST_LINES = {
     "02_receipt.py": 80,
     "03_archivist.py": 125,
@@ -121,7 +121,7 @@ MOST_LINES = {
     "07_session.py": 100,
     "09_workers.py": 70,
 }
-# Examples that are told to hurry.
+# Examples that run faster with these arguments.
 ARGUMENTS = {"03_archivist.py": ["--scale", "0.2"]}
 # Examples that wait for Ctrl-C, and the line after which it is pressed.
 PRESSED = {"02_receipt.py": "Press Ctrl-C"}
@@ -138,31 +138,31 @@ def test_the_example_does_what_it_says(name: str):
     command = [sys.executable, str(path), *ARGUMENTS.get(name, [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
-        told = ""
+        printed = ""
         if name in PRESSED:
-            told = program.stdout.readline()
-            assert PRESSED[name] in told
+            printed = program.stdout.readline()
+            assert PRESSED[name] in printed
             time.sleep(0.5)  # real time: its tools have to be in the middle of their work
             program.send_signal(signal.SIGINT)
         rest, errors = program.communicate(timeout=50)
-    told += rest
+    printed += rest
     assert (errors, program.returncode) == ("", 0)
-    rest = told
+    rest = printed
     for line in PROMISES[name]:
-        assert line in rest, f"{line!r} is missing, or not in its place, in:\n{told}"
+        assert line in rest, f"{line!r} is missing, or not in its place, in:\n{printed}"
         rest = rest.partition(line)[2]
 
 
 def test_the_archivist_can_be_resumed_by_hand(tmp_path: Path):
     saved = tmp_path / "archive.json"
 
-    def told(*arguments: str) -> str:
+    def printed(*arguments: str) -> str:
         command = [sys.executable, str(EXAMPLES / "03_archivist.py"), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=50, check=True).stdout
 
-    assert all(flag in told("--help") for flag in ("--save FILE", "--resume FILE", "--scale"))
-    by_itself = told("--scale", "0.1", "--save", str(saved)).partition("Another process")[2]
-    assert told("--scale", "0.1", "--resume", str(saved)).partition("Another process")[2] == by_itself
+    assert all(flag in printed("--help") for flag in ("--save FILE", "--resume FILE", "--scale"))
+    by_itself = printed("--scale", "0.1", "--save", str(saved)).partition("Another process")[2]
+    assert printed("--scale", "0.1", "--resume", str(saved)).partition("Another process")[2] == by_itself
 
 
 NAIVE = ("run/naive", "run/convert", "run/convert/sleep", "run/download", "run/transcode", "run/transcode/sleep")
@@ -176,9 +176,9 @@ def pressed_ctrl_c() -> dict[str, str]:
         program.stdout.readline()
         time.sleep(0.7)  # real time: its tools have to be in the middle of their work
         os.kill(program.pid, signal.SIGINT)
-        told, _ = program.communicate(timeout=50)
+        printed, _ = program.communicate(timeout=50)
     assert process_group.members(program.pid) == []
-    return {line.split()[0]: line for line in told.splitlines()[1:]}
+    return {line.split()[0]: line for line in printed.splitlines()[1:]}
 
 
 def milliseconds(line: str) -> float:
@@ -188,12 +188,12 @@ def milliseconds(line: str) -> float:
 
 
 def test_the_naive_tools_of_the_receipt_end_at_once_and_leave_no_program():
-    """Nothing but the tool that cannot be reached still runs, and whatever a tool started is gone."""
+    """Only the tool that is stuck in a library still runs, and every program that a tool started has ended."""
     slowest = []
     for _ in range(3):  # the best counts: the machine may be busy with other tests
         lines = pressed_ctrl_c()
         still = [name for name, line in lines.items() if "still running" in line or "unknown" in line]
-        assert still == ["run/deaf"]
+        assert still == ["run/stuck"]
         for name in NAIVE:
             assert "stopped" in lines[name], lines
         slowest.append(max(milliseconds(lines[name]) for name in NAIVE))
