@@ -19,6 +19,7 @@ from tests.architecture import names
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 PROGRAMS = {program.name: program for program in programs()}
 NEEDS_A_KEY = {"page_readme_1"}
 # Programs that only define functions, or show values in comments without printing them.
@@ -93,7 +94,7 @@ def test_the_newest_version_in_the_changelog_is_this_one() -> None:
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))], ids=str)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     for target, heading in LINK.findall(page.read_text(encoding="utf-8")):
         if target.startswith("http"):

@@ -20,9 +20,10 @@ METAPHORS = frozenset(METAPHOR_LIST.split())
 
 # Words every programmer knows, and the past participles in which the names of events end.
 GENERAL_LIST = """
-answer at body builder call clock completed connection delta effect end ended error events exceeded exit failed finished
-idle ignored info limit loop message options position program progress reader recorded refused report request result
-returned settings source started state stops stream thread threads timeout timer unreadable use view writer
+answer at body builder call clock completed connection delta effect end ended error events exceeded exit failed
+fields finished idle ignored info limit loop message options position program progress reader recorded refused
+report request result returned settings source started state stops stream thread threads timeout timer
+unreadable use view writer
 """
 GENERAL = frozenset(GENERAL_LIST.split())
 
