@@ -1,6 +1,8 @@
 """The code on the pages of docs/ and in the README runs, prints what the page says, and has the right types."""
 
+import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 PROGRAMS = {program.name: program for program in programs()}
-NEEDS_A_KEY = {"page_readme_1"}
+WITH_A_REAL_MODEL = "page_readme_1"
 # Programs that only define functions, or show values in comments without printing them.
 PRINT_NOTHING = {
     "page_checkpoints",
@@ -35,7 +37,7 @@ PRINT_NOTHING = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - NEEDS_A_KEY))
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {WITH_A_REAL_MODEL}))
 def test_the_code_of_a_page_runs_and_prints_what_the_page_says(name: str, tmp_path: Path) -> None:
     printed = run(PROGRAMS[name], tmp_path)
     promised = [*PROGRAMS[name].promised, *drawn(name)]
@@ -44,13 +46,21 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_says(name: str, tmp_pa
         assert text in printed
 
 
-def run(program: Program, folder: Path) -> str:
+def test_the_quick_start_with_a_real_model_prints_the_receipt_of_its_stop(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts the request of the model and never answers
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        printed = run(PROGRAMS[WITH_A_REAL_MODEL], tmp_path, OPENAI_API_KEY="none", OPENAI_BASE_URL=url)
+    assert printed.startswith("Stopped: user")
+    assert re.search(r"agent/model +stream +stopped", printed)
+
+
+def run(program: Program, folder: Path, **environment: str) -> str:
     """What the program prints; its files are in a folder of its own."""
     file = folder / f"{program.name}.py"
     file.write_text(program.text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", file], cwd=folder, capture_output=True, text=True, timeout=50, check=False
-    )
+    command = [sys.executable, "-W", "error", str(file)]
+    settings = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
