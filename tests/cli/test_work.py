@@ -48,7 +48,7 @@ async def test_a_worker_that_is_told_to_go_gives_its_turn_back(broker: NatsBroke
             await until_kind(host, "s", "text_streamed")
             assert await worker.drain() == 0
         assert ends(await logged(link, "s"))["t"].reason.kind == "lease_lost"
-        assert await link.ordered() == {"s"}
+        assert await link.pending_sessions() == {"s"}
 
 
 async def test_a_worker_whose_only_event_loop_is_blocked_ends_all_the_same(broker: NatsBroker):

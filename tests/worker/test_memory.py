@@ -70,7 +70,7 @@ async def test_who_listens_in_a_loop_that_has_ended_is_not_there():
 
 async def test_a_connection_in_memory_is_never_lost():
     async with linked(MemoryBroker()) as connection:
-        connection.on_return(lambda: pytest.fail("it has not come back"))()
+        connection.on_reconnect(lambda: pytest.fail("it has not come back"))()
 
 
 @pytest.mark.parametrize("lease", [-1.0, float("nan")])

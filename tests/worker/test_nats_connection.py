@@ -15,8 +15,8 @@ async def test_who_does_not_want_to_be_told_of_returns_is_not():
         async with linked(NatsBroker(server.url)) as connection:
             told: list[str] = []
             returned = asyncio.Event()
-            forget = connection.on_return(lambda: told.append("forgotten"))
-            connection.on_return(returned.set)
+            forget = connection.on_reconnect(lambda: told.append("forgotten"))
+            connection.on_reconnect(returned.set)
             forget()
             server.kill()
             server.start()

@@ -44,7 +44,7 @@ async def test_a_worker_that_is_to_end_its_work_for_good_does(new: New):
             await worker.close(give_back=False, reason="the building is closed")
         reason = ends(await logged(connection, "s"))["t1"].reason
         assert (reason.kind, reason.message) == ("shutdown", "the building is closed")
-        assert await connection.ordered() == set()
+        assert await connection.pending_sessions() == set()
 
 
 async def test_workers_say_that_they_are_there_and_that_they_have_gone():

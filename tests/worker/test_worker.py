@@ -112,7 +112,7 @@ async def test_a_turn_that_ignores_its_stop_is_ended_by_force_and_not_run_again(
         assert (await outcome(host, "s", "t1")).reason.kind == "user"
 
         async def at_rest() -> bool:
-            return not await connection.ordered()
+            return not await connection.pending_sessions()
 
         await eventually(at_rest)
         events = await logged(connection, "s")
@@ -127,7 +127,7 @@ async def test_a_session_that_kills_its_process_is_tried_so_often_and_then_ended
         await host.send("s", "die", turn_id="t1")
 
         async def given_up() -> bool:
-            return bool(await connection.read("dead", ("s",))) and not await connection.ordered()
+            return bool(await connection.read("dead", ("s",))) and not await connection.pending_sessions()
 
         await eventually(given_up)
         done = ends(await logged(connection, "s"))

@@ -1,6 +1,6 @@
-"""Workers on other machines: sessions that live in a broker, servers that host them, workers that run them.
+"""Sessions that run on other machines: a broker keeps them, servers give access to them, and workers run their turns.
 
-Owns orders, leases, and stops that travel. Knows nothing of HTTP and of the command line.
+Knows nothing of HTTP and of the command line.
 """
 
 from .broker import Broker, BrokerError, LeaseInForce

@@ -1,7 +1,7 @@
-"""Owns what servers and workers need of a broker: kept messages, a leased queue of orders, and words that fly by.
+"""The broker interface: durable message streams, a queue of leased orders, and unrecorded request/reply and publish.
 
-A `Broker` says where; a `BrokerConnection` is one connection to it, in one event loop. Knows nothing of sessions and
-turns.
+A `Broker` describes where the broker is; a `BrokerConnection` is one connection to it, bound to one event loop. Knows
+nothing of sessions and turns.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,8 +11,7 @@ from typing import Literal, Protocol, TypeAlias
 from ..errors import SafepointError
 
 __all__ = [
-    "KEPT",
-    "Answers",
+    "RETENTION",
     "Broker",
     "BrokerConnection",
     "BrokerError",
@@ -22,6 +21,7 @@ __all__ = [
     "NoResponders",
     "Order",
     "Queue",
+    "RequestHandler",
     "RequestTimeout",
     "StreamEntry",
     "StreamName",
@@ -29,26 +29,27 @@ __all__ = [
 ]
 
 Key: TypeAlias = tuple[str, ...]
-# Whose order it is: any worker with this agent takes it, or the one worker of this name. "sub": the agent works for a
-# turn that waits for it, so that any worker with the agent takes it, also one whose places are taken by such turns.
+# Which workers may take an order. ("any", agent): every worker that offers the agent. ("at", name): only the worker of
+# this name. ("sub", agent): every worker that offers the agent, and because another turn waits for this one, even a
+# worker whose places are all taken by turns that wait for sub-agents.
 Queue: TypeAlias = tuple[Literal["any", "at", "sub"], str]
-Answers: TypeAlias = Callable[[bytes], Awaitable[bytes]]
+RequestHandler: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 
 
 class BrokerError(SafepointError):
-    """The broker could not be reached, or refused: the message says which, what happened, and what to do."""
+    """The broker could not be reached, or it refused. The message says which broker, what happened and what to do."""
 
 
 class RequestTimeout(BrokerError, TimeoutError):
-    """No answer came in time. What was asked may have happened all the same."""
+    """No reply came in time. The request may have been carried out all the same."""
 
 
 class NoResponders(BrokerError):
-    """Nobody listens there. Said by the broker at once, not after a timeout."""
+    """No process serves this subject. The broker reports it immediately, without waiting for a timeout."""
 
 
 class Fenced(BrokerError):
-    """Somebody else has written here since: this writer is not the owner any more."""
+    """Another writer has appended to this key since: this writer is no longer its owner."""
 
 
 class LeaseInForce(BrokerError):
@@ -69,7 +70,7 @@ class LeaseInForce(BrokerError):
 
 
 def same_lease(one: float, other: float) -> bool:
-    """Whether two leases are the same; on their way through a broker they are rounded."""
+    """Whether two leases are equal. A broker may round them, so tiny differences do not count."""
     return abs(one - other) < 1e-6
 
 
@@ -78,26 +79,37 @@ StreamName: TypeAlias = Literal["log", "inbox", "stops", "sessions", "workers", 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How a shelf keeps: all messages of a key or only the newest, and for how long. None: for ever."""
+    """How long a stream keeps its messages.
+
+    Attributes:
+        newest_only: True if a new message replaces the older ones of its key.
+        seconds: The age at which a message is deleted; None keeps it until it is purged.
+    """
 
     newest_only: bool = False
     seconds: float | None = None
 
 
-DAY = 86_400.0
-KEPT: dict[StreamName, Retention] = {
-    "log": Retention(),  # what has happened in a session; written by its owner alone
-    "inbox": Retention(),  # what was asked of a session and is not in its log yet
-    "stops": Retention(newest_only=True, seconds=7 * DAY),  # who was told to stop, by session and turn
-    "sessions": Retention(newest_only=True),  # which agent a session has, and where it must run
-    "workers": Retention(newest_only=True, seconds=15.0),  # who is there; each says so again and again
-    "dead": Retention(seconds=30 * DAY),  # orders that were given up, with the reason
+DAY_SECONDS = 86_400.0
+RETENTION: dict[StreamName, Retention] = {
+    # The events of a session; only its current owner writes them.
+    "log": Retention(),
+    # Messages for a session that are not in its log yet.
+    "inbox": Retention(),
+    # The stop that was requested, by session and turn.
+    "stops": Retention(newest_only=True, seconds=7 * DAY_SECONDS),
+    # The agent of a session, and the worker it is pinned to.
+    "sessions": Retention(newest_only=True),
+    # The announcements of live workers, each repeated every few seconds.
+    "workers": Retention(newest_only=True, seconds=15.0),
+    # Orders that were given up, with the reason, and messages that could not be read.
+    "dead": Retention(seconds=30 * DAY_SECONDS),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEntry:
-    """A kept message. `position` grows along the whole shelf."""
+    """A message of a stream. Positions increase along the whole stream, across its keys."""
 
     position: int
     key: Key
@@ -105,124 +117,161 @@ class StreamEntry:
 
 
 class Order(Protocol):
-    """An order that is held: nobody else gets it while it is renewed."""
+    """An order taken from a queue: no other worker gets it as long as its lease is renewed in time."""
 
     @property
     def session(self) -> str:
-        """The session that has work."""
+        """The session that has work to do."""
         ...
 
     @property
     def data(self) -> bytes:
-        """What the order says."""
+        """The content of the order."""
         ...
 
     @property
     def attempt(self) -> int:
-        """1 for the first who takes it, then 2, …"""
+        """How often this order was delivered, this delivery included."""
         ...
 
     async def renew(self) -> None:
-        """Hold it for one more lease. Raises: BrokerError."""
+        """Extend the lease: it ends one lease from now. Raises: BrokerError."""
         ...
 
-    async def done(self) -> None:
-        """There is nothing left to do: it is gone when this returns. Raises: BrokerError."""
+    async def complete(self) -> None:
+        """Remove the order from its queue, confirmed by the broker. Raises: BrokerError."""
         ...
 
     async def give_back(self, seconds: float = 0.0) -> None:
-        """Somebody else may take it, at once or after so many seconds. Raises: BrokerError."""
+        """Return the order to its queue, available after `seconds`. Raises: BrokerError."""
         ...
 
 
 class BrokerConnection(Protocol):
-    """One connection. Its methods belong to the event loop in which it was made. Raises: BrokerError."""
+    """One connection to a broker, used in the event loop that opened it. Every method may raise BrokerError."""
 
     @property
     def lease(self) -> float:
-        """How long an order is held without being renewed, in seconds."""
+        """The seconds for which an order is held without being renewed."""
         ...
 
-    async def append(self, stream: StreamName, key: Key, data: bytes, *, after: int | None = None) -> int:
-        """Keep a message; its position. `after`: only if that is the newest position of this key, 0 for none.
+    async def append(self, stream: StreamName, key: Key, data: bytes, *, expected_last: int | None = None) -> int:
+        """Append a message.
 
-        Raises: Fenced.
+        Args:
+            stream: The stream.
+            key: The key within the stream.
+            data: The message.
+            expected_last: Append only if this is the position of the key's newest message; 0 if it must have none.
+                This compare-and-set is what fences a former owner.
+
+        Returns:
+            The position of the message.
+
+        Raises:
+            Fenced: The newest message of the key is another one.
         """
         ...
 
     async def read(self, stream: StreamName, key: Key, after: int = 0, limit: int = 1000) -> list[StreamEntry]:
-        """The messages of this key after this position, in order."""
+        """The messages of a key after a position, in order."""
         ...
 
     async def last(self, stream: StreamName, key: Key) -> StreamEntry | None:
-        """The newest message of this key."""
+        """The newest message of a key."""
         ...
 
-    async def lasts(self, stream: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
-        """The messages after this position, of each key that begins so and is one longer; where the newest is kept."""
+    async def last_per_key(self, stream: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
+        """The newest message of each key, for streams that keep only the newest.
+
+        Args:
+            stream: The stream.
+            under: Only keys that consist of this prefix and one more part.
+            after: Only messages after this position.
+        """
         ...
 
-    async def trim(self, stream: StreamName, key: Key, upto: int) -> None:
-        """Forget the messages of this key up to this position."""
+    async def purge(self, stream: StreamName, key: Key, upto: int) -> None:
+        """Delete the messages of a key up to and including a position."""
         ...
 
     async def keys(self, stream: StreamName) -> list[Key]:
-        """The keys of which there are messages."""
+        """The keys that have messages."""
         ...
 
-    async def order(self, queue: Queue, session: str, data: bytes) -> bool:
-        """Put an order up. False: there is one for this session already, waiting or held."""
+    async def enqueue(self, queue: Queue, session: str, data: bytes) -> bool:
+        """Add an order. Returns False if the session has one already, waiting or held: there is at most one."""
         ...
 
     async def take(self, queues: Sequence[Queue], limit: int, wait: float) -> list[Order]:
-        """Hold some orders, each for a lease; waits at most so long for the first, or for a word to ("orders", …).
+        """Take orders, each held for one lease.
 
-        The queues take turns: one with many orders waiting does not keep those of another one waiting (`Rotation`).
+        The queues take turns, so that a queue with many orders does not starve the others (see `Rotation`).
 
-        Raises: LeaseInForce, if the orders of a queue are held for another time than `lease`.
+        Args:
+            queues: The queues to take from.
+            limit: The most orders to take.
+            wait: How many seconds to wait for the first order. Publishing to ("orders", *queue) ends the wait early.
+
+        Raises:
+            LeaseInForce: The orders of a queue are held for another time than `lease`.
         """
         ...
 
     async def lease_in_force(self, queue: Queue) -> float:
-        """How long the broker leaves orders of this queue to whoever takes them; `lease`, if nobody has set it yet."""
+        """The seconds for which the broker holds orders of this queue; sets it to `lease` if it was never set."""
         ...
 
     async def change_lease(self, queue: Queue) -> None:
-        """Put `lease` in force for this queue. Whoever holds orders with another one may lose them."""
+        """Put `lease` in force for a queue. Workers that hold its orders with another lease may lose them."""
         ...
 
-    async def ordered(self) -> set[str]:
-        """The sessions for which there is an order, waiting or held."""
+    async def pending_sessions(self) -> set[str]:
+        """The sessions that have an order, waiting or held."""
         ...
 
     async def request(self, subject: Key, data: bytes, timeout: float) -> bytes:
-        """Ask whoever serves there. Raises: Nobody; TooLate."""
+        """Send a request to the process that serves a subject. Raises: NoResponders; RequestTimeout."""
         ...
 
-    async def serve(self, subject: Key, answer: Answers) -> Callable[[], Awaitable[None]]:
-        """Answer what is asked there. Returns how to end that."""
+    async def serve(self, subject: Key, handler: RequestHandler) -> Callable[[], Awaitable[None]]:
+        """Answer requests to a subject. When this returns, the broker routes them here. Returns how to end that."""
         ...
 
     async def publish(self, subject: Key, data: bytes) -> None:
-        """Say something to whoever listens now."""
+        """Send a message to everybody who listens now. It is not kept."""
         ...
 
-    async def listen(self, subject: Key, hear: Callable[[bytes], object]) -> Callable[[], Awaitable[None]]:
-        """Hear what is said there. Returns how to end that. Something may be missed: look at what is kept."""
+    async def listen(self, subject: Key, on_message: Callable[[bytes], object]) -> Callable[[], Awaitable[None]]:
+        """Receive what is published to a subject. Returns how to end that.
+
+        Messages may be lost: they are hints, and whoever listens must look at the streams now and then as well.
+        """
         ...
 
-    def on_return(self, call: Callable[[], object]) -> Callable[[], None]:
-        """Be told when the connection was lost and is there again: what was said in between was missed."""
+    def on_reconnect(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call back whenever the connection was lost and is restored: published messages were missed meanwhile.
+
+        Returns:
+            How to end that.
+        """
         ...
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         ...
 
 
 class Broker(Protocol):
-    """Where servers and workers meet. Can be sent to another process, unless it lives in this one."""
+    """Where servers and workers meet. Can be pickled for another process, unless it lives in this one."""
 
     async def connect(self, name: str) -> BrokerConnection:
-        """A connection, for the event loop that runs. `name`: who we are. Raises: BrokerError."""
+        """Open a connection for the running event loop.
+
+        Args:
+            name: Names the client, for the operator of the broker.
+
+        Raises:
+            BrokerError: The broker cannot be reached.
+        """
         ...

@@ -1,6 +1,6 @@
-"""Owns what a server knows of sessions that run elsewhere: which there are, who works, and how each one stands.
+"""The sessions and workers of a broker, for a server to look at: which there are, and the state of each.
 
-All of it is read from the broker whenever it is asked for. Knows nothing of how something is asked of a session.
+Everything is read from the broker when it is requested. Knows nothing of how a call is sent to a session.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 
 class Directory:
-    """The sessions of a broker, to look at."""
+    """Reads which sessions and workers a broker has."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._places: dict[str, Placement] = {}
+        self._placements: dict[str, Placement] = {}
         self._followers: dict[str, LogFollower] = {}
         self._connecting = asyncio.Lock()
         self._connected: BrokerConnection | None = None
@@ -45,12 +45,12 @@ class Directory:
             return self._connected
 
     async def workers(self) -> list[WorkerInfo]:
-        """The workers that are there."""
+        """The live workers."""
         connection = await self._connection()
-        return _readable(WorkerInfo, await connection.lasts("workers"))
+        return _readable(WorkerInfo, await connection.last_per_key("workers"))
 
     async def agents(self) -> list[str]:
-        """The agents that workers offer, the first one's first."""
+        """The agents that workers offer, those of the first worker first."""
         return _offered(await self.workers())
 
     async def create(
@@ -66,91 +66,93 @@ class Directory:
         Args:
             session_id: Its id; by default a new one.
             agent: The agent; by default the first one that is offered.
-            worker: It runs there and nowhere else.
-            sub_agent: A turn of another session waits for it: it may run in the place of a turn that waits.
+            worker: Pins the session to the worker of this name.
+            sub_agent: True if a turn of another session waits for it: then it may run in the place of a turn that
+                waits.
 
         Raises:
-            UsageError: It is there already, and has another agent.
+            UsageError: The session exists and has another agent.
+            NotFound: No worker offers the agent.
         """
         session_id = uuid.uuid4().hex if session_id is None else check_id("session", session_id)
         connection = await self._connection()
         if await connection.last("sessions", (session_id,)) is None:
-            place = Placement(await self._agent_for(agent, worker), worker, sub_agent)
+            placement = Placement(await self._agent_for(agent, worker), worker, sub_agent)
             try:
-                await connection.append("sessions", (session_id,), to_json(place), after=0)
+                await connection.append("sessions", (session_id,), to_json(placement), expected_last=0)
             except Fenced:
-                pass  # somebody else has made it in this very moment
-        has = (await self._place(session_id)).agent
-        if agent not in (None, has):
-            raise UsageError(f"session {session_id!r} is there already, with the agent {has!r}: it keeps that one")
+                pass  # another process has created it at the same moment
+        current = (await self._placement(session_id)).agent
+        if agent not in (None, current):
+            raise UsageError(f"session {session_id!r} is there already, with the agent {current!r}: it keeps that one")
         return await self.session(session_id)
 
     async def _agent_for(self, agent: str | None, worker: str | None) -> str:
-        """The agent of a new session: one that is offered, by its own worker if that is there. Raises: NotFound."""
+        """The agent of a new session: one that is offered, by its own worker if that is live. Raises: NotFound."""
         workers = await self.workers()
         if not workers:
             raise NotFound("there is no worker: start one with `safepoint worker module:agent --nats URL`")
         own = [one for one in workers if one.name == worker]
         offered = _offered(own or workers)
         if agent is not None and agent not in offered:
-            who = f"{worker} offers" if own else "the workers offer"
-            raise NotFound(f"there is no agent {agent!r}: {who} {', '.join(offered)}")
+            offering = f"{worker} offers" if own else "the workers offer"
+            raise NotFound(f"there is no agent {agent!r}: {offering} {', '.join(offered)}")
         return agent or offered[0]
 
-    async def _place(self, session_id: str) -> Placement:
-        if check_id("session", session_id) not in self._places:
+    async def _placement(self, session_id: str) -> Placement:
+        if check_id("session", session_id) not in self._placements:
             entry = await (await self._connection()).last("sessions", (session_id,))
             if entry is None:
                 raise NotFound(f"there is no session {session_id!r}: create it first")
-            self._places[session_id] = from_json(Placement, entry.data)
-        return self._places[session_id]
+            self._placements[session_id] = from_json(Placement, entry.data)
+        return self._placements[session_id]
 
     async def sessions(self) -> list[SessionView]:
         """All sessions, the newest last."""
         connection = await self._connection()
-        entries, live = await connection.lasts("sessions"), await connection.ordered()
+        entries, live = await connection.last_per_key("sessions"), await connection.pending_sessions()
         async with asyncio.TaskGroup() as group:
-            lasts = [group.create_task(connection.last("log", entry.key)) for entry in entries]
-        newest = {entry.key[0]: task.result() for entry, task in zip(entries, lasts, strict=True)}
+            reads = [group.create_task(connection.last("log", entry.key)) for entry in entries]
+        newest = {entry.key[0]: task.result() for entry, task in zip(entries, reads, strict=True)}
         views = []
         for entry in sorted(entries, key=lambda one: getattr(newest[one.key[0]], "position", 0)):
             name, last = entry.key[0], newest[entry.key[0]]
-            place: Placement = from_json(Placement, entry.data)
+            placement = from_json(Placement, entry.data)
             seq = 0 if last is None else last_seq(last.data)
-            views.append(await self.session(name) if name in live else SessionView(name, place.agent, seq, False))
+            views.append(await self.session(name) if name in live else SessionView(name, placement.agent, seq, False))
         return views
 
     async def _follower(self, session_id: str) -> LogFollower:
-        """The session as far as it is known, which is up to now."""
-        await self._place(session_id)
+        """The follower of a session, caught up with its log."""
+        await self._placement(session_id)
         connection = await self._connection()
         follower = self._followers.setdefault(session_id, LogFollower(connection, session_id, self._loop_tasks))
         await follower.catch_up()
         return follower
 
     async def session(self, session_id: str) -> SessionView:
-        """One session, with the turns that have not ended: those that no worker has seen yet included."""
-        place, follower = await self._place(session_id), await self._follower(session_id)
+        """One session, with its open turns, including those that no worker has seen yet."""
+        placement, follower = await self._placement(session_id), await self._follower(session_id)
         unseen = await self._unseen(session_id, follower)
         turns = [TurnView(turn.id, turn.status) for turn in follower.state.open_turns]
         turns += unseen.values()
-        return SessionView(session_id, place.agent, follower.seq, True, tuple(turns))
+        return SessionView(session_id, placement.agent, follower.seq, True, tuple(turns))
 
     async def _unseen(self, session_id: str, follower: LogFollower) -> dict[str, TurnView]:
         """The turns in the inbox that are not in the log."""
         connection = await self._connection()
         entries = await connection.read("inbox", (session_id,))
-        await follower.catch_up()  # what has left the inbox, also before it was read, is there
+        await follower.catch_up()  # after the inbox was read: a message that has left the inbox is in the log by then
         new = [one for one in _readable(SendCallHead, entries) if one.turn_id not in follower.state.turns]
-        stopped = {entry.key[-1] for entry in await connection.lasts("stops", (session_id,))} if new else ()
+        stopped = {entry.key[-1] for entry in await connection.last_per_key("stops", (session_id,))} if new else ()
         views: dict[str, TurnView] = {}
-        for one in new:  # of two with one id the first counts: whoever takes them drops the second
+        for one in new:  # of two messages with the same id the first one counts, and the worker drops the second
             status: TurnStatus = "stopping" if one.turn_id in stopped else "queued"
             views.setdefault(one.turn_id, TurnView(one.turn_id, status, said=one.text))
         return views
 
     async def turn(self, session_id: str, turn_id: str) -> TurnView:
-        """One turn, or the one that goes on with it."""
+        """One turn, or the turn that continues it."""
         follower = await self._follower(session_id)
         view = view_of(follower.state, turn_id)
         if view is None:
@@ -162,12 +164,12 @@ class Directory:
 
 
 def _offered(workers: Iterable[WorkerInfo]) -> list[str]:
-    """Their agents, each once, the first one's first."""
+    """The agents of the workers, each once, those of the first worker first."""
     return list(dict.fromkeys(agent for worker in workers for agent in worker.agents))
 
 
 def _readable(kind: type[T], entries: Iterable[StreamEntry]) -> list[T]:
-    """What the entries say; without those of another version, which hide nothing of the rest."""
+    """The entries that can be decoded. One from another version must not hide the others."""
     found: list[T] = []
     for entry in entries:
         try:

@@ -1,7 +1,7 @@
-"""Owns the process in which one order is worked on: a thread hears the supervisor, the main thread does the work.
+"""The main program of a child process that works on orders for a supervisor.
 
-The thread answers stops while the event loop is blocked. When the supervisor is gone, or was silent for a lease,
-nothing is written any more, and everything that was started here ends.
+The main thread runs the event loop in which sessions work. A second thread reads the supervisor's messages, so that a
+stop is applied and acknowledged even while the event loop is blocked by a tool.
 """
 
 import asyncio
@@ -29,126 +29,150 @@ from ..agent.target import load_agent
 from ..errors import describe
 from .broker import Broker, BrokerError
 from .order_runner import OrderRunner
-from .protocol import Assignment, Call, Ending, Reply, from_json
+from .protocol import Assignment, Ending, Reply, call_from_json, from_json
 from .worker_loop import SWITCH_SECONDS, WorkerLoop
 
 __all__ = ["main"]
 
 log = logging.getLogger("safepoint")
-# When the supervisor has died, or is silent: how long what runs may take to end by itself.
+# How long running work may take to end by itself when the supervisor has died or is silent. Then it is killed.
 ORPHAN_SECONDS = 3.0
 
 
 class ExecutorProcess:
-    """The other end of a `ProcessSeat`."""
+    """The child's end of a `ProcessExecutor`.
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
-        self._said = b""  # and not heard yet
-        self._lease_until = math.inf  # of the monotonic clock, which processes of one machine share
-        self._lock = threading.Lock()
+    The process must not outlive its right to write. Three cases end it, and each has its own mechanism:
+
+    - The supervisor ends the work, or loses the lease and knows it: it sends a message, or kills this process.
+    - The supervisor dies: the socket reports the end of the stream, and `listen()` returns from its loop.
+    - The supervisor is frozen, or this process is: no message arrives. With every renewal the supervisor sends the time
+      until which the lease holds, on the monotonic clock that all processes of a machine share. If that time passes
+      without a later one, another worker may have the order, so this process ends.
+
+    In each case the store is blocked before anything is waited for: whatever the work still does in its last
+    `ORPHAN_SECONDS`, it can no longer write a record. The compare-and-set of the log would refuse such a record too,
+    but only once the next owner has written its first one.
+    """
+
+    def __init__(self, supervisor: socket.socket) -> None:
+        """Create it.
+
+        Args:
+            supervisor: The socket to the supervisor.
+        """
+        self._supervisor = supervisor
+        self._received = b""  # and not handled yet
+        self._lease_until = math.inf
+        self._send_lock = threading.Lock()
         self._runner: OrderRunner | None = None
-        self._over = threading.Event()
+        self._work_ended = threading.Event()
 
-    def say(self, **said: Any) -> None:
-        """Tell the supervisor. Any thread."""
+    def send(self, **message: object) -> None:
+        """Send a message to the supervisor. May be called from any thread."""
         try:
-            with self._lock:
-                self._line.sendall(json.dumps(said).encode() + b"\n")
+            with self._send_lock:
+                self._supervisor.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            pass  # it has gone: the thread that hears it knows
+            pass  # the supervisor has died, which the thread in listen() notices
 
-    def setup(self) -> tuple[Broker, list[str], str]:
-        """What the supervisor says first."""
+    def receive_setup(self) -> tuple[Broker, list[str], str]:
+        """Wait for the first message: the broker, the agents to load and the name of the worker."""
         first: dict[str, str] = json.loads(self._next_line() or b"")
-        given: tuple[Broker, list[str], str] = pickle.loads(base64.b64decode(first["setup"]))
-        return given
+        setup: tuple[Broker, list[str], str] = pickle.loads(base64.b64decode(first["setup"]))
+        return setup
 
     def _next_line(self) -> bytes | None:
-        """What the supervisor says next; None: it has gone.
+        """Wait for the next message of the supervisor. Returns None if the supervisor has died.
 
-        What it has said already is heard before the clock is looked at: whoever was frozen has something to read.
+        Messages that have already arrived are read before the clock is looked at. After a freeze of this process the
+        lease that it knows of is always over, but the renewals that were sent meanwhile wait in the socket.
 
         Raises:
-            TimeoutError: It was silent until the lease was over.
+            TimeoutError: No message came until the lease was over.
         """
-        while b"\n" not in self._said:
+        while b"\n" not in self._received:
             with selectors.DefaultSelector() as selector:
-                selector.register(self._line, selectors.EVENT_READ)
-                left = self._lease_until - time.monotonic()
-                heard = selector.select(None if left == math.inf else max(left, 0.0))
-                # A wait that was cut short by a freeze ends without a look at what there is.
-                if not heard and not selector.select(0.0):
+                selector.register(self._supervisor, selectors.EVENT_READ)
+                remaining = self._lease_until - time.monotonic()
+                readable = selector.select(None if remaining == math.inf else max(remaining, 0.0))
+                # A wait that times out during a freeze reports nothing, even if messages have arrived: look once more.
+                if not readable and not selector.select(0.0):
                     raise TimeoutError
             try:
-                received = self._line.recv(2**16)
-            except OSError:  # it was killed with something of ours unread
+                received = self._supervisor.recv(2**16)
+            except OSError:  # the supervisor was killed before it had read everything we sent
                 received = b""
             if not received:
                 return None
-            self._said += received
-        line, _, self._said = self._said.partition(b"\n")
+            self._received += received
+        line, _, self._received = self._received.partition(b"\n")
         return line
 
-    def listen(self, workshop: WorkerLoop) -> None:
-        """Hear the supervisor until it is gone, or the lease is over without a word. A thread of its own."""
+    def listen(self, worker_loop: WorkerLoop) -> None:
+        """Handle the supervisor's messages until it has died or the lease is over; then end this process.
+
+        Runs in a thread of its own.
+        """
         why = "its supervisor has died"
         try:
             while (line := self._next_line()) is not None:
-                self._hear(workshop, json.loads(line))
-        except TimeoutError:  # another worker may have the order
+                self._handle(worker_loop, json.loads(line))
+        except TimeoutError:
             why = "its supervisor was silent until the lease was over"
             log.warning("%s: what runs here ends", why)
         runner = self._runner
         if runner is not None:
-            workshop.post(runner.cut, why)
-            self._over.wait(ORPHAN_SECONDS)
-        _end_everything()
+            worker_loop.post(runner.revoke, why)
+            self._work_ended.wait(ORPHAN_SECONDS)
+        _kill_everything()
 
-    def _hear(self, workshop: WorkerLoop, said: dict[str, Any]) -> None:
-        match said:
-            case {"begin": about}:
-                self._begin(workshop, from_json(Assignment, json.dumps(about).encode()))
+    def _handle(self, worker_loop: WorkerLoop, message: dict[str, Any]) -> None:
+        match message:
+            case {"begin": assignment}:
+                self._begin(worker_loop, from_json(Assignment, json.dumps(assignment).encode()))
             case {"run": True} if self._runner is not None:
                 runner = self._runner
-                workshop.run(runner).add_done_callback(lambda done: self._ended(runner, done))
+                worker_loop.run(runner).add_done_callback(lambda done: self._send_ending(runner, done))
             case {"n": number, "ask": call} if self._runner is not None:
-                read: Call = from_json(Call, json.dumps(call).encode())
-                answer, busy = workshop.ask(self._runner, read), workshop.busy
-                answer.add_done_callback(lambda done: self._answer(number, done, busy))
+                answer = worker_loop.request(self._runner, call_from_json(json.dumps(call).encode()))
+                blocked_for = worker_loop.blocked_for
+                answer.add_done_callback(lambda done: self._send_reply(number, done, blocked_for))
             case {"lease_until": until} if self._runner is not None:
                 self._lease_until = until
             case {"leave": within} if self._runner is not None:
-                workshop.post(self._runner.leave, within)
+                worker_loop.post(self._runner.hand_over, within)
             case _:
                 pass
 
-    def _answer(self, number: int, done: "Future[Reply]", busy: float) -> None:
-        self.say(n=number, reply=asdict(done.result().while_blocked(busy)))
+    def _send_reply(self, number: int, done: "Future[Reply]", blocked_for: float) -> None:
+        self.send(n=number, reply=asdict(done.result().while_blocked(blocked_for)))
 
-    def _begin(self, workshop: WorkerLoop, assignment: Assignment) -> None:
-        self._over.clear()
-        self._lease_until = math.inf  # until its supervisor says how long it is
+    def _begin(self, worker_loop: WorkerLoop, assignment: Assignment) -> None:
+        self._work_ended.clear()
+        self._lease_until = math.inf  # until the supervisor reports it
 
-        def tell(waits: bool) -> None:
-            if self._runner is runner:  # a call that an earlier order has left behind says nothing of this one
-                self.say(waits=waits)
+        def on_waiting(waits: bool) -> None:
+            if self._runner is runner:  # a tool that an earlier order has abandoned must not report for this one
+                self.send(waits=waits)
 
-        self._runner = runner = workshop.begin(assignment, lambda turn_id: self.say(runs=turn_id), tell)
+        self._runner = runner = worker_loop.create_runner(
+            assignment, lambda turn_id: self.send(runs=turn_id), on_waiting
+        )
 
-    def _ended(self, runner: OrderRunner, done: "Future[Ending]") -> None:
-        self._over.set()
+    def _send_ending(self, runner: OrderRunner, done: "Future[Ending]") -> None:
+        self._work_ended.set()
         if self._runner is runner:
             self._runner = None
             self._lease_until = math.inf
         error = done.exception()
         if error is not None:
             log.error("the work failed", exc_info=error)
-        self.say(over="failed" if error is not None else done.result())
+        self.send(over="failed" if error is not None else done.result())
 
 
-def _end_everything() -> None:
-    """This process, and whatever it has started, in its group or not."""
+def _kill_everything() -> None:
+    """Kill this process and everything it has started, whether in its process group or not."""
     for mark in os.environ.get(process_group.MARK, "").split()[-1:]:
         for pid in process_group.marked(mark):
             if pid != os.getpid():
@@ -158,22 +182,22 @@ def _end_everything() -> None:
 
 
 def main() -> None:
-    """Work until the supervisor has no more orders."""
+    """Work on orders until the supervisor kills this process or dies."""
     sys.setswitchinterval(SWITCH_SECONDS)
     child = ExecutorProcess(socket.socket(fileno=int(sys.argv[1])))
     try:
-        broker, targets, name = child.setup()
+        broker, targets, name = child.receive_setup()
         agents = {agent.name: agent for agent in map(load_agent, targets)}
         asyncio.run(_work(child, broker, agents, name))
     except Exception as error:
-        # Heard only before it is ready: the supervisor tells what is wrong.
-        child.say(failed=describe(error), broker_missing=isinstance(error, BrokerError))
+        # The supervisor uses this message only if the process was not ready yet: it logs what is wrong.
+        child.send(failed=describe(error), broker_missing=isinstance(error, BrokerError))
         raise
 
 
 async def _work(child: ExecutorProcess, broker: Broker, agents: Mapping[str, Agent], name: str) -> None:
-    workshop = WorkerLoop(broker, agents, name)
-    await workshop.open()
-    child.say(ready=True)
-    threading.Thread(target=child.listen, args=[workshop], daemon=True).start()
+    worker_loop = WorkerLoop(broker, agents, name)
+    await worker_loop.open()
+    child.send(ready=True)
+    threading.Thread(target=child.listen, args=[worker_loop], daemon=True).start()
     await asyncio.Event().wait()

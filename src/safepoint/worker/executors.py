@@ -1,6 +1,6 @@
-"""Owns where one order is worked on, as its supervisor sees it: in this process, or in a child that can be killed.
+"""Where the work on one order runs, as the supervisor sees it: in this process, or in a child that can be killed.
 
-All of it runs in the supervisor's event loop, which never runs anybody's work. Knows nothing of leases.
+Everything here runs in the supervisor's event loop, in which no session runs. Knows nothing of leases.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ..abort import process_group
 from ..abort.process_group import collect
@@ -28,80 +28,100 @@ from .protocol import Assignment, Call, Ending, Reply, StopCall, from_json
 from .wait_helpers import set_within
 from .worker_loop import WorkerLoop
 
-__all__ = ["Executor", "InlineExecutor", "ProcessExecutor"]
+__all__ = ["Executor", "InlineExecutor", "ProcessExecutor", "RunningWork"]
 
+T = TypeVar("T")
 log = logging.getLogger("safepoint")
-# So long a process may take to answer a stop; then its supervisor answers for it. And so long whatever else is asked:
-# a process that has just been started takes its time.
-ANSWER_SECONDS = 0.1
-CALL_SECONDS = 4.0
+# How long a process may take to reply to a stop before its supervisor replies in its place, and to any other call. The
+# second one is longer because a process that has just been started is still importing its agents.
+STOP_REPLY_SECONDS = 0.1
+CALL_REPLY_SECONDS = 4.0
+
+# Called with the id of the turn that runs, and with None when it has ended.
+TurnCallback: TypeAlias = Callable[[str | None], object]
+# Called with True when the work begins to wait for a sub-agent elsewhere, and with False when it no longer does.
+WaitingCallback: TypeAlias = Callable[[bool], object]
 
 
-Heard: TypeAlias = Callable[[str | None], object]
-Waits: TypeAlias = Callable[[bool], object]
+def ignore_waiting(waits: bool) -> None:
+    """A `WaitingCallback` that does nothing."""
 
 
-def ignored(waits: bool) -> None:
-    """For whoever does not want to know whether the work waits for a sub-agent."""
+class RunningWork(Protocol):
+    """Work on an order that has begun, as far as a supervisor controls it."""
 
+    async def request(self, call: Call) -> Reply | None:
+        """Send a call to the session. Returns None if there is no reply in time."""
+        ...
 
-class Executor(Protocol):
-    """Where an order is worked on."""
-
-    def begin(self, assignment: Assignment, heard: Heard, waits: Waits = ignored) -> None:
-        """Take an order. From now on it can be asked and stopped.
+    def hand_over(self, within: float) -> None:
+        """End the work and leave open turns to another worker.
 
         Args:
-            assignment: The order.
-            heard: Is told which turn runs, and None when it has ended.
-            waits: Is told True when the work waits for a sub-agent elsewhere, and False when it does not any more.
+            within: The seconds in which the running turn may reach a safe point; then it is stopped at once.
         """
         ...
 
-    def renewed(self, until: float) -> None:
-        """The order is held until this moment of the monotonic clock. Who hears nothing more by then has lost it."""
+    def kill(self) -> bool:
+        """End the work by force. Returns False if it runs where that is impossible."""
+        ...
+
+
+class Executor(RunningWork, Protocol):
+    """Runs the work on one order at a time. The holder of the order's lease drives it."""
+
+    def begin(
+        self, assignment: Assignment, on_turn: TurnCallback, on_waiting: WaitingCallback = ignore_waiting
+    ) -> None:
+        """Accept an order. From now on it can receive calls, stops included; `run()` starts the work.
+
+        Args:
+            assignment: The order.
+            on_turn: Called when a turn starts or ends.
+            on_waiting: Called when the work begins or ceases to wait for a sub-agent.
+        """
+        ...
+
+    def lease_renewed(self, until: float) -> None:
+        """Report how long the order is held. Work that hears of no later time by then has lost the order.
+
+        Args:
+            until: A time of the monotonic clock.
+        """
         ...
 
     async def run(self) -> Ending:
-        """Until the work has ended, in one way or another."""
+        """Do the work. Returns how it ended."""
         ...
 
-    async def ask(self, call: Call) -> Reply | None:
-        """Ask something of the session. None: there is no answer."""
-        ...
-
-    def leave(self, within: float) -> None:
-        """Make way for another worker."""
-        ...
-
-    def cut(self, why: str) -> None:
-        """Write nothing any more, and end."""
-        ...
-
-    def kill(self) -> bool:
-        """End it by force. False: here that is not possible."""
+    def revoke(self, reason: str) -> None:
+        """End the work and keep it from writing anything more: the order belongs to another worker."""
         ...
 
 
 class InlineExecutor:
-    """A seat in this process. What ignores every stop cannot be ended here."""
+    """Runs orders in the `WorkerLoop` of this process. Work that ignores every stop cannot be killed here."""
 
-    def __init__(self, workshop: WorkerLoop) -> None:
-        self._workshop = workshop
+    def __init__(self, worker_loop: WorkerLoop) -> None:
+        self._worker_loop = worker_loop
         self._runner: OrderRunner | None = None
 
-    def begin(self, assignment: Assignment, heard: Heard, waits: Waits = ignored) -> None:
-        """Take an order."""
-        loop_tasks = asyncio.get_running_loop()
+    def begin(
+        self, assignment: Assignment, on_turn: TurnCallback, on_waiting: WaitingCallback = ignore_waiting
+    ) -> None:
+        """Accept an order."""
+        supervisor_loop = asyncio.get_running_loop()
 
-        def tell(call: Callable[[Any], object], told: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the supervisor has gone
-                loop_tasks.call_soon_threadsafe(call, told)
+        def call_in_supervisor(callback: Callable[[T], object], value: T) -> None:
+            with contextlib.suppress(RuntimeError):  # the supervisor's event loop is closed
+                supervisor_loop.call_soon_threadsafe(callback, value)
 
-        self._runner = self._workshop.begin(assignment, partial(tell, heard), partial(tell, waits))
+        self._runner = self._worker_loop.create_runner(
+            assignment, partial(call_in_supervisor, on_turn), partial(call_in_supervisor, on_waiting)
+        )
 
-    def renewed(self, until: float) -> None:
-        """Here whoever works lives and dies with its supervisor."""
+    def lease_renewed(self, until: float) -> None:
+        """Do nothing: the work runs in the process of its supervisor, so neither outlives the other."""
 
     @property
     def _begun(self) -> OrderRunner:
@@ -109,108 +129,120 @@ class InlineExecutor:
         return self._runner
 
     async def run(self) -> Ending:
-        """Until the work has ended. What nobody has thought of ends this order, and not the worker."""
+        """Do the work. An unexpected error ends this order, and not the worker."""
         try:
-            return await asyncio.wrap_future(self._workshop.run(self._begun))
+            return await asyncio.wrap_future(self._worker_loop.run(self._begun))
         except Exception:
             log.exception("the work failed")
             return "failed"
 
-    async def ask(self, call: Call) -> Reply | None:
-        """Ask something of the session."""
-        answer = self._workshop.ask(self._begun, call)
-        busy = self._workshop.busy
-        if answer.done():  # a stop: whoever waits for its answer waits for no event loop
-            return answer.result().while_blocked(busy)
+    async def request(self, call: Call) -> Reply | None:
+        """Send a call to the session."""
+        answer = self._worker_loop.request(self._begun, call)
+        blocked_for = self._worker_loop.blocked_for
+        if answer.done():  # a stop is applied in this thread, and its reply needs no event loop
+            return answer.result().while_blocked(blocked_for)
         try:
-            async with asyncio.timeout(ANSWER_SECONDS if busy else CALL_SECONDS):
+            async with asyncio.timeout(STOP_REPLY_SECONDS if blocked_for else CALL_REPLY_SECONDS):
                 reply = await asyncio.wrap_future(answer)
         except TimeoutError:
             return None
-        return reply.while_blocked(busy)
+        return reply.while_blocked(blocked_for)
 
-    def leave(self, within: float) -> None:
-        """Make way."""
-        self._workshop.post(self._begun.leave, within)
+    def hand_over(self, within: float) -> None:
+        """End the work and leave open turns to another worker."""
+        self._worker_loop.post(self._begun.hand_over, within)
 
-    def cut(self, why: str) -> None:
-        """Write nothing any more."""
-        self._workshop.post(self._begun.cut, why)
+    def revoke(self, reason: str) -> None:
+        """End the work and keep it from writing anything more."""
+        self._worker_loop.post(self._begun.revoke, reason)
 
     def kill(self) -> bool:
-        """Not possible here."""
+        """Return False: this process cannot kill part of itself."""
         return False
 
 
 class ProcessExecutor:
-    """A child process, for one order after the other. Its process group can be killed at any moment."""
+    """Runs orders in a child process, one after the other. Its process group can be killed at any moment.
+
+    Parent and child exchange lines of JSON over a socket pair; `ExecutorProcess` is the other end.
+
+    Attributes:
+        failure: What kept the process from starting, if it ends before it is ready.
+        broker_missing: True if it ended before it was ready because it could not reach the broker.
+        exited: Set when the process has ended and everything it started was killed.
+        alive: False as soon as the socket to the process is closed.
+    """
 
     def __init__(self, broker: Broker, targets: Sequence[str], name: str) -> None:
+        # In the environment of the child and of everything it starts, so that all of it can be found and killed.
         self._mark = uuid.uuid4().hex
-        self._asked = 0
+        self._last_request = 0
         self._replies: dict[int, asyncio.Future[Reply]] = {}
-        self._over: asyncio.Future[Ending] | None = None
-        self._heard: Heard = lambda turn_id: None
-        self._waits: Waits = ignored
-        ours, theirs = socket.socketpair()
+        self._ended: asyncio.Future[Ending] | None = None  # of the current order
+        self._on_turn: TurnCallback = lambda turn_id: None
+        self._on_waiting: WaitingCallback = ignore_waiting
+        parent_socket, child_socket = socket.socketpair()
         try:
-            with theirs:
-                self._process = self._start(theirs.fileno())
+            with child_socket:
+                self._process = self._start(child_socket.fileno())
         except OSError:
-            ours.close()
+            parent_socket.close()
             raise
-        self._ours = ours
+        self._socket = parent_socket
         self._writer: asyncio.StreamWriter | None = None
         setup = pickle.dumps((broker, list(targets), name))
-        self._unsent = [{"setup": base64.b64encode(setup).decode()}]
+        self._unsent: list[Mapping[str, object]] = [{"setup": base64.b64encode(setup).decode()}]
         self._ready = False
         self._killed = False
-        self._settled = asyncio.Event()  # it is ready, or has ended
-        self.failure = "it ended without a word"  # if it ends before it is ready
-        self.broker_missing = False  # True: it did, because it did not reach the broker
-        self.gone = asyncio.Event()
+        self._ready_or_exited = asyncio.Event()
+        self.failure = "it ended without an error message"
+        self.broker_missing = False
+        self.exited = asyncio.Event()
         self.alive = True
 
-    def _start(self, line: int) -> "subprocess.Popen[bytes]":
+    def _start(self, descriptor: int) -> "subprocess.Popen[bytes]":
         path = [str(entry) for entry in sys.path]
         start = f"import sys; sys.path[:] = {path!r}; from safepoint.worker.executor_process import main; main()"
         return subprocess.Popen(
-            [sys.executable, "-c", start, str(line)],
+            [sys.executable, "-c", start, str(descriptor)],
             stdin=subprocess.DEVNULL,
-            pass_fds=[line],
+            pass_fds=[descriptor],
             env=process_group.with_mark(os.environ, self._mark),
             start_new_session=True,
         )
 
     @property
     def pid(self) -> int:
-        """The child's number."""
+        """The process id of the child."""
         return self._process.pid
 
-    def begin(self, assignment: Assignment, heard: Heard, waits: Waits = ignored) -> None:
-        """Take an order."""
-        self._heard, self._waits = heard, waits
-        self._over = asyncio.get_running_loop().create_future()
-        self._say({"begin": asdict(assignment)})
+    def begin(
+        self, assignment: Assignment, on_turn: TurnCallback, on_waiting: WaitingCallback = ignore_waiting
+    ) -> None:
+        """Accept an order."""
+        self._on_turn, self._on_waiting = on_turn, on_waiting
+        self._ended = asyncio.get_running_loop().create_future()
+        self._send({"begin": asdict(assignment)})
 
-    def renewed(self, until: float) -> None:
-        """The child ends itself if it has heard nothing by then."""
-        self._say({"lease_until": until})
+    def lease_renewed(self, until: float) -> None:
+        """Tell the child, which ends itself if it hears of no later time by then."""
+        self._send({"lease_until": until})
 
-    def _say(self, said: dict[str, Any]) -> None:
+    def _send(self, message: Mapping[str, object]) -> None:
         if self._writer is None:
-            self._unsent.append(said)
+            self._unsent.append(message)
         elif self.alive:
-            self._writer.write(json.dumps(said).encode() + b"\n")
+            self._writer.write(json.dumps(message).encode() + b"\n")
 
-    async def conversation(self) -> None:
-        """Hear the child, for its whole life."""
-        reader, self._writer = await asyncio.open_connection(sock=self._ours, limit=2**24)
-        for said in self._unsent:
-            self._say(said)
+    async def read_messages(self) -> None:
+        """Connect to the child and handle its messages until it has ended. Must run as a task for its whole life."""
+        reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=2**24)
+        for message in self._unsent:
+            self._send(message)
         try:
             while line := await reader.readline():
-                self._hear(json.loads(line))
+                self._handle(json.loads(line))
         except OSError:
             pass  # it was killed
         finally:
@@ -218,11 +250,11 @@ class ProcessExecutor:
             self._writer.close()
             self._clean_up()
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        match said:
+    def _handle(self, message: dict[str, Any]) -> None:
+        match message:
             case {"ready": True}:
                 self._ready = True
-                self._settled.set()
+                self._ready_or_exited.set()
             case {"failed": why, "broker_missing": bool(missing)}:
                 self.failure, self.broker_missing = str(why), missing
             case {"n": number, "reply": reply}:
@@ -230,82 +262,82 @@ class ProcessExecutor:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(from_json(Reply, json.dumps(reply).encode()))
             case {"runs": turn_id}:
-                self._heard(turn_id)
+                self._on_turn(turn_id)
             case {"waits": bool(waits)}:
-                self._waits(waits)
-            case {"over": ending} if self._over is not None and not self._over.done():
-                self._over.set_result(ending)
+                self._on_waiting(waits)
+            case {"over": ending} if self._ended is not None and not self._ended.done():
+                self._ended.set_result(ending)
             case _:
                 pass
 
     def _clean_up(self) -> None:
-        """Nothing that it has started outlives it."""
+        """Kill what the child has started, and answer everybody who still waits for the child."""
         process_group.send(self.pid, signal.SIGKILL)
         for pid in process_group.marked(self._mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         collect(self._process)
-        self._settled.set()
-        self.gone.set()
-        if self._over is not None and not self._over.done():
-            self._over.set_result(self._end)
+        self._ready_or_exited.set()
+        self.exited.set()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(self._ending_of_exit)
         for waiting in self._replies.values():
             if not waiting.done():
                 waiting.set_result(Reply(False, "its process has died", error="broken"))
 
     @property
     def failed_to_start(self) -> bool:
-        """True: it has ended before it was ready, and nobody has ended it. That is no fault of its order."""
+        """True if it ended by itself before it was ready, which is no fault of its order."""
         return not (self.alive or self._ready or self._killed)
 
     @property
-    def _end(self) -> Ending:
+    def _ending_of_exit(self) -> Ending:
         return "unstarted" if self.failed_to_start else "died"
 
-    async def comes_up(self, seconds: float) -> bool:
-        """Wait until it is ready to work. False: it has ended before, or is not ready after so many seconds."""
-        await set_within(seconds, self._settled)
+    async def wait_ready(self, seconds: float) -> bool:
+        """Wait until it is ready to work. Returns False if it ended before, or is not ready after `seconds`."""
+        await set_within(seconds, self._ready_or_exited)
         return self._ready and self.alive
 
     async def run(self) -> Ending:
-        """Until the work has ended."""
-        assert self._over is not None  # for the type checker: begin() comes first
+        """Do the work."""
+        assert self._ended is not None  # for the type checker: begin() comes first
         if not self.alive:
-            return self._end
-        self._say({"run": True})
-        return await self._over
+            return self._ending_of_exit
+        self._send({"run": True})
+        return await self._ended
 
-    async def ask(self, call: Call) -> Reply | None:
-        """Ask something of the session."""
-        self._asked += 1
-        number = self._asked
+    async def request(self, call: Call) -> Reply | None:
+        """Send a call to the session."""
+        self._last_request += 1
+        number = self._last_request
         waiting: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._replies[number] = waiting
-        self._say({"n": number, "ask": asdict(call)})
+        self._send({"n": number, "ask": asdict(call)})
         try:
-            async with asyncio.timeout(ANSWER_SECONDS if isinstance(call, StopCall) else CALL_SECONDS):
+            async with asyncio.timeout(STOP_REPLY_SECONDS if isinstance(call, StopCall) else CALL_REPLY_SECONDS):
                 return await waiting
         except TimeoutError:
             return None
         finally:
             self._replies.pop(number, None)
 
-    def leave(self, within: float) -> None:
-        """Make way."""
-        self._say({"leave": within})
+    def hand_over(self, within: float) -> None:
+        """End the work and leave open turns to another worker."""
+        self._send({"leave": within})
 
-    def cut(self, why: str) -> None:
-        """Write nothing any more. A child that may be stuck is not asked."""
+    def revoke(self, reason: str) -> None:
+        """Kill the child. It may be stuck, so it is not relied on to end by itself."""
         self.kill()
 
     def kill(self) -> bool:
-        """End it by force."""
+        """Kill the process group of the child."""
         self._killed = True
         process_group.send(self.pid, signal.SIGKILL)
         return True
 
-    def dismiss(self) -> None:
-        """It is not needed any more: end it, if it has no order."""
+    def close(self) -> None:
+        """End a child that has no order."""
         if self._writer is not None:
             self._writer.close()
         self.kill()

@@ -1,6 +1,7 @@
-"""Owns a session as it is seen from afar: its log, read and followed by number. Knows nothing of who asks for it.
+"""Follows the log of a session that another process writes. Knows nothing of who reads it.
 
-What its owner says of each new message saves a question; whatever was missed is read. So nothing depends on hearing.
+The owner publishes each message that it appends, which saves a read. Publications may be lost: what was missed is read
+from the stream, so correctness does not depend on them.
 """
 
 import asyncio
@@ -20,21 +21,27 @@ from .wait_helpers import set_within
 
 __all__ = ["LogFollower"]
 
-# Whoever writes says so; who missed it looks this often.
-LOOK_SECONDS = 2.0
+# How often the log is read while somebody follows it, whether or not something was published.
+READ_SECONDS = 2.0
 
 
 class LogFollower:
-    """The log of one session, and what it says. `state` is as new as the last `catch_up()`."""
+    """The log of one session, and the state of the session that follows from it.
+
+    Attributes:
+        followers: How many readers follow the log.
+        state: The state as of the last `catch_up()`.
+        seq: The number of the last event that was read.
+    """
 
     def __init__(self, connection: BrokerConnection, session: str, loop_tasks: LoopTasks) -> None:
         self._connection = connection
         self._session = session
         self._loop_tasks = loop_tasks
-        self._pages = LogReader(connection, session)
+        self._reader = LogReader(connection, session)
         self._recent: deque[LoggedEvent] = deque(maxlen=RECENT)
-        self._news = asyncio.Event()
-        self._look = asyncio.Event()
+        self._changed = asyncio.Event()  # set and replaced with every event
+        self._read_now = asyncio.Event()
         self._reading = asyncio.Lock()
         self._unlisten: Callable[[], Awaitable[None]] | None = None
         self._starting = asyncio.Lock()
@@ -44,9 +51,9 @@ class LogFollower:
         self.seq = 0
 
     async def catch_up(self) -> None:
-        """Read what is new. Raises: BrokerError."""
+        """Read everything that is new. Raises: BrokerError."""
         async with self._reading:
-            while records := await self._pages.after(self.seq):
+            while records := await self._reader.after(self.seq):
                 for record in records:
                     self._apply(record)
 
@@ -55,85 +62,89 @@ class LogFollower:
         self.state.apply(recorded.event)
         self.seq = record.seq
         self._recent.append(recorded)
-        self._announce()
+        self._notify()
 
-    def _announce(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-    def _heard(self, said: bytes) -> None:
-        before, entry = LogAppended.read(said)
-        if entry.position <= self._pages.position:
+    def _on_appended(self, notice: bytes) -> None:
+        before, entry = LogAppended.from_bytes(notice)
+        if entry.position <= self._reader.position:
             return
-        if before == self._pages.position and not self._reading.locked():
-            for record in self._pages.feed(entry):
+        if before == self._reader.position and not self._reading.locked():
+            for record in self._reader.feed(entry):
                 self._apply(record)
-        else:
-            self._look.set()
+        else:  # a message in between was missed, or a read is under way
+            self._read_now.set()
 
-    async def _keep_up(self) -> None:
-        """While somebody follows: read what was missed."""
+    async def _keep_reading(self) -> None:
         while self.followers and not self._closed:
-            await set_within(LOOK_SECONDS, self._look)
-            self._look.clear()
+            await set_within(READ_SECONDS, self._read_now)
+            self._read_now.clear()
             try:
                 await self.catch_up()
             except BrokerError:
-                pass  # it is asked again soon
+                pass  # tried again soon
 
     async def follow(self, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
-        """Everything after this number, then what comes, until this host is closed. Raises: BrokerError."""
+        """The events after a number, then new ones as they come, until this follower is closed. Raises: BrokerError."""
         self.followers += 1
-        pages: LogReader | None = None
+        reader: LogReader | None = None
         try:
-            await self._listen()
+            await self._start()
             await self.catch_up()
             while not self._closed:
-                news = self._news
+                changed = self._changed
                 missing = self.seq - after
                 if missing <= 0:
-                    await news.wait()
+                    await changed.wait()
                     continue
                 if missing <= len(self._recent):
-                    page = [self._recent[place] for place in range(-missing, 0)]
+                    page = [self._recent[index] for index in range(-missing, 0)]
                 else:
-                    pages = pages or LogReader(self._connection, self._session)
-                    page = [read(record) for record in await pages.after(after) if record.seq <= self.seq]
-                    if not page:  # a server of a cluster that lags behind
-                        await asyncio.sleep(0.05)  # real time: it will have caught up
+                    reader = reader or LogReader(self._connection, self._session)
+                    page = [read(record) for record in await reader.after(after) if record.seq <= self.seq]
+                    if not page:  # a replica that lags behind
+                        await asyncio.sleep(0.05)  # real time: the replica catches up
                 for recorded in page:
                     after = recorded.seq
                     yield recorded
         finally:
-            await self._end()
+            await self._leave()
 
-    async def _listen(self) -> None:
+    async def _start(self) -> None:
         async with self._starting:
             if self._unlisten is None:
-                self._unlisten = await self._connection.listen(("news", self._session), self._heard)
-                self._forget = self._connection.on_return(self._look.set)
-                self._loop_tasks.spawn(self._keep_up(), f"mirror of {self._session}")
+                self._unlisten = await self._connection.listen(("news", self._session), self._on_appended)
+                self._forget = self._connection.on_reconnect(self._read_now.set)
+                self._loop_tasks.spawn(self._keep_reading(), f"follower of {self._session}")
 
-    async def _end(self) -> None:
+    async def _leave(self) -> None:
         self.followers -= 1
         async with self._starting:
             if not self.followers and self._unlisten is not None:
                 unlisten, self._unlisten = self._unlisten, None
                 self._forget()
-                self._look.set()
+                self._read_now.set()
                 await unlisten()
 
-    async def outcome_of(self, turn_id: str, *, heirs: bool = False) -> Outcome[AgentResult] | None:
-        """How a turn ended, as soon as it has. None: this host was closed before.
+    async def outcome_of(self, turn_id: str, *, follow_successors: bool = False) -> Outcome[AgentResult] | None:
+        """Wait until a turn has ended.
 
-        heirs  of a turn that loses its owner, how the one ends that goes on with it
+        Args:
+            turn_id: The turn.
+            follow_successors: If the turn loses its owner, wait for the turn that continues it.
+
+        Returns:
+            How it ended; None if this follower was closed before.
         """
         events = self.follow(self.seq)
         try:
             await self.catch_up()
             while True:
-                turn = self.state.turns.get(self.state.successor(turn_id) if heirs else turn_id)
-                if turn is not None and turn.outcome is not None and not (heirs and turn.lost):
+                turn = self.state.turns.get(self.state.successor(turn_id) if follow_successors else turn_id)
+                if turn is not None and turn.outcome is not None and not (follow_successors and turn.lost):
                     return turn.outcome
                 if await anext(events, None) is None:
                     return None
@@ -141,7 +152,7 @@ class LogFollower:
             await events.aclose()
 
     def close(self) -> None:
-        """Whoever follows comes to an end."""
+        """End everything that follows the log."""
         self._closed = True
-        self._look.set()
-        self._announce()
+        self._read_now.set()
+        self._notify()

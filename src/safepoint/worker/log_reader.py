@@ -1,7 +1,7 @@
-"""Owns reading a session's log out of a broker by the numbers of its records. Knows nothing of who writes it.
+"""Reads the log of a session from a broker, by the numbers of its records. Knows nothing of who writes it.
 
-A message holds several records, or a part of one. Where a number is, a search over the positions tells: there is no
-index that could be wrong.
+A message holds several records, or a part of one. The position of a record is found by a binary search over the
+messages; there is no index that would have to be kept right.
 """
 
 import json
@@ -15,20 +15,23 @@ PAGE_MESSAGES = 200
 
 
 class RecordUnpacker:
-    """Messages become records again. What an owner left half written is dropped when the next one begins it anew."""
+    """Turns messages back into records.
+
+    A record that an owner left half written is dropped when the next owner writes it again from its beginning.
+    """
 
     def __init__(self) -> None:
-        self._begun: tuple[int, str] | None = None
+        self._partial: tuple[int, str] | None = None  # the number of an incomplete record, and its text so far
 
     def feed(self, data: bytes) -> list[LogRecord]:
-        """One more message."""
+        """The records that the next message completes."""
         found = []
         for seq, text, ends, cut, more in json.loads(data)["records"]:
-            before = self._begun[1] if cut and self._begun is not None and self._begun[0] == seq else ""
+            before = self._partial[1] if cut and self._partial is not None and self._partial[0] == seq else ""
             if more:
-                self._begun = (seq, before + text)
+                self._partial = (seq, before + text)
             else:
-                self._begun = None
+                self._partial = None
                 found.append(LogRecord(seq, before + text, ends))
         return found
 
@@ -39,31 +42,35 @@ def first_seq(data: bytes) -> int:
 
 
 def last_seq(data: bytes) -> int:
-    """The number of the last record that is whole in a message. Of half a record nobody has heard."""
+    """The number of the last record that a message completes. An incomplete record was never reported as written."""
     seq, _, _, _, more = json.loads(data)["records"][-1]
     return int(seq) - bool(more)
 
 
 def last_owner(data: bytes) -> str:
-    """Who has written a message."""
+    """The owner that wrote a message."""
     return str(json.loads(data)["by"])
 
 
 class LogReader:
-    """The log of one session, page by page. Whoever reads on from where it stopped needs no search."""
+    """Reads the log of one session page by page. Reading on from where the last page ended needs no search.
+
+    Attributes:
+        position: The position of the last message that was read.
+    """
 
     def __init__(self, connection: BrokerConnection, session: str) -> None:
         self._connection = connection
         self._key = (session,)
         self._seq = 0
-        self._unpacking = RecordUnpacker()
-        self.position = 0  # of the last message that was read
+        self._unpacker = RecordUnpacker()
+        self.position = 0
 
     async def after(self, seq: int) -> list[LogRecord]:
-        """The next records after this number; none if there are none yet. Raises: BrokerError."""
+        """The next records after a number; empty if there are none yet. Raises: BrokerError."""
         if seq != self._seq:
             self.position = await self._search(seq)
-            self._seq, self._unpacking = seq, RecordUnpacker()
+            self._seq, self._unpacker = seq, RecordUnpacker()
         while entries := await self._connection.read("log", self._key, self.position, PAGE_MESSAGES):
             found = [record for entry in entries for record in self.feed(entry)]
             if found:
@@ -71,18 +78,19 @@ class LogReader:
         return []
 
     def feed(self, entry: StreamEntry) -> list[LogRecord]:
-        """The message that comes next: what is new in it."""
+        """The new records of the next message."""
         self.position = entry.position
-        found = [record for record in self._unpacking.feed(entry.data) if record.seq > self._seq]
+        found = [record for record in self._unpacker.feed(entry.data) if record.seq > self._seq]
         if found:
             self._seq = found[-1].seq
         return found
 
     async def _search(self, seq: int) -> int:
-        """A position before which every record has at most this number, and not far before the next one."""
+        """A position before which no record has a higher number than `seq`, close to the first one that does."""
         newest = await self._connection.last("log", self._key) if seq else None
         low, high = 0, 0 if newest is None else newest.position
-        # What comes after `low` begins at this number at most; what comes after `high` begins later, or is not there.
+        # The message after `low` begins with record `seq` or an earlier one. The message after `high` begins with a
+        # later record, or does not exist.
         while high - low > 1:
             middle = (low + high) // 2
             found = await self._connection.read("log", self._key, middle, 1)

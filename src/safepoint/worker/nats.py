@@ -1,12 +1,12 @@
-"""Owns where a NATS server is and how to get in: `NatsBroker`. Can be sent to another process.
+"""The address of a NATS server and how to authenticate: `NatsBroker`. Can be pickled for another process.
 
-Credentials are passed through to the client library; streams are made where they are missing, unless `create` is off.
+Credentials are passed on to the client library.
 """
 
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from ..abort.clock import check_seconds
 from ..errors import MissingExtra, UsageError
@@ -15,22 +15,42 @@ from .broker import BrokerConnection, BrokerError
 __all__ = ["NatsBroker"]
 
 CONNECT_SECONDS = 5.0
-FIRST_TRIES = 1  # more than one: whoever starts is told soon that there is no server
+# Few, so that a program that starts while there is no server fails soon.
+FIRST_TRIES = 1
 RECONNECT_SECONDS = 0.2
 PING_SECONDS = 3
 
 
+class _AuthOptions(TypedDict, total=False):
+    """Options of `nats.connect()`."""
+
+    user_credentials: str
+    nkeys_seed: str
+    user: str
+    password: str
+    token: str
+    tls: ssl.SSLContext
+
+
 @dataclass(frozen=True, slots=True)
 class NatsBroker:
-    """A NATS server with JetStream, or a cluster.
+    """A NATS server with JetStream, or a cluster of them.
 
-    url          one or several, such as "nats://10.0.0.1:4222"
-    namespace    the first word of every subject and stream: several installations may share a server
-    lease        how long an order is held without being renewed; after that the worker counts as dead
-    replicas     on how many servers of a cluster everything is kept
-    credentials  a .creds file; nkey: a seed file; user and password; token
-    ca, cert, key  files for TLS
-    create       make the streams that are missing; False: an operator has made them
+    Attributes:
+        url: One or several addresses, such as "nats://10.0.0.1:4222".
+        namespace: The first token of every subject and the prefix of every stream, so that several installations can
+            share a server.
+        lease: The seconds for which an order is held without being renewed; after that its worker counts as dead.
+        replicas: On how many servers of a cluster each stream is kept.
+        credentials: The path of a .creds file.
+        nkey: The path of an NKey seed file.
+        user: A user name, with `password`.
+        password: Its password.
+        token: A token.
+        ca: The path of the certificate authority, for TLS.
+        cert: The path of the client's certificate.
+        key: The path of its key.
+        create: Whether to create missing streams. False if an operator creates them.
     """
 
     url: str | Sequence[str] = "nats://127.0.0.1:4222"
@@ -53,7 +73,7 @@ class NatsBroker:
         check_seconds("lease", self.lease)
 
     async def connect(self, name: str) -> BrokerConnection:
-        """A connection. Raises: BrokerError that says which server, and why not."""
+        """Open a connection. Raises: BrokerError, which names the server and the cause."""
         try:
             import nats
 
@@ -61,10 +81,10 @@ class NatsBroker:
             from .nats_streams import ensure
         except ImportError as error:
             raise MissingExtra("NatsBroker", "nats", error) from error
-        link = NatsConnection(self.namespace, self.lease)
+        connection = NatsConnection(self.namespace, self.lease)
         servers = [self.url] if isinstance(self.url, str) else list(self.url)
         try:
-            connection = await nats.connect(
+            client = await nats.connect(
                 servers,
                 name=name,
                 connect_timeout=CONNECT_SECONDS,
@@ -73,32 +93,36 @@ class NatsBroker:
                 reconnect_time_wait=RECONNECT_SECONDS,
                 ping_interval=PING_SECONDS,
                 max_outstanding_pings=2,
-                reconnected_cb=link.returned,
-                error_cb=link.trouble,
-                **self._way_in(),
+                reconnected_cb=connection.reconnected,
+                error_cb=connection.report_error,
+                **self._auth_options(),
             )
         except Exception as error:
-            error = link.troubled or error
-            told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            raise BrokerError(f"cannot connect to NATS at {', '.join(servers)} ({told}): does it run there?") from error
-        connection.options["max_reconnect_attempts"] = -1  # once there, it is waited for as long as it takes
-        link.begin(connection)
-        await ensure(connection, self.namespace, self.replicas, create=self.create)
-        return link
+            error = connection.connect_error or error
+            cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise BrokerError(
+                f"cannot connect to NATS at {', '.join(servers)} ({cause}): does it run there?"
+            ) from error
+        # Once it was connected, a server that goes away is waited for without limit.
+        client.options["max_reconnect_attempts"] = -1
+        connection.attach(client)
+        await ensure(client, self.namespace, self.replicas, create=self.create)
+        return connection
 
-    def _way_in(self) -> dict[str, Any]:
-        """What the client library needs to be let in."""
-        given = {
-            "user_credentials": self.credentials,
-            "nkeys_seed": self.nkey,
-            "user": self.user,
-            "password": self.password,
-            "token": self.token,
-        }
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    def _auth_options(self) -> _AuthOptions:
+        options: _AuthOptions = {}
+        if self.credentials is not None:
+            options["user_credentials"] = self.credentials
+        if self.nkey is not None:
+            options["nkeys_seed"] = self.nkey
+        if self.user is not None:
+            options["user"] = self.user
+        if self.password is not None:
+            options["password"] = self.password
+        if self.token is not None:
+            options["token"] = self.token
         if self.ca or self.cert:
-            tls = ssl.create_default_context(cafile=self.ca)
+            options["tls"] = ssl.create_default_context(cafile=self.ca)
             if self.cert:
-                tls.load_cert_chain(self.cert, self.key)
-            options["tls"] = tls
+                options["tls"].load_cert_chain(self.cert, self.key)
         return options

@@ -1,7 +1,15 @@
-"""Owns one connection to NATS with the face of a `Link`. Knows nothing of sessions and turns.
+"""One connection to NATS, as a `BrokerConnection`. Knows nothing of sessions and turns.
 
-What is kept is asked for by position, from the leader of its stream where it matters that it is the newest. Watches and
-ordered consumers are not used: after a restart of the server they have been seen to stay silent.
+What this relies on in NATS and JetStream:
+
+- A server may be away for seconds, when it restarts or its cluster elects a leader. Requests are repeated for
+  `RETRY_SECONDS`. Most of them have the same effect when they are carried out twice; `append()` says how it copes.
+- Reads of the log are answered by any replica, which may lag behind; its reader notices that from the record numbers.
+  All other streams are read from their leader, because there the newest message decides.
+- Streams are read by position. Watches and ordered consumers are not used: after a restart of the server they have been
+  seen to receive nothing more.
+- The lease of an order is the acknowledgement wait of its consumer, so it applies to all workers of a queue.
+- Publications outside of streams are lost while the connection is down. They are only hints.
 """
 
 import asyncio
@@ -11,17 +19,17 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
 from nats import errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js import JetStreamContext
 from nats.js.errors import APIError, NotFoundError
 
 from ..session.loop_tasks import LoopTasks
 from .broker import (
-    Answers,
     BrokerError,
     Fenced,
     Key,
@@ -29,6 +37,7 @@ from .broker import (
     NoResponders,
     Order,
     Queue,
+    RequestHandler,
     RequestTimeout,
     StreamEntry,
     StreamName,
@@ -39,168 +48,188 @@ from .queue_rotation import Rotation
 
 __all__ = ["NatsConnection"]
 
+T = TypeVar("T")
 log = logging.getLogger("safepoint")
-WRONG_LAST = (10071, 10164)  # the server's numbers for "wrong last sequence"
-STORE_FAILED = 10077  # for one message too many of a subject, among others
-ASK_SECONDS = 2.0
-PATIENCE_SECONDS = 30.0  # a cluster without a leader takes some seconds to have one
-POLL_SECONDS = 0.5  # how soon an order whose lease is over is noticed
+# Error codes of the server: "wrong last sequence", and "message not stored", for example for one too many of a subject.
+WRONG_LAST_SEQUENCE = (10071, 10164)
+STORE_FAILED = 10077
+# The timeout of one request, and for how long requests are repeated: a cluster takes seconds to elect a leader.
+REQUEST_SECONDS = 2.0
+RETRY_SECONDS = 30.0
+# How often queues are asked for orders without a hint: an order whose lease is over comes without one.
+POLL_SECONDS = 0.5
 
 
 class NatsConnection:
-    """One connection."""
+    """One connection to NATS.
+
+    Attributes:
+        lease: The lease of orders that this connection is to use.
+        connect_error: The error that explains best why no connection can be made.
+    """
+
+    _client: Client
+    _jetstream: JetStreamContext
 
     def __init__(self, namespace: str, lease: float) -> None:
-        self.lease = lease
         self._namespace = namespace
-        self._returns: list[Callable[[], object]] = []
-        self._consumers: set[Queue] = set()
-        self._hints: dict[Queue, Callable[[], Awaitable[None]]] = {}
-        self._hinted = asyncio.Event()
+        self._reconnect_callbacks: list[Callable[[], object]] = []
+        self._consumers: set[Queue] = set()  # those that are known to exist, with our lease
+        self._order_hints: dict[Queue, Callable[[], Awaitable[None]]] = {}
+        self._order_hinted = asyncio.Event()
         self._rotation = Rotation()
         self._loop_tasks = LoopTasks()
-        self.troubled: Exception | None = None  # while connecting
-        self._nc: Any = None
-        self._js: Any = None
+        self.lease = lease
+        self.connect_error: Exception | None = None
 
-    def begin(self, connection: Client) -> None:
-        """The connection is there."""
-        self._nc = connection
-        self._js = connection.jetstream(timeout=ASK_SECONDS)
+    def attach(self, client: Client) -> None:
+        """Use a client that is connected. Nothing else may be called before."""
+        self._client = client
+        self._jetstream = client.jetstream(timeout=REQUEST_SECONDS)
 
-    async def returned(self) -> None:
-        """The connection was lost, and is there again."""
-        self._consumers.clear()  # whoever lost the server may find an empty one
-        self._hinted.set()
-        for call in list(self._returns):
-            call()
+    async def reconnected(self) -> None:
+        """Called by the client library when the connection was lost and is restored."""
+        self._consumers.clear()  # the server may have lost its state
+        self._order_hinted.set()
+        for callback in list(self._reconnect_callbacks):
+            callback()
 
-    async def trouble(self, error: Exception) -> None:
-        """Whatever the library tells of its connection."""
-        if self.troubled is None or isinstance(self.troubled, OSError):  # what the server has said tells more
-            self.troubled = error
+    async def report_error(self, error: Exception) -> None:
+        """Called by the client library with every error of the connection."""
+        if self.connect_error is None or isinstance(self.connect_error, OSError):  # a server's own words explain more
+            self.connect_error = error
         log.debug("NATS: %s: %s", type(error).__name__, error)
 
-    def on_return(self, call: Callable[[], object]) -> Callable[[], None]:
-        """Be told when the connection is there again."""
-        self._returns.append(call)
-        return lambda: self._returns.remove(call)
+    def on_reconnect(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call back whenever the connection was lost and is restored."""
+        self._reconnect_callbacks.append(callback)
+        return lambda: self._reconnect_callbacks.remove(callback)
 
-    # Kept messages
+    # Streams
 
-    async def append(self, stream: StreamName, key: Key, data: bytes, *, after: int | None = None) -> int:
-        """Keep a message. An answer that was lost on the way is looked for before it is sent again."""
+    async def append(self, stream: StreamName, key: Key, data: bytes, *, expected_last: int | None = None) -> int:
+        """Append a message, at most once.
+
+        If the reply to a publication is lost, the message may or may not be in the stream. It is published again with
+        the same message id, so that the server recognises it. If the compare-and-set then fails, the newest message is
+        compared with ours: every message is unique, so an equal one is the publication whose reply was lost.
+        """
         headers = {"Nats-Msg-Id": uuid.uuid4().hex}
-        if after is not None:
-            headers["Nats-Expected-Last-Subject-Sequence"] = str(after)
-        until, pause, unsure = time.monotonic() + PATIENCE_SECONDS, 0.02, False
+        if expected_last is not None:
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(expected_last)
+        until, pause, unsure = time.monotonic() + RETRY_SECONDS, 0.02, False
         while True:
             try:
                 name = subject_of(self._namespace, stream, key)
-                ack = await self._js.publish(name, data, ASK_SECONDS, headers=headers)
+                ack = await self._jetstream.publish(name, data, REQUEST_SECONDS, headers=headers)
                 return int(ack.seq)
             except APIError as error:
-                if error.err_code in WRONG_LAST:
-                    return await self._ours(stream, key, data, unsure)
+                if error.err_code in WRONG_LAST_SEQUENCE:
+                    return await self._position_if_ours(stream, key, data, unsure)
                 if error.code != 503:
                     raise BrokerError(f"NATS refused to keep it in {stream}: {error.description}") from error
                 failure: Exception = error
             except errors.MaxPayloadError as error:
                 raise BrokerError(f"{len(data)} bytes are more than NATS takes for {stream} (max_payload)") from error
-            except (errors.Error, OSError) as error:  # no answer, or nobody who could give one
+            except (errors.Error, OSError) as error:  # no reply, or no server to send one
                 failure, unsure = error, True
-            if time.monotonic() > until or self._nc.is_closed:
+            if time.monotonic() > until or self._client.is_closed:
                 raise BrokerError(f"NATS does not keep anything ({type(failure).__name__}) for {stream}") from failure
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # real time: a server comes back, or a new leader
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # real time: a server returns, or a leader is elected
             pause = min(2 * pause, 1.0)
 
-    async def _ours(self, stream: StreamName, key: Key, data: bytes, unsure: bool) -> int:
-        """Somebody has written here since: perhaps ourselves, when the answer was lost."""
+    async def _position_if_ours(self, stream: StreamName, key: Key, data: bytes, unsure: bool) -> int:
+        """The position of the newest message, if that is ours and only the reply was lost. Raises: Fenced."""
         newest = await self.last(stream, key) if unsure else None
         if newest is not None and newest.data == data:
             return newest.position
-        raise Fenced(f"{stream} {'/'.join(key)}: somebody else has written there since")
+        raise Fenced(f"{stream} {'/'.join(key)}: another writer has written there since")
 
     async def read(self, stream: StreamName, key: Key, after: int = 0, limit: int = 1000) -> list[StreamEntry]:
-        """The messages of this key. A log can be long: it is read in batches, from any server that has it."""
+        """The messages of a key. The log may be long, so it is read in batches, from any replica."""
         name = subject_of(self._namespace, stream, key)
         if stream != "log":
-            return await self._from_leader(stream, name, after, limit)
+            return await self._read_from_leader(stream, name, after, limit)
         wanted = {"seq": after + 1, "next_by_subj": name, "batch": limit}
-        place = f"$JS.API.DIRECT.GET.{stream_name(self._namespace, stream)}"
-        found = await self._collect(place, wanted, limit)
+        subject = f"$JS.API.DIRECT.GET.{stream_name(self._namespace, stream)}"
+        found = await self._collect(subject, wanted, limit)
         return [StreamEntry(int((one.headers or {})["Nats-Sequence"]), key, one.data) for one in found]
 
-    async def _from_leader(self, stream: StreamName, name: str, after: int, limit: int) -> list[StreamEntry]:
+    async def _read_from_leader(self, stream: StreamName, name: str, after: int, limit: int) -> list[StreamEntry]:
         found: list[StreamEntry] = []
         while len(found) < limit:
-            entry = await self._get(stream, seq=after + 1, subject=name, next=True)
+            entry = await self._get(stream, name, after + 1)
             if entry is None:
                 break
             found.append(entry)
             after = entry.position
         return found
 
-    async def _get(self, stream: StreamName, **which: Any) -> StreamEntry | None:
-        """One message, asked of the leader."""
+    async def _get(self, stream: StreamName, name: str, from_position: int | None = None) -> StreamEntry | None:
+        """A message from the leader: the first one of a subject at or after a position, or without one the newest."""
+        jetstream_name, follows = stream_name(self._namespace, stream), from_position is not None
         try:
-            found = await self._patiently(lambda: self._js.get_msg(stream_name(self._namespace, stream), **which))
+            found = await self._with_retries(
+                lambda: self._jetstream.get_msg(jetstream_name, seq=from_position, subject=name, next=follows)
+            )
         except NotFoundError:
             return None
+        assert found.seq is not None  # for the type checker: the server sends both
+        assert found.subject is not None
         return StreamEntry(found.seq, key_of(found.subject), found.data or b"")
 
     async def last(self, stream: StreamName, key: Key) -> StreamEntry | None:
-        """The newest message of this key."""
-        return await self._get(stream, subject=subject_of(self._namespace, stream, key))
+        """The newest message of a key."""
+        return await self._get(stream, subject_of(self._namespace, stream, key))
 
-    async def lasts(self, stream: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
-        """The message of each key below."""
-        return await self._from_leader(stream, f"{subject_of(self._namespace, stream, under)}.*", after, 100_000)
+    async def last_per_key(self, stream: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
+        """The message of each key under a prefix."""
+        return await self._read_from_leader(stream, f"{subject_of(self._namespace, stream, under)}.*", after, 100_000)
 
-    async def trim(self, stream: StreamName, key: Key, upto: int) -> None:
-        """Forget the messages up to this position."""
+    async def purge(self, stream: StreamName, key: Key, upto: int) -> None:
+        """Delete the messages of a key up to a position."""
         jetstream_name, name = stream_name(self._namespace, stream), subject_of(self._namespace, stream, key)
-        await self._patiently(lambda: self._js.purge_stream(jetstream_name, seq=upto + 1, subject=name))
+        await self._with_retries(lambda: self._jetstream.purge_stream(jetstream_name, seq=upto + 1, subject=name))
 
     async def keys(self, stream: StreamName) -> list[Key]:
-        """The keys of which there are messages."""
+        """The keys that have messages."""
         return [key_of(name) for name in await self._subjects(stream)]
 
-    async def _subjects(self, room: str) -> list[str]:
-        jetstream_name = stream_name(self._namespace, room)
-        info = await self._patiently(lambda: self._js.stream_info(jetstream_name, subjects_filter=">"))
+    async def _subjects(self, stream: str) -> list[str]:
+        jetstream_name = stream_name(self._namespace, stream)
+        info = await self._with_retries(lambda: self._jetstream.stream_info(jetstream_name, subjects_filter=">"))
         return list(info.state.subjects or {})
 
-    async def _patiently(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Ask what may be asked twice, until there is an answer. Raises: NotFoundError; BrokerError."""
-        until, pause = time.monotonic() + PATIENCE_SECONDS, 0.02
+    async def _with_retries(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Send a request that may be repeated, until there is an answer. Raises: NotFoundError; BrokerError."""
+        until, pause = time.monotonic() + RETRY_SECONDS, 0.02
         while True:
             try:
-                return await ask()
+                return await request()
             except NotFoundError:
                 raise
             except (errors.Error, APIError, OSError) as error:
                 refused = isinstance(error, errors.MaxPayloadError) or getattr(error, "code", None) not in (503, None)
-                if refused or time.monotonic() > until or self._nc.is_closed:
+                if refused or time.monotonic() > until or self._client.is_closed:
                     raise BrokerError(f"NATS does not answer: {type(error).__name__}: {error}") from error
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # real time: a server comes back, or a new leader
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # real time: a server returns, or a leader is elected
             pause = min(2 * pause, 1.0)
 
-    async def _collect(self, place: str, wanted: dict[str, Any], limit: int) -> list[Msg]:
-        """Ask once, and gather the many messages that come as an answer."""
+    async def _collect(self, subject: str, wanted: Mapping[str, object], limit: int) -> list[Msg]:
+        """Send one request that is answered by many messages, and collect them."""
 
-        async def ask() -> list[Msg]:
+        async def request() -> list[Msg]:
             found: list[Msg] = []
-            inbox = self._nc.new_inbox()
-            answers = await self._nc.subscribe(inbox, max_msgs=limit + 1)
+            inbox = self._client.new_inbox()
+            answers = await self._client.subscribe(inbox, max_msgs=limit + 1)
             try:
-                await self._nc.publish(place, json.dumps(wanted).encode(), reply=inbox)
+                await self._client.publish(subject, json.dumps(wanted).encode(), reply=inbox)
                 while len(found) < limit:
-                    message = await answers.next_msg(ASK_SECONDS)
+                    message = await answers.next_msg(REQUEST_SECONDS)
                     status = (message.headers or {}).get("Status")
                     if status == "503":
                         raise errors.NoRespondersError
-                    if status is not None:  # the end of the batch, or nothing there
+                    if status is not None:  # the end of the batch, or an empty one
                         break
                     found.append(message)
                 return found
@@ -208,68 +237,65 @@ class NatsConnection:
                 with contextlib.suppress(errors.Error):
                     await answers.unsubscribe()
 
-        found: list[Msg] = await self._patiently(ask)
-        return found
+        return await self._with_retries(request)
 
     # Orders
 
-    async def order(self, queue: Queue, session: str, data: bytes) -> bool:
-        """Put an order up."""
+    async def enqueue(self, queue: Queue, session: str, data: bytes) -> bool:
+        """Add an order, unless the session has one."""
         name = subject_of(self._namespace, ORDERS, (*queue, session))
 
         async def put() -> bool:
             try:
-                await self._js.publish(name, data, ASK_SECONDS)
+                await self._jetstream.publish(name, data, REQUEST_SECONDS)
             except APIError as error:
+                # The code alone covers several failures; only the text says that the subject has a message already.
                 if error.err_code == STORE_FAILED and "per subject" in (error.description or ""):
                     return False
                 raise
             return True
 
-        new = bool(await self._patiently(put))
+        new = await self._with_retries(put)
         await self.publish(("orders", *queue), b"")
         return new
 
     async def take(self, queues: Sequence[Queue], limit: int, wait: float) -> list[Order]:
-        """Hold some orders: as soon as somebody says that there is one, and every now and then without being told."""
+        """Take orders: as soon as one is announced, and now and then without an announcement."""
         until, hinted = time.monotonic() + wait, False
         while True:
-            self._hinted.clear()
+            self._order_hinted.clear()
             for queue in queues:
-                await self._attend(queue)
+                await self._prepare(queue)
             found = await self._pull_fairly(queues, limit)
-            left = until - time.monotonic()
-            if found or left <= 0 or hinted:
+            remaining = until - time.monotonic()
+            if found or remaining <= 0 or hinted:
                 return found
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, POLL_SECONDS)):
-                    hinted = await self._hinted.wait()
+                async with asyncio.timeout(min(remaining, POLL_SECONDS)):
+                    hinted = await self._order_hinted.wait()
 
-    async def _attend(self, queue: Queue) -> None:
-        """See to it that the queue's consumer is there, and that somebody tells us of new orders."""
+    async def _prepare(self, queue: Queue) -> None:
+        """Ensure that the queue has a consumer with our lease, and that new orders are announced to us."""
         if queue not in self._consumers:
             seconds = await self.lease_in_force(queue)
             if not same_lease(seconds, self.lease):
                 raise LeaseInForce(queue, seconds, self.lease)
             self._consumers.add(queue)
-        if queue not in self._hints:
-            self._hints[queue] = await self.listen(("orders", *queue), lambda data: self._hinted.set())
+        if queue not in self._order_hints:
+            self._order_hints[queue] = await self.listen(("orders", *queue), lambda data: self._order_hinted.set())
 
     async def lease_in_force(self, queue: Queue) -> float:
-        """The time for which the queue's consumer waits for an acknowledgement."""
-        seconds = await self._patiently(lambda: consumer_lease(self._nc, self._namespace, queue, self.lease))
-        return float(seconds)
+        """The seconds for which the queue's consumer waits for an acknowledgement."""
+        return await self._with_retries(lambda: consumer_lease(self._client, self._namespace, queue, self.lease))
 
     async def change_lease(self, queue: Queue) -> None:
         """Overwrite the settings of the queue's consumer."""
-        config, jetstream_name = (
-            consumer_config(self._namespace, queue, self.lease),
-            stream_name(self._namespace, ORDERS),
-        )
-        await self._patiently(lambda: self._js.add_consumer(jetstream_name, config))
+        config = consumer_config(self._namespace, queue, self.lease)
+        jetstream_name = stream_name(self._namespace, ORDERS)
+        await self._with_retries(lambda: self._jetstream.add_consumer(jetstream_name, config))
 
     async def _pull_fairly(self, queues: Sequence[Queue], limit: int) -> list[Order]:
-        """Ask the queues for orders, the one that has waited longest first."""
+        """Pull orders from the queues, from the least recently served one first."""
         found: list[Order] = []
         empty: set[Queue] = set()
         for queue, share in self._rotation.shares(queues, limit):
@@ -287,107 +313,107 @@ class NatsConnection:
         return found
 
     async def _pull(self, queue: Queue, limit: int) -> list[Order]:
-        place = f"$JS.API.CONSUMER.MSG.NEXT.{stream_name(self._namespace, ORDERS)}.{consumer_of(queue)}"
-        found = await self._collect(place, {"batch": limit, "no_wait": True}, limit)
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream_name(self._namespace, ORDERS)}.{consumer_of(queue)}"
+        found = await self._collect(subject, {"batch": limit, "no_wait": True}, limit)
         return [_NatsOrder(self, message) for message in found]
 
-    async def ordered(self) -> set[str]:
-        """The sessions for which there is an order."""
+    async def pending_sessions(self) -> set[str]:
+        """The sessions that have an order."""
         return {key_of(name)[-1] for name in await self._subjects(ORDERS)}
 
-    # Words that fly by
+    # Requests and publications
 
     async def request(self, subject: Key, data: bytes, timeout: float) -> bytes:
-        """Ask whoever serves there."""
-        return await self.ask(subject_of(self._namespace, "call", subject), data, timeout)
+        """Send a request to the process that serves a subject."""
+        return await self.request_raw(subject_of(self._namespace, "call", subject), data, timeout)
 
-    async def ask(self, place: str, data: bytes, timeout: float) -> bytes:
-        """The same, by the whole subject."""
+    async def request_raw(self, subject: str, data: bytes, timeout: float) -> bytes:
+        """Send a request to a subject of NATS. Raises: NoResponders; RequestTimeout."""
         try:
-            answer = await self._nc.request(place, data, timeout=timeout)
+            answer = await self._client.request(subject, data, timeout=timeout)
         except errors.NoRespondersError:
-            raise NoResponders(f"nobody serves {place}") from None
+            raise NoResponders(f"no process serves {subject}") from None
         except (errors.Error, OSError) as error:
-            raise RequestTimeout(f"{place} did not answer within {timeout:g} s ({type(error).__name__})") from error
+            raise RequestTimeout(f"{subject} did not answer within {timeout:g} s ({type(error).__name__})") from error
         return bytes(answer.data)
 
-    async def serve(self, subject: Key, answer: Answers) -> Callable[[], Awaitable[None]]:
-        """Answer what is asked there."""
+    async def serve(self, subject: Key, handler: RequestHandler) -> Callable[[], Awaitable[None]]:
+        """Answer requests to a subject."""
 
         async def respond(message: Msg) -> None:
-            told = await answer(message.data)
+            answer = await handler(message.data)
             with contextlib.suppress(errors.Error, OSError):
-                await message.respond(told)
+                await message.respond(answer)
 
-        async def heard(message: Msg) -> None:  # no question waits for the answer to another one
+        async def on_request(message: Msg) -> None:  # in a task, so that no request waits for the answer to another
             self._loop_tasks.spawn(respond(message), f"answer to {message.subject}")
 
-        return await self._subscribe(subject_of(self._namespace, "call", subject), heard)
+        return await self._subscribe(subject_of(self._namespace, "call", subject), on_request)
 
     async def publish(self, subject: Key, data: bytes) -> None:
-        """Say something to whoever listens now. What cannot be said is not missed: everything that matters is kept."""
+        """Publish a message. A failure is ignored: everything that matters is in a stream as well."""
         with contextlib.suppress(errors.Error, OSError):
-            await self._nc.publish(subject_of(self._namespace, "say", subject), data)
+            await self._client.publish(subject_of(self._namespace, "say", subject), data)
 
-    async def listen(self, subject: Key, hear: Callable[[bytes], object]) -> Callable[[], Awaitable[None]]:
-        """Hear what is said there."""
+    async def listen(self, subject: Key, on_message: Callable[[bytes], object]) -> Callable[[], Awaitable[None]]:
+        """Receive what is published to a subject."""
 
-        async def heard(message: Msg) -> None:
-            hear(message.data)
+        async def on_publication(message: Msg) -> None:
+            on_message(message.data)
 
-        return await self._subscribe(subject_of(self._namespace, "say", subject), heard)
+        return await self._subscribe(subject_of(self._namespace, "say", subject), on_publication)
 
-    async def _subscribe(self, name: str, call: Callable[[Msg], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    async def _subscribe(self, name: str, callback: Callable[[Msg], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         try:
-            subscription = await self._nc.subscribe(name, cb=call)
-            await self._reach_the_server()  # from here on whoever asks is heard
+            subscription = await self._client.subscribe(name, cb=callback)
+            await self._sync()  # from here on requests and publications arrive
         except (errors.Error, OSError) as error:
             raise BrokerError(f"cannot listen to {name}: {type(error).__name__}: {error}") from error
 
         async def end() -> None:
             with contextlib.suppress(errors.Error, OSError):
                 await subscription.unsubscribe()
-                await self._reach_the_server()  # from here on whoever asks is told that nobody is there
+                await self._sync()  # from here on requests are answered with "no responders"
 
         return end
 
-    async def _reach_the_server(self) -> None:
-        """Wait until the server has read what was sent.
+    async def _sync(self) -> None:
+        """Wait until the server has processed everything that was sent.
 
-        It asks where nobody is: one `flush()` of the library that is cut short ends the whole connection.
-
+        It sends a request to a subject that is never served, instead of calling `flush()` of the client library: a
+        `flush()` that is interrupted closes the whole connection.
         """
-        if self._nc.is_connected:
+        if self._client.is_connected:
             with contextlib.suppress(errors.Error, OSError):
-                await self._nc.request(f"{self._namespace}.nobody", b"", timeout=ASK_SECONDS)
+                await self._client.request(f"{self._namespace}.nobody", b"", timeout=REQUEST_SECONDS)
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         with contextlib.suppress(errors.Error, OSError):
-            await self._nc.close()
+            await self._client.close()
         await self._loop_tasks.empty()
 
 
 class _NatsOrder:
-    """An order in our hands."""
+    """An order that was taken. It is acknowledged by requests, so that the server confirms each of them."""
 
-    def __init__(self, link: NatsConnection, message: Msg) -> None:
-        self._connection = link
+    def __init__(self, connection: NatsConnection, message: Msg) -> None:
+        self._connection = connection
         self._reply = message.reply
         self.session = key_of(message.subject)[-1]
         self.data = message.data
         self.attempt = int(message.metadata.num_delivered or 1)
 
     async def renew(self) -> None:
-        """Hold it for one more lease."""
-        await self._connection.ask(self._reply, b"+WPI", min(ASK_SECONDS, self._connection.lease / 2))
+        """Extend the lease."""
+        await self._connection.request_raw(self._reply, b"+WPI", min(REQUEST_SECONDS, self._connection.lease / 2))
 
-    async def done(self) -> None:
-        """There is nothing left to do."""
-        await self._connection.ask(self._reply, b"+ACK", ASK_SECONDS)
+    async def complete(self) -> None:
+        """Remove the order."""
+        await self._connection.request_raw(self._reply, b"+ACK", REQUEST_SECONDS)
 
     async def give_back(self, seconds: float = 0.0) -> None:
-        """Somebody else may take it."""
+        """Return the order to its queue."""
         delay = json.dumps({"delay": int(seconds * 1e9)}).encode() if seconds else b""
-        await self._connection.ask(self._reply, b"-NAK " + delay if delay else b"-NAK", ASK_SECONDS)
-        self._connection._hinted.set()
+        await self._connection.request_raw(self._reply, b"-NAK " + delay if delay else b"-NAK", REQUEST_SECONDS)
+        self._connection._order_hinted.set()

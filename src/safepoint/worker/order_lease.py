@@ -1,26 +1,25 @@
-"""Owns one order in a worker's hands: its lease, what is asked of it, and what becomes of it when the work has ended.
+"""Holds one order: renews its lease, forwards calls and stops to the work, and settles the order at the end.
 
-Runs in the supervisor's event loop, which never runs anybody's work. The record of stops is read at every renewal and
-whenever the connection comes back. Knows nothing of what the work is.
+Runs in the supervisor's event loop, in which no session runs. Knows nothing of what the work is.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from .broker import BrokerConnection, BrokerError, Order, Queue
 from .executors import Executor
 from .protocol import (
     WORK_MARKER,
     Assignment,
-    Call,
     Ending,
     OwnerEnded,
     Reply,
     StopCall,
     attempt_of,
-    from_json,
+    call_from_json,
     to_json,
     with_tried,
 )
@@ -28,128 +27,171 @@ from .stats import Stats
 from .stop_sender import recorded_stops
 from .wait_helpers import set_within
 
-__all__ = ["OrderLease", "put_up_again"]
+__all__ = ["OrderLease", "TakenOrder", "requeue"]
 
 log = logging.getLogger("safepoint")
-ACK_TRIES = 5
-RENEWALS, RETRIES = 3, 10  # in the time of a lease
+COMPLETE_TRIES = 5
+# How often the lease is renewed in the time of one lease, and how often a renewal is tried again after a failure.
+RENEWALS_PER_LEASE, RETRIES_PER_LEASE = 3, 10
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOrder:
+    """An order that a worker has taken.
+
+    Attributes:
+        order: The order.
+        queue: The queue that it comes from, and that a new order for the same work goes to.
+        assignment: The order as the executor receives it.
+    """
+
+    order: Order
+    queue: Queue
+    assignment: Assignment
 
 
 class OrderLease:
-    """An order, held.
+    """One order while it is held.
 
-    grace    how long a turn that was told to stop at once may take before its process is ended
-    changed  is called when the work begins or ceases to wait for a sub-agent
+    A stop reaches the work in two ways. Directly: the sender's request to the subject ("ctl", session) is answered
+    here. Through the record: the sender also writes the stop to the stream of stops, which is read when work begins, at
+    every renewal, and after a reconnect. Neither way is enough alone. A request is lost if it is sent before the
+    subject is served, while the connection is down, or while this process is frozen; the record is durable but read
+    only now and then. A stop that arrives both ways is applied once (see `OrderRunner.stop`).
+
+    Attributes:
+        waits: True while the work waits for a sub-agent elsewhere, so that its place may be lent.
+        executor: Where the work runs.
     """
 
     def __init__(
         self,
         connection: BrokerConnection,
-        order: Order,
-        queue: Queue,
-        assignment: Assignment,
+        taken: TakenOrder,
         executor: Executor,
         grace: float,
         stats: Stats,
-        changed: Callable[[], object] = lambda: None,
+        on_waiting: Callable[[], object] = lambda: None,
     ) -> None:
+        """Create it; `run()` does everything.
+
+        Args:
+            connection: The connection of the supervisor.
+            taken: The order.
+            executor: Where its work runs.
+            grace: How long a turn may take to end after an immediate stop before its process is killed.
+            stats: The counters of the worker.
+            on_waiting: Called when `waits` changes.
+        """
         self._connection = connection
-        self._order = order
-        self._queue = queue
+        self._order = taken.order
+        self._queue = taken.queue
+        self._assignment = taken.assignment
+        self._session = taken.assignment.session
         self._grace = grace
         self._stats = stats
-        self._changed = changed
-        self.waits = False  # for a sub-agent: its place may be lent
-        self._assignment = assignment
-        self._session = assignment.session
+        self._on_waiting = on_waiting
         self._running: str | None = None
-        self._due: dict[str, float] = {}  # turns that have to end, and until when
-        self._passed_on = 0  # up to here the record of stops was passed on
-        self._renewed = time.monotonic()
-        self._look = asyncio.Event()
-        self._read = asyncio.Event()
-        self._over = False
-        self._gave_up = False
+        self._kill_at: dict[str, float] = {}  # stopped turns, and when their process is killed if they have not ended
+        self._forwarded = 0  # the position up to which recorded stops were forwarded to the work
+        self._renewed = time.monotonic()  # the lease is counted from here
+        self._renew_now = asyncio.Event()
+        self._read_stops_now = asyncio.Event()
+        self._work_ended = False
+        self._revoked = False
         self._killed = False
+        self.waits = False
         self.executor = executor
 
     async def run(self) -> Ending:
-        """Hold it until the work has ended, and settle it."""
-        self.executor.begin(self._assignment, self._heard, self._waiting)
-        self.executor.renewed(self._renewed + self._connection.lease)
-        forget = self._connection.on_return(self._returned)
-        end = await self._connection.serve(("ctl", self._session), self._answer)
+        """Hold the order until its work has ended, then settle it."""
+        self.executor.begin(self._assignment, self._on_turn, self._on_waiting_changed)
+        self.executor.lease_renewed(self._renewed + self._connection.lease)
+        forget = self._connection.on_reconnect(self._check_now)
+        end_serving = await self._connection.serve(("ctl", self._session), self._handle_request)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._keep())
-                group.create_task(self._pass_on_stops())
-                ending = await self.executor.run()  # only now: whoever stops a turn and finds nobody is read of before
-                self._over = True
-                self._returned()
+                group.create_task(self._keep_lease())
+                group.create_task(self._forward_recorded_stops())
+                # Start the work only after the control subject is served. A stop sent before that finds no responder;
+                # its sender makes sure that the stop is recorded, and the work reads the record when it starts. A stop
+                # sent after that reaches _handle_request(). Swapping the two steps opens a gap: a stop recorded after
+                # the work has read the record and sent before the subject is served finds no responder, so its sender
+                # reports that the turn will not begin, while the turn is already running.
+                ending = await self.executor.run()
+                self._work_ended = True
+                self._check_now()
         finally:
             forget()
-            await end()
+            await end_serving()
         await self._settle(ending)
         return ending
 
-    def _returned(self) -> None:
-        self._look.set()
-        self._read.set()
+    def _check_now(self) -> None:
+        """Renew the lease and read the recorded stops without waiting for the next interval."""
+        self._renew_now.set()
+        self._read_stops_now.set()
 
-    def _heard(self, turn_id: str | None) -> None:
+    def _on_turn(self, turn_id: str | None) -> None:
         if turn_id is None and self._running is not None:
-            self._due.pop(self._running, None)
+            self._kill_at.pop(self._running, None)
         self._running = turn_id
 
-    def _waiting(self, waits: bool) -> None:
+    def _on_waiting_changed(self, waits: bool) -> None:
         self.waits = waits
-        self._changed()
+        self._on_waiting()
 
-    # What is asked
+    # Calls
 
-    async def _answer(self, data: bytes) -> bytes:
+    async def _handle_request(self, data: bytes) -> bytes:
         try:
-            call: Call = from_json(Call, data)
+            call = call_from_json(data)
         except BrokerError as error:
-            return to_json(Reply.of(error))
-        reply = await self.executor.ask(call)
+            return to_json(Reply.from_error(error))
+        reply = await self.executor.request(call)
         if isinstance(call, StopCall):
-            self._must_end(call, reply)
-            told = "the process that runs it does not answer"
-            reply = reply or Reply(status="unknown", busy=1.0, turn_id=call.turn_id, message=told, heard=False)
+            self._schedule_kill(call, reply)
+            message = "the process that runs it does not answer"
+            reply = reply or Reply(status="unknown", busy=1.0, turn_id=call.turn_id, message=message, heard=False)
         return to_json(reply or Reply(False, "the process that runs it does not answer", error="broken"))
 
-    def _must_end(self, call: StopCall, reply: Reply | None) -> None:
-        """Somebody stopped a turn: if it, or the one that goes on with it, does not end in time, its process will."""
+    def _schedule_kill(self, call: StopCall, reply: Reply | None) -> None:
+        """Note when to kill the process of a stopped turn, or of its successor, if the turn has not ended by then."""
         if reply is not None and reply.status == "already_finished":
             return
         if call.at in (None, "NOW") or call.within is not None:
             turn_id = reply.turn_id if reply is not None and reply.turn_id else call.turn_id
             limit = time.monotonic() + (call.within or 0.0) + self._grace
-            self._due[turn_id] = min(limit, self._due.get(turn_id, limit))
-            self._look.set()
+            self._kill_at[turn_id] = min(limit, self._kill_at.get(turn_id, limit))
+            self._renew_now.set()
 
     # The lease
 
     @property
     def _lost(self) -> bool:
-        """True: the lease is over. Somebody else may have the order: nothing may be said of it any more."""
+        """True if the lease is over: another worker may have the order, so nothing may be done to it any more."""
         return time.monotonic() - self._renewed > self._connection.lease
 
-    async def _keep(self) -> None:
-        """Renew the lease, and end what does not end, until the work is over."""
+    async def _keep_lease(self) -> None:
+        """Renew the lease, and kill what is overdue, until the work has ended."""
         next_renewal = 0.0
-        while not self._over:
-            if time.monotonic() >= next_renewal or self._look.is_set():
-                self._look.clear()
-                share = RENEWALS if await self._renew() else RETRIES
-                next_renewal = time.monotonic() + self._connection.lease / share
-            self._end_what_is_due()
-            await set_within(min([next_renewal, *self._due.values()]) - time.monotonic(), self._look)
+        while not self._work_ended:
+            if time.monotonic() >= next_renewal or self._renew_now.is_set():
+                self._renew_now.clear()
+                rate = RENEWALS_PER_LEASE if await self._renew() else RETRIES_PER_LEASE
+                next_renewal = time.monotonic() + self._connection.lease / rate
+            self._kill_overdue()
+            await set_within(min([next_renewal, *self._kill_at.values()]) - time.monotonic(), self._renew_now)
 
     async def _renew(self) -> bool:
-        """Who comes too late has lost it, also if the broker takes the word of the one before."""
-        asked, renewed = time.monotonic(), False
+        """Renew the lease once. Returns whether the broker has accepted it.
+
+        The new lease counts from the moment in which the renewal was sent, not from the reply, so that it never ends
+        later here than at the broker. For the same reason a renewal whose reply comes after the old lease was over
+        counts as lost, even though the broker has accepted it: the order may have been delivered to another worker
+        first, and the broker does not tell apart the two holders of one delivery.
+        """
+        requested, renewed = time.monotonic(), False
         if not self._lost:
             try:
                 await self._order.renew()
@@ -157,40 +199,43 @@ class OrderLease:
             except BrokerError as error:
                 log.debug("session %s: the lease cannot be renewed: %s", self._session, error)
         if renewed and not self._lost:
-            self._renewed = asked
-            self.executor.renewed(asked + self._connection.lease)
-        elif self._lost and not self._gave_up:
-            self._gave_up = True
+            self._renewed = requested
+            self.executor.lease_renewed(requested + self._connection.lease)
+        elif self._lost and not self._revoked:
+            self._revoked = True
             log.warning("session %s: its lease is lost: the work on it ends", self._session)
-            self.executor.cut("the lease is lost")
+            self.executor.revoke("the lease is lost")
         return renewed
 
-    async def _pass_on_stops(self) -> None:
-        """Read the record of stops, as often as the lease is renewed. It takes its time: the lease does not wait."""
+    async def _forward_recorded_stops(self) -> None:
+        """Read the record of stops as often as the lease is renewed.
+
+        It is a task of its own because reading may take long, and the renewal of the lease must not wait for it.
+        """
         lease = self._connection.lease
-        while not self._over:
-            self._read.clear()
+        while not self._work_ended:
+            self._read_stops_now.clear()
             try:
                 async with asyncio.timeout(lease):
                     await self._read_stops()
             except (BrokerError, TimeoutError) as error:
                 log.debug("session %s: its stops cannot be read: %s", self._session, error)
-            await set_within(lease / RENEWALS, self._read)
+            await set_within(lease / RENEWALS_PER_LEASE, self._read_stops_now)
 
     async def _read_stops(self) -> None:
-        for position, call in await recorded_stops(self._connection, self._session, self._passed_on):
-            reply = await self.executor.ask(call)
-            self._must_end(call, reply)
+        for position, call in await recorded_stops(self._connection, self._session, self._forwarded):
+            reply = await self.executor.request(call)
+            self._schedule_kill(call, reply)
             if reply is None:
-                break  # it is told again
-            self._passed_on = position
+                break  # this one and those after it are read again next time
+            self._forwarded = position
 
-    def _end_what_is_due(self) -> None:
+    def _kill_overdue(self) -> None:
         now = time.monotonic()
-        for turn_id, limit in list(self._due.items()):
+        for turn_id, limit in list(self._kill_at.items()):
             if limit <= now:
-                del self._due[turn_id]
-                # Only the turn that runs can be what blocks: another one is not hit.
+                del self._kill_at[turn_id]
+                # Only the running turn can block the process. A turn that waits must not cost another one its process.
                 if turn_id == self._running and self.executor.kill():
                     self._killed = True
                     self._stats.killed += 1
@@ -199,53 +244,55 @@ class OrderLease:
     # The end
 
     async def _settle(self, ending: Ending) -> None:
-        """What becomes of the order."""
+        """Complete the order, return it, or replace it by a new one, depending on how the work ended."""
         if self._lost and ending != "fenced":
             log.info("session %s: its lease was over before its end: the order comes again", self._session)
             return
         try:
             match ending:
                 case "idle":
-                    await self._done()
+                    await self._complete()
                 case "left":
-                    # A hand-over is no failed attempt: the next one gets a new order, and should we die before it is
-                    # up, whoever looks for inboxes without an order finds the note.
+                    # A hand-over is no failed attempt, so the next owner gets a new order instead of a redelivery. The
+                    # marker comes first: should this process die before the new order exists, the search for inboxes
+                    # without an order finds the session.
                     await self._connection.append("inbox", (self._session,), WORK_MARKER)
-                    await self._done()
+                    await self._complete()
                 case "failed" | "died":
-                    # What was ended by force is sealed at once; what crashes is not tried again in a hurry.
-                    if ending == "died":  # whoever goes on can say so, instead of that it may still run
+                    if ending == "died":  # so that the next owner knows that this one cannot run any more
                         ended = OwnerEnded(self._assignment.owner)
                         await self._connection.append("inbox", (self._session,), to_json(ended))
+                    # After a kill the next owner writes the end of the turn at once; after a crash there is a pause.
                     pause = 0.0 if self._killed else min(0.1 * 2**self._order.attempt, 5.0)
                     await self._order.give_back(pause)
                 case "unstarted":
                     self._stats.failed_starts += 1
-                    await put_up_again(self._connection, self._order, self._queue)
+                    await requeue(self._connection, self._order, self._queue)
                 case "fenced":
-                    self._stats.fenced += 1  # it is not ours: whoever has it settles it
+                    self._stats.fenced += 1  # the order belongs to the new owner, who settles it
         except BrokerError as error:
             log.info("session %s: its order could not be settled (%s): it comes again", self._session, error)
 
-    async def _done(self) -> None:
-        for number in range(ACK_TRIES):
+    async def _complete(self) -> None:
+        for number in range(COMPLETE_TRIES):
             try:
-                await self._order.done()
+                await self._order.complete()
                 break
             except BrokerError:
-                if number == ACK_TRIES - 1 or self._lost:
+                if number == COMPLETE_TRIES - 1 or self._lost:
                     raise
-        # Who sent something in this very moment was told that there is an order.
+        # There is at most one order for a session: a message that was sent just before the order was completed has
+        # relied on it. Look at the inbox after the completion, not before, or that message stays without an order.
         if await self._connection.read("inbox", (self._session,), 0, 1):
-            await self._connection.order(self._queue, self._session, with_tried(self._order.data, 0))
+            await self._connection.enqueue(self._queue, self._session, with_tried(self._order.data, 0))
 
 
-async def put_up_again(connection: BrokerConnection, order: Order, queue: Queue) -> None:
-    """Put up a new order in place of one for which nothing was tried. The broker would count it as one more attempt.
+async def requeue(connection: BrokerConnection, order: Order, queue: Queue) -> None:
+    """Replace an order for which nothing was tried by a new one, so that the delivery does not count as an attempt.
 
-    The note in the inbox is for the case that this process dies in between: whoever looks for messages without an order
-    finds it.
+    The marker in the inbox comes first: should this process die before the new order exists, the search for inboxes
+    without an order finds the session.
     """
     await connection.append("inbox", (order.session,), WORK_MARKER)
-    await order.done()
-    await connection.order(queue, order.session, with_tried(order.data, attempt_of(order) - 1))
+    await order.complete()
+    await connection.enqueue(queue, order.session, with_tried(order.data, attempt_of(order) - 1))

@@ -1,6 +1,6 @@
-"""Owns the work on one order: the session is opened, its inbox is read, its turns run until there is nothing left.
+"""Runs the work on one order: opens the session, admits what is in its inbox and runs its turns until none is left.
 
-Stops may come from any thread and at any moment, also before the session is open: they are kept until it is.
+Stops may come from any thread and at any moment, even before the session is open: they are kept until it is.
 Knows nothing of leases and of how an order was taken.
 """
 
@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from ..abort import AbortReason
 from ..agent.agent import Agent
@@ -43,7 +42,7 @@ from .protocol import (
     StopCall,
     Unreadable,
     from_json,
-    is_note,
+    is_control_entry,
 )
 from .stall_detector import StallDetector
 from .stop_reader import StopReader
@@ -56,16 +55,27 @@ __all__ = ["GIVEN_BACK", "OrderRunner"]
 
 log = logging.getLogger("safepoint")
 GIVEN_BACK = AbortReason("lease_lost", "the worker gives it back: another one goes on")
-OPENINGS = 5
-# Whoever puts something in the inbox, or stops a turn, says so; who missed it looks this often.
-LOOK_SECONDS = 1.0
+OPEN_TRIES = 5
+# New messages and stops are announced by a publication, which may be lost: the inbox is read this often in any case.
+INBOX_SECONDS = 1.0
 
 
 class OrderRunner:
-    """One order being worked on.
+    """The work on one order.
 
-    heard  is told which turn runs, and None when it has ended
-    waits  is told True when the work waits for a sub-agent elsewhere, and False when it does not any more
+    What was stopped stays stopped, however the stop and the work overlap in time. These are the cases:
+
+    - The stop is recorded while no worker has the session. `_write_recorded_stops()` reads the record and writes the
+      stops to the log before the session is opened, so that the session ends those turns instead of running them.
+    - The stop arrives while the session is being opened, or before its turn is taken out of the inbox. `stop()` notes
+      it in `_early_stops` first and looks for the turn then; admission adds the turn first and looks for a stop then.
+      Whichever is second sees the other, without a lock that a blocked event loop could hold.
+    - The stop arrives while the turn runs. `stop()` applies it in the thread that received it.
+    - The stop is recorded and acknowledged while this process is frozen. When it thaws, the work would be faster than
+      any message. The `StallDetector` notices the late heartbeat and has the record read at once; besides, every tool
+      call with effects, and the end of a completed turn, waits for `StopReader.catch_up()`.
+    - This process was frozen for longer than its lease, and another worker has taken the session over. Then its next
+      append to the log is refused (see `BrokerStore`), and everything here ends as "fenced".
     """
 
     def __init__(
@@ -73,41 +83,55 @@ class OrderRunner:
         connection: BrokerConnection,
         agents: Mapping[str, Agent],
         assignment: Assignment,
-        heard: Callable[[str | None], object],
-        waits: Callable[[bool], object] = lambda waits: None,
-        pulse: StallDetector | None = None,
+        on_turn: Callable[[str | None], object],
+        on_waiting: Callable[[bool], object] = lambda waits: None,
+        stall_detector: StallDetector | None = None,
     ) -> None:
+        """Create it. It can be stopped from now on; `run()` does the work.
+
+        Args:
+            connection: The connection to the broker.
+            agents: The agents of the worker, by name.
+            assignment: The order.
+            on_turn: Called with the id of the turn that runs, and with None when it has ended.
+            on_waiting: Called with True when the work begins to wait for a sub-agent elsewhere, and with False when it
+                no longer does.
+            stall_detector: Watches this event loop.
+        """
         self._connection = connection
         self._agents = agents
         self._assignment = assignment
-        self._heard = heard
-        self._waits = SubAgentWaits(waits)
+        self._on_turn = on_turn
+        self._waits = SubAgentWaits(on_waiting)
         self._store = BrokerStore(connection, assignment.owner)
         self._wake = asyncio.Event()
-        self._early: dict[str, StopCall] = {}  # stops of turns that are not here (yet)
-        self._answered: dict[str, Reply] = {}  # stops, by their id
-        self._answering = threading.Lock()
-        self._read = 0  # up to here the inbox is done
-        self._pulse = pulse or StallDetector()
-        self._stops = StopReader(connection, assignment.session, self.stop, self._pulse)
-        self._leaving: float | None = None
-        self._closing: str | None = None
+        self._early_stops: dict[str, StopCall] = {}  # of turns that are not admitted yet, by turn id
+        self._applied: dict[str, Reply] = {}  # the replies to stops that were applied, by the id of the stop
+        self._applying = threading.Lock()
+        self._inbox_position = 0  # everything up to here was admitted
+        self._stall_detector = stall_detector or StallDetector()
+        self._stops = StopReader(connection, assignment.session, self.stop, self._stall_detector)
+        self._handover_within: float | None = None
+        self._close_reason: str | None = None
         self._idle_for = assignment.idle_for
         self.session: Session | None = None
 
     @property
     def fenced(self) -> bool:
-        """True: another owner has come."""
+        """True if another owner has written to the log."""
         return self._store.fenced
 
     async def run(self) -> Ending:
-        """Until there is nothing left to do, or it has to go."""
-        about, failure = self._assignment, None
-        self._waits.observe()  # before the session is opened: its tasks are started from here
-        unlisten = await self._connection.listen(("poke", about.session), lambda data: self._look_around())
-        forget = [self._connection.on_return(self._look_around), self._pulse.on_late(self._stops.want)]
+        """Work until nothing is left to do, or until the work is handed over or revoked."""
+        assignment, failure = self._assignment, None
+        self._waits.observe()  # before the session is opened, because its tasks inherit this context
+        unlisten = await self._connection.listen(("poke", assignment.session), lambda data: self._check_now())
+        forget = [
+            self._connection.on_reconnect(self._check_now),
+            self._stall_detector.on_stall(self._stops.request_read),
+        ]
         try:
-            failure = await self._worked()
+            failure = await self._run_session()
         except (StoreError, BrokerError, UsageError) as error:
             failure = error
         finally:
@@ -116,20 +140,21 @@ class OrderRunner:
             await unlisten()
         if self.fenced:
             return "fenced"
-        if self._leaving is not None:
+        if self._handover_within is not None:
             return "left"
         if failure is not None:
-            log.warning("session %s: the work on it failed: %s: %s", about.session, type(failure).__name__, failure)
+            kind = type(failure).__name__
+            log.warning("session %s: the work on it failed: %s: %s", assignment.session, kind, failure)
             return "failed"
         return "idle"
 
-    def _look_around(self) -> None:
-        """Somebody says that there is something new, or may have said so while nobody heard it."""
-        self._stops.want()
+    def _check_now(self) -> None:
+        """Read the record of stops and the inbox: there is something new, or an announcement may have been missed."""
+        self._stops.request_read()
         self._wake.set()
 
-    async def _worked(self) -> Exception | None:
-        """The whole work. Returns what went wrong: everything that ran has ended then."""
+    async def _run_session(self) -> Exception | None:
+        """Open the session, work, and close it. Returns what went wrong; everything has ended by then."""
         failure: Exception | None = None
         session = await self._open()
         async with asyncio.TaskGroup() as group:
@@ -138,9 +163,10 @@ class OrderRunner:
                 await self._work(session, group)
             except (StoreError, BrokerError, SessionEnded) as error:
                 failure = error
-                self._store.shut(f"the work on it failed: {error}")  # what runs stays open: the next owner goes on
+                # Turns that were running must stay open in the log, so that the next owner continues them.
+                self._store.block_writes(f"the work on it failed: {error}")
             try:
-                await session.close(reason=self._closing or "nothing left to do")
+                await session.close(reason=self._close_reason or "nothing left to do")
             except StoreError as error:
                 failure = failure or error
             finally:
@@ -148,46 +174,54 @@ class OrderRunner:
         return failure
 
     async def _open(self) -> Session:
-        about, store, agent = self._assignment, self._store, self._agent()
-        may_run = not await former_owner_has_ended(self._connection, about)
-        for _ in range(OPENINGS):
+        assignment, store, agent = self._assignment, self._store, self._agent()
+        may_run = not await former_owner_has_ended(self._connection, assignment)
+        for _ in range(OPEN_TRIES):
             try:
-                resume = await self._write_stops() and about.resume
+                resume = await self._write_recorded_stops() and assignment.resume
                 session = await Session.open(
-                    about.session, agent=agent, store=store, resume=resume, paused=True, may_still_run=may_run
+                    assignment.session, agent=agent, store=store, resume=resume, paused=True, may_still_run=may_run
                 )
                 break
-            except SessionInUse:  # the one before us has written once more: from our first record on it cannot
-                self._store = store = BrokerStore(self._connection, store.by)
+            except SessionInUse:  # the former owner has written once more; after our first record it cannot
+                self._store = store = BrokerStore(self._connection, store.owner)
         else:
-            raise SessionInUse(f"session {about.session!r} is written by somebody else all the time")
+            raise SessionInUse(f"session {assignment.session!r} is written by another owner again and again")
+        # Publish the session, then look for stops that came before: stop() notes a stop, then looks for the session.
+        # Each side writes before it reads, so at least one of them sees the other.
         self.session = session
-        session.check_before_effects(self._stops.look)
-        for turn_id, call in list(self._early.items()):
-            self._strike(session, turn_id, call)
+        session.check_before_effects(self._stops.catch_up)
+        for turn_id, call in list(self._early_stops.items()):
+            self._apply_stop(session, turn_id, call)
         return session
 
     def _agent(self) -> Agent:
-        about = self._assignment
-        agent = self._agents.get(about.agent)
+        assignment = self._assignment
+        agent = self._agents.get(assignment.agent)
         if agent is not None:
             return agent
-        why = f"worker {about.worker!r} has no agent {about.agent!r}: it has {', '.join(self._agents)}"
-        if about.offered:  # something is wrong with this process: another one, or another worker, may have the agent
+        why = f"worker {assignment.worker!r} has no agent {assignment.agent!r}: it has {', '.join(self._agents)}"
+        if assignment.offered:  # a fault of this process: another process, or another worker, may have the agent
             raise UsageError(why)
-        log.error("session %s runs on this worker only, and cannot: %s: its turns end as failed", about.session, why)
-        return MissingAgent(about.agent, f"{why}. The session runs on that worker only: start it with the agent")
+        session = assignment.session
+        log.error("session %s runs on this worker only, and cannot: %s: its turns end as failed", session, why)
+        return MissingAgent(assignment.agent, f"{why}. The session runs on that worker only: start it with the agent")
 
-    async def _write_stops(self) -> bool:
-        """What was stopped while nobody had the session is written in its log, so that it is sealed, not run again.
+    async def _write_recorded_stops(self) -> bool:
+        """Write the stops that were recorded while the session had no owner to its log, before it is opened.
 
-        False: the turn that would be resumed was stopped.
+        An open turn with such an event is ended as stopped when the session is opened, instead of being resumed.
+
+        Returns:
+            False if the turn that would be resumed was stopped.
         """
         session, state, last = self._assignment.session, SessionState(), 0
         recorded = await recorded_stops(self._connection, session)
         stopped = {call.turn_id: call for _, call in recorded}
-        for turn_id, call in stopped.items():  # of some the message may still be in the inbox
-            self._early.setdefault(turn_id, call)  # in place: another thread may note a stop in this moment
+        # The message of a stopped turn may still be in the inbox, so the stops are kept for its admission. The dict is
+        # changed in place and never replaced, because another thread may note a stop at this moment.
+        for turn_id, call in stopped.items():
+            self._early_stops.setdefault(turn_id, call)
         self._stops.position = recorded[-1][0] if recorded else 0
         if not stopped:
             return True
@@ -202,116 +236,128 @@ class OrderRunner:
             for number, turn in enumerate((t for t in state.open_turns if t.id in stopped and t.stop is None), 1)
         ]
         await self._store.append(session, records, durable=True)
-        begun = any(turn.started for turn in state.open_turns)  # that one would be resumed
+        begun = any(turn.started for turn in state.open_turns)  # that turn would be resumed
         return begun or state.interrupted not in stopped
 
     async def _work(self, session: Session, group: asyncio.TaskGroup) -> None:
-        group.create_task(self._tell(session))
+        group.create_task(self._report_running_turn(session))
         for turn in session.turns.values():
-            group.create_task(self._until_its_end(turn))
+            group.create_task(self._wake_at_end_of(turn))
         session.resume()
-        while self._leaving is None and self._closing is None:
+        while self._handover_within is None and self._close_reason is None:
             self._wake.clear()
-            for turn in await self._new_turns(session):
-                group.create_task(self._until_its_end(turn))
+            for turn in await self._admit_new_turns(session):
+                group.create_task(self._wake_at_end_of(turn))
             if not session.turns and not await set_within(self._idle_for, self._wake):
                 break
-            await set_within(LOOK_SECONDS, self._wake)
-        if self._leaving is not None:
-            await self._make_way(session, self._leaving)
+            await set_within(INBOX_SECONDS, self._wake)
+        if self._handover_within is not None:
+            for turn in self._stop_running(session, self._handover_within):
+                await turn.wait()
             await session.saved()
-            self._store.shut("it was left to another worker")
+            self._store.block_writes("it was left to another worker")
 
-    async def _until_its_end(self, turn: SessionTurn) -> None:
+    async def _wake_at_end_of(self, turn: SessionTurn) -> None:
         await turn.wait()
         self._wake.set()
 
-    async def _tell(self, session: Session) -> None:
-        """Whoever supervises the work must know which turn runs: that one, and no other, may be ended by force."""
+    async def _report_running_turn(self, session: Session) -> None:
+        """Report which turn runs. A process may be killed for that turn only."""
         running = ""
         try:
             async for recorded in session.events(session.last_seq):
                 match recorded.event:
                     case TurnStarted(turn_id=turn_id) if turn_id in session.turns:
-                        self._heard(running := turn_id)
+                        self._on_turn(running := turn_id)
                     case TurnEnded(turn_id=turn_id) if turn_id == running:
-                        self._heard(None)
+                        self._on_turn(None)
                     case _:
                         pass
         except StoreError:
-            pass  # the log has failed: that is told elsewhere
+            pass  # the log has failed, which _work() reports
 
-    async def _new_turns(self, session: Session) -> list[SessionTurn]:
-        """What the inbox has: it becomes part of the log, then it leaves the inbox."""
+    async def _admit_new_turns(self, session: Session) -> list[SessionTurn]:
+        """Start a turn for each message in the inbox. Returns the turns.
+
+        The messages are removed from the inbox only after the log has them: a crash in between leaves them in both
+        places, and `_is_known()` skips the second copy.
+        """
         key = (session.id,)
-        entries = await self._connection.read("inbox", key, self._read)
-        # What was stopped before it was read is known before it is taken. The bell is heard by another process, which
-        # may be asleep, so that the record is read here too.
-        await self._stops.look()
-        if self._leaving is not None:
-            return []  # it stays in the inbox, for the next owner
-        turns = [turn for entry in entries if (turn := await self._admitted(session, entry)) is not None]
+        entries = await self._connection.read("inbox", key, self._inbox_position)
+        # Every stop that was recorded before the inbox was read is applied before its messages are admitted. Calls to
+        # the supervisor do not replace this: it is another process, which may be frozen.
+        await self._stops.catch_up()
+        if self._handover_within is not None:
+            return []  # the messages stay in the inbox, for the next owner
+        turns = [turn for entry in entries if (turn := await self._admit(session, entry)) is not None]
         if entries:
             await session.saved()
-            self._read = entries[-1].position
-            await self._connection.trim("inbox", key, self._read)
+            self._inbox_position = entries[-1].position
+            await self._connection.purge("inbox", key, self._inbox_position)
         return turns
 
-    async def _admitted(self, session: Session, entry: StreamEntry) -> SessionTurn | None:
+    async def _admit(self, session: Session, entry: StreamEntry) -> SessionTurn | None:
         try:
-            if is_note(entry.data):
+            if is_control_entry(entry.data):
                 return None
-            sent: SendCall = from_json(SendCall, entry.data)
+            sent = from_json(SendCall, entry.data)
             if _is_known(session, sent.turn_id):
-                return None  # it came twice, or its first owner died before it was taken out of the inbox
-            return self._send(session, sent)
+                return None  # it was sent twice, or its first owner died before it could remove it from the inbox
+            return self._start_turn(session, sent)
         except (Unreadable, UsageError) as error:
             log.warning("session %s: a message cannot be taken and is put aside: %s", session.id, error)
             _refuse(session, entry.data, error)
             await self._connection.append("dead", (session.id,), entry.data)
             return None
 
-    def _send(self, session: Session, sent: SendCall) -> SessionTurn:
-        """Admit a turn; one that was stopped before does not begin. No other code runs in between."""
-        about = {"turn_id": sent.turn_id, "timeout": sent.seconds}
+    def _start_turn(self, session: Session, sent: SendCall) -> SessionTurn:
+        """Start a turn. One that was stopped before does not begin, because nothing is awaited in here."""
         try:
-            turn = session.send(sent.text, **about, when_busy=sent.when_busy)  # type: ignore[arg-type]
+            turn = session.send(sent.text, turn_id=sent.turn_id, timeout=sent.seconds, when_busy=sent.when_busy)
         except SessionBusy as busy:
-            turn = session.send(sent.text, **about)  # type: ignore[arg-type]
+            turn = session.send(sent.text, turn_id=sent.turn_id, timeout=sent.seconds)
             turn.stop(StopAt.NOW, reason=AbortReason("error", f"rejected: {busy}"))
-        call = self._early.get(sent.turn_id)
+        call = self._early_stops.get(sent.turn_id)
         if call is not None:
-            self._strike(session, sent.turn_id, call)
+            self._apply_stop(session, sent.turn_id, call)
         return turn
 
-    def _strike(self, session: Session, turn_id: str, call: StopCall) -> Reply | None:
-        """Stop a turn that is here, or the one that goes on with it. None: it is not here."""
+    def _apply_stop(self, session: Session, turn_id: str, call: StopCall) -> Reply | None:
+        """Stop a turn, or its successor. Returns None if the session has no such turn."""
         turn_id = session.successor_of(turn_id)
         if turn_id not in session.turns and session.outcome_of(turn_id) is None:
             return None
-        self._early.pop(call.turn_id, None)
-        with self._answering:  # it is rung for, and it is read in the record: by two threads
-            reply = self._answered.get(call.id)
+        self._early_stops.pop(call.turn_id, None)
+        with self._applying:  # the same stop is received as a request and read from the record, by two threads
+            reply = self._applied.get(call.id)
             if reply is None:
-                how: Any = {"scope": call.scope, "within": call.within, "abandon": call.abandon, "reason": call.why}
-                ack = session.stop(turn_id, call.point, **how)
+                ack = session.stop(
+                    turn_id,
+                    call.stop_at,
+                    scope=call.scope,
+                    within=call.within,
+                    abandon=call.abandon,
+                    reason=call.abort_reason,
+                )
                 reply = Reply(message=ack.message, status=ack.status, turn_id=turn_id)
                 if call.id:
-                    self._answered[call.id] = reply
+                    self._applied[call.id] = reply
         return reply
 
     def stop(self, call: StopCall) -> Reply:
-        """Stop a turn. Answered at once, also while the event loop is blocked. Any thread."""
-        # It is noted before the turns are looked at, and admission does the reverse: one sees the other.
-        self._early[call.turn_id] = call
+        """Stop a turn. Returns at once, even while the event loop is blocked. May be called from any thread."""
+        # Note the stop, then look for the turn. Admission adds the turn, then looks for a stop. Each side writes before
+        # it reads, so a stop that races with the admission of its turn is seen by one of the two. In another order
+        # both could look first and find nothing.
+        self._early_stops[call.turn_id] = call
         session = self.session
-        reply = None if session is None else self._strike(session, call.turn_id, call)
+        reply = None if session is None else self._apply_stop(session, call.turn_id, call)
         if reply is None:
             return Reply(status="unknown", message=f"turn {call.turn_id} is not here yet", turn_id=call.turn_id)
         return reply
 
     async def handle(self, call: Call) -> Reply:
-        """Whatever else is asked of the session, in its own event loop."""
+        """Carry out any other call, in the event loop of the session."""
         session = self.session
         if isinstance(call, ReleaseWhenIdle):
             self._idle_for = 0.0
@@ -320,16 +366,16 @@ class OrderRunner:
         if session is None:
             return Reply(False, "the session is being opened", error="opening")
         try:
-            return await self._handled(session, call)
+            return await self._handle_in(session, call)
         except Exception as error:
-            return Reply.of(error)
+            return Reply.from_error(error)
 
-    async def _handled(self, session: Session, call: Call) -> Reply:
+    async def _handle_in(self, session: Session, call: Call) -> Reply:
         match call:
             case StopCall():
                 return self.stop(call)
             case ReleaseWhenIdle():
-                return Reply()  # done before
+                return Reply()  # handled before
             case AnswerCall(question_id, text):
                 return Reply(session.answer(question_id, text))
             case EditCall(turn_id, text):
@@ -344,29 +390,32 @@ class OrderRunner:
                 await session.saved()
                 return Reply(turn_id=turn.id)
             case CloseCall(reason):
-                self._closing = reason
+                self._close_reason = reason
                 self._wake.set()
                 return Reply()
         await session.saved()
         return Reply()
 
-    def leave(self, within: float) -> None:
-        """Stop the running turn at a safe point, or at once after so many seconds; what waits is for the next owner."""
-        self._leaving = within
+    def hand_over(self, within: float) -> None:
+        """End the work and leave open turns, and those that wait, to the next owner.
+
+        Args:
+            within: The seconds in which the running turn may reach a safe point; then it is stopped at once.
+        """
+        self._handover_within = within
         self._wake.set()
 
-    def cut(self, why: str) -> None:
-        """It is not ours any more: write nothing, and end everything at once."""
-        self._leaving = 0.0
-        self._store.shut(why)
+    def revoke(self, reason: str) -> None:
+        """End all work immediately and write nothing more: the order belongs to another worker.
+
+        The turns are stopped here and not by `_work()`, which may be waiting for the broker.
+        """
+        self._handover_within = 0.0
+        self._store.block_writes(reason)  # first: the ends of the turns stopped below must not be written
         if self.session is not None:
-            self._stop_running(self.session, 0.0)  # now: the work on the order may be waiting for the broker
+            self._stop_running(self.session, 0.0)
         self._stops.close()
         self._wake.set()
-
-    async def _make_way(self, session: Session, within: float) -> None:
-        for turn in self._stop_running(session, within):
-            await turn.wait()
 
     def _stop_running(self, session: Session, within: float) -> list[SessionTurn]:
         session.pause()
@@ -382,16 +431,23 @@ def _is_known(session: Session, turn_id: str) -> bool:
 
 
 def _refuse(session: Session, data: bytes, error: Exception) -> None:
-    """End the turn of a message that cannot be taken: whoever sent it was told that it is accepted, and waits."""
+    """Record the failed turn of a message that cannot be read. Its sender was told it is accepted, and waits for it."""
     try:
-        head: SendCallHead = from_json(SendCallHead, data)
+        head = from_json(SendCallHead, data)
         if not _is_known(session, head.turn_id):
             session.refuse(head.turn_id, head.text, error)
     except (Unreadable, UsageError):
-        pass  # not even the id of its turn can be read: nobody can ask for that turn
+        pass  # not even the id of the turn can be read, so nobody can ask for it
 
 
 def _stop_event(session: str, turn_id: str, call: StopCall) -> StopRequested:
-    about = {"run_id": turn_id, "path": (session,), "at": time.time(), "turn_id": turn_id}
-    asked = {"at_point": call.at or "NOW", "abandon": call.abandon}
-    return StopRequested(**about, **asked, reason=call.why.message, reason_kind=call.why.kind)  # type: ignore[arg-type]
+    return StopRequested(
+        run_id=turn_id,
+        path=(session,),
+        at=time.time(),
+        turn_id=turn_id,
+        at_point=call.at or "NOW",
+        abandon=call.abandon,
+        reason=call.abort_reason.message,
+        reason_kind=call.abort_reason.kind,
+    )

@@ -1,11 +1,13 @@
-"""Owns what servers and workers say to each other, as JSON: what is asked of a session, and what is answered.
+"""The messages between servers, workers and their processes, and how they are written as JSON.
 
-Knows nothing of how it travels. Deadlines travel as the seconds that are left: no two clocks agree.
+Knows nothing of how they travel. A time limit is sent as the seconds that remain, because the clocks of two machines
+differ.
 """
 
 import json
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -15,6 +17,9 @@ from ..run.stop import AckStatus, Scope, StopAt
 from ..session.acknowledgements import ChangeAck
 from ..session.engine import SessionBusy, SessionEnded, WhenBusy
 from .broker import BrokerError, Order, Queue
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = [
     "WORK_MARKER",
@@ -37,29 +42,37 @@ __all__ = [
     "Unreadable",
     "WorkerInfo",
     "attempt_of",
+    "call_from_json",
     "from_json",
-    "is_note",
+    "is_control_entry",
     "queue_of",
     "to_json",
     "with_tried",
 ]
 
 T = TypeVar("T")
-# How the work on an order ended: nothing left to do; as told, with turns left; another owner came; it could not be
-# done; its process died; its process ended before it was ready, so that nothing of the work has begun.
+# How the work on an order ended.
+#   idle       nothing is left to do
+#   left       handed over as requested; open turns are left for the next owner
+#   fenced     another owner has written to the log
+#   failed     an error ended the work
+#   died       its process ended while it worked
+#   unstarted  its process ended before it was ready, so nothing of the work has begun
 Ending: TypeAlias = Literal["idle", "left", "fenced", "failed", "died", "unstarted"]
 
 
 class Unreadable(BrokerError):
-    """A message that cannot be understood: from a newer version, or from somebody else."""
+    """A message that cannot be understood: it comes from a newer version, or from a foreign program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What is known of a session before it is opened: its agent, and the one worker it must run on, if any.
+    """What is known of a session before it is opened.
 
     Attributes:
-        sub_agent: A turn of another session waits for the turns of this one.
+        agent: Its agent.
+        worker: The worker that it is pinned to, if any.
+        sub_agent: True if a turn of another session waits for the turns of this one.
         tried: Used in orders only: how many attempts were made with earlier orders for the same work.
     """
 
@@ -69,15 +82,16 @@ class Placement:
     tried: int = 0
 
 
-# In an inbox: there is work in this session, whatever else the inbox says. Whoever owns it next takes it out.
+# An inbox entry that only says that the session has work to do. Its next owner removes it.
 WORK_MARKER = b"{}"
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerEnded:
-    """In an inbox, for whoever owns the session next: the process of this owner has ended. Its supervisor has seen it.
+    """An inbox entry for the next owner of the session: a supervisor saw the process of this owner end.
 
-    owner  as it is written in the log
+    Attributes:
+        owner: The owner, as it is written in the log.
     """
 
     owner: str
@@ -86,7 +100,14 @@ class OwnerEnded:
 
 @dataclass(frozen=True, slots=True)
 class SendCall:
-    """A message for a session, in its inbox. `seconds`: what is left of its timeout."""
+    """A message for a session, in its inbox.
+
+    Attributes:
+        turn_id: The id of the turn that it starts.
+        text: The message.
+        seconds: What remains of the turn's time limit.
+        when_busy: What to do if another turn is running.
+    """
 
     turn_id: str
     text: str
@@ -96,7 +117,7 @@ class SendCall:
 
 @dataclass(frozen=True, slots=True)
 class SendCallHead:
-    """As much of a message as every version understands: which turn it is, and what was said."""
+    """The part of a `SendCall` that every version understands."""
 
     turn_id: str
     text: str = ""
@@ -104,25 +125,35 @@ class SendCallHead:
 
 @dataclass(frozen=True, slots=True)
 class StopCall:
-    """Stop a turn; also the durable record of it. `id` tells one that comes both ways from two."""
+    """A request to stop a turn; also the durable record of that request.
+
+    Attributes:
+        turn_id: The turn.
+        at: The name of the `StopAt` where it stops; None is the default.
+        within: The seconds after which a stop at a safe point becomes an immediate one.
+        reason: The `AbortReason`, as data.
+        id: Identifies the request. One request is delivered twice, directly and through the record.
+        abandon: The seconds after which work that ignores the stop is abandoned.
+        scope: Whether sub-agents stop at their own safe points.
+    """
 
     turn_id: str
     at: Annotated[str, Field(pattern=f"^({'|'.join(StopAt.__members__)})$")] | None = None
     within: float | None = None
-    reason: dict[str, Any] = field(default_factory=dict)
+    reason: dict[str, object] = field(default_factory=dict)
     id: str = ""
     abandon: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     scope: Scope | None = None
     kind: Literal["stop"] = "stop"
 
     @property
-    def point(self) -> StopAt | None:
-        """When."""
+    def stop_at(self) -> StopAt | None:
+        """Where the turn stops; None if the request does not say."""
         return None if self.at is None else StopAt[self.at]
 
     @property
-    def why(self) -> AbortReason:
-        """Why."""
+    def abort_reason(self) -> AbortReason:
+        """The reason of the stop."""
         return AbortReason.from_dict(self.reason)
 
 
@@ -146,7 +177,7 @@ class EditCall:
 
 @dataclass(frozen=True, slots=True)
 class RemoveCall:
-    """Take a turn that waits out of the queue."""
+    """Remove a turn that waits from the queue."""
 
     turn_id: str
     kind: Literal["remove"] = "remove"
@@ -154,7 +185,7 @@ class RemoveCall:
 
 @dataclass(frozen=True, slots=True)
 class ForgetCall:
-    """Take the conversation back to before its last turn."""
+    """Restore the conversation to what it was before its last turn."""
 
     turn_id: str
     kind: Literal["forget"] = "forget"
@@ -162,7 +193,7 @@ class ForgetCall:
 
 @dataclass(frozen=True, slots=True)
 class ContinueCall:
-    """Go on with a turn that was stopped."""
+    """Continue a turn that was stopped."""
 
     turn_id: str | None
     kind: Literal["continue"] = "continue"
@@ -170,7 +201,7 @@ class ContinueCall:
 
 @dataclass(frozen=True, slots=True)
 class CloseCall:
-    """Stop what runs in the session, and let it go."""
+    """Stop everything that runs in the session, and close it."""
 
     reason: str
     kind: Literal["close"] = "close"
@@ -178,12 +209,12 @@ class CloseCall:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseWhenIdle:
-    """Others wait for this place: do not stay open when there is nothing to do."""
+    """Close the session as soon as it has nothing to do, because other orders wait for its place."""
 
     kind: Literal["hurry"] = "hurry"
 
 
-# What the owner of a session is asked while it is live.
+# What the owner of a live session can be requested to do.
 Call: TypeAlias = Annotated[
     StopCall | AnswerCall | EditCall | RemoveCall | ForgetCall | ContinueCall | CloseCall | ReleaseWhenIdle,
     Field(discriminator="kind"),
@@ -192,28 +223,36 @@ Call: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the owner says. `error`: the kind of error it is, in which case `message` tells. `busy`: see there.
+    """The reply of a session's owner to a `Call`.
 
-    `recorded`: what was asked for is on record. An older worker does not say so.
-    `heard`: False where a supervisor answers for a process that does not: what was asked may never reach it.
+    Attributes:
+        ok: True if it was done.
+        message: Text for a person; the error message if `error` is set.
+        status: For a stop, what became of it.
+        turn_id: The turn that the call had an effect on.
+        error: The kind of error that was raised; empty if there was none.
+        busy: The seconds for which the event loop of the session has been blocked.
+        recorded: True if the effect is in the log. Workers of older versions do not report it.
+        heard: False if a supervisor replies because the process that runs the session does not: the call may never
+            reach it.
     """
 
     ok: bool = True
     message: str = ""
-    status: AckStatus = "unknown"  # of a stop
+    status: AckStatus = "unknown"
     turn_id: str = ""
     error: Literal["", "usage", "busy", "opening", "ended", "broken"] = ""
-    busy: float = 0.0  # for so many seconds its event loop has not moved
+    busy: float = 0.0
     recorded: bool = False
     heard: bool = True
 
     @classmethod
     def to_change(cls, ack: ChangeAck) -> "Reply":
-        """What is said of a turn that was to be edited or removed."""
+        """The reply to an `EditCall` or a `RemoveCall`."""
         return cls(ack.accepted, ack.message, recorded=ack.level == "recorded")
 
     def raise_error(self) -> "Reply":
-        """Raises: what the session raised there."""
+        """Return this reply, or raise the error it carries."""
         match self.error:
             case "":
                 return self
@@ -227,15 +266,15 @@ class Reply:
                 raise BrokerError(self.message)
 
     def while_blocked(self, seconds: float) -> "Reply":
-        """The same, said by a thread while the event loop has not moved for so many seconds; 0: it moves."""
+        """The same reply, with a note that the event loop has been blocked for this long; 0.0 if it is not."""
         if not seconds:
             return self
-        told = f"{self.message} (its event loop has not moved for {seconds:.1f} s)".strip()
-        return replace(self, message=told, busy=seconds)
+        message = f"{self.message} (its event loop has not moved for {seconds:.1f} s)".strip()
+        return replace(self, message=message, busy=seconds)
 
     @staticmethod
-    def of(error: Exception) -> "Reply":
-        """An error as an answer."""
+    def from_error(error: Exception) -> "Reply":
+        """The reply that reports an error."""
         match error:
             case SessionBusy():
                 return Reply(False, str(error), error="busy")
@@ -249,10 +288,17 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """An order as the process gets it that works on it.
+    """An order, as the process that works on it receives it.
 
-    resume   go on with what a crash has interrupted
-    offered  the worker has the agent; False: it was started without, and the session may run nowhere else
+    Attributes:
+        session: The session that has work to do.
+        agent: The agent of the session.
+        worker: The worker that holds the order.
+        attempt: Which attempt at the work this is, starting with 1.
+        resume: True if turns that a crash interrupted are resumed.
+        idle_for: The seconds for which the session stays open without work.
+        offered: True if the worker has the agent. False if it was started without, and the session may run on no
+            other worker.
     """
 
     session: str
@@ -265,13 +311,33 @@ class Assignment:
 
     @property
     def owner(self) -> str:
-        """Who writes the log of the session, as long as this order is held."""
+        """The name under which the log of the session is written as long as this order is held."""
         return f"{self.worker}/{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a worker says of itself."""
+    """The announcement of a worker.
+
+    Attributes:
+        name: The name of the worker.
+        agents: The agents that it offers.
+        live: How many orders it holds.
+        concurrency: How many orders it may hold.
+        isolation: "process" or "task".
+        version: The version of Safepoint.
+        pid: The process id of its supervisor.
+        machine: The name of its machine.
+        since: When it was started, as a Unix time.
+        draining: True if it is shutting down.
+        taken: See `Stats`, as for the five fields that follow.
+        redelivered: Orders that were delivered before.
+        fenced: Sessions that were lost to another owner.
+        killed: Processes that were killed because a turn did not stop.
+        dead: Orders that were given up.
+        failed_starts: Processes that ended before they were ready.
+        lease: The lease that it uses, in seconds; 0.0 for versions that do not report it.
+    """
 
     name: str
     agents: tuple[str, ...]
@@ -289,11 +355,11 @@ class WorkerInfo:
     killed: int = 0
     dead: int = 0
     failed_starts: int = 0
-    lease: float = 0.0  # 0.0: of a version that does not say
+    lease: float = 0.0
 
 
-def is_note(data: bytes) -> bool:
-    """Whether what an inbox has is for the next owner of the session, and no message."""
+def is_control_entry(data: bytes) -> bool:
+    """Whether an inbox entry is a marker for the next owner of the session, and not a message."""
     try:
         from_json(OwnerEnded, data)
     except Unreadable:
@@ -301,46 +367,60 @@ def is_note(data: bytes) -> bool:
     return True
 
 
-def queue_of(place: Placement) -> Queue:
-    """Whose orders a session has."""
-    if place.worker is not None:
-        return ("at", place.worker)
-    return ("sub" if place.sub_agent else "any", place.agent)
+def queue_of(placement: Placement) -> Queue:
+    """The queue for the orders of a session."""
+    if placement.worker is not None:
+        return ("at", placement.worker)
+    return ("sub" if placement.sub_agent else "any", placement.agent)
 
 
 def with_tried(order: bytes, tried: int) -> bytes:
-    """What an order says, for another order for the same work. What cannot be read stays as it is."""
+    """The data of an order, changed for a new order for the same work. Unreadable data is returned unchanged."""
     try:
-        place: Placement = from_json(Placement, order)
+        placement = from_json(Placement, order)
     except Unreadable:
         return order
-    return order if place.tried == tried else to_json(replace(place, tried=tried))
+    return order if placement.tried == tried else to_json(replace(placement, tried=tried))
 
 
 def attempt_of(order: Order) -> int:
-    """Which attempt this is at the work that the order is for. The broker counts deliveries of this order alone."""
+    """Which attempt at its work an order is. The broker counts only the deliveries of this one order."""
     try:
-        place: Placement = from_json(Placement, order.data)
+        placement = from_json(Placement, order.data)
     except Unreadable:
         return order.attempt
-    return place.tried + order.attempt
+    return placement.tried + order.attempt
 
 
-ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+# Building an adapter takes milliseconds, so there is one for each type, built when it is first needed.
+_adapters: dict[type, TypeAdapter[Any]] = {}
 
 
-def to_json(said: Any) -> bytes:
-    """As it travels."""
-    return json.dumps(asdict(said), ensure_ascii=False).encode()
+@cache
+def _call_adapter() -> "TypeAdapter[Call]":
+    return TypeAdapter(Call)
 
 
-def from_json(kind: "type[T] | Any", data: bytes) -> T:
-    """`to_json()` backwards; unknown fields are ignored. Raises: Unreadable."""
-    adapter = ADAPTERS.get(kind) or ADAPTERS.setdefault(kind, TypeAdapter(kind))
+def to_json(message: "DataclassInstance") -> bytes:
+    """Encode a message."""
+    return json.dumps(asdict(message), ensure_ascii=False).encode()
+
+
+def from_json(kind: type[T], data: bytes) -> T:
+    """Decode a message. Unknown fields are ignored. Raises: Unreadable."""
+    adapter: TypeAdapter[T] = _adapters.get(kind) or _adapters.setdefault(kind, TypeAdapter(kind))
+    return _validated(adapter, data)
+
+
+def call_from_json(data: bytes) -> Call:
+    """Decode a `Call` of any kind. Raises: Unreadable."""
+    return _validated(_call_adapter(), data)
+
+
+def _validated(adapter: TypeAdapter[T], data: bytes) -> T:
     try:
-        read: T = adapter.validate_json(data)
+        return adapter.validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the whole of it"
         raise Unreadable(f"a message cannot be understood ({where}: {first['msg']}): {data[:200]!r}") from None
-    return read

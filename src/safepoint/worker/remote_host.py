@@ -1,7 +1,7 @@
-"""Owns sessions that run on workers, with the face of every `Host`. Several of them may serve the same sessions.
+"""The sessions that run on workers, as a `Host`. Several hosts may serve the same sessions.
 
-What is asked of a session is kept in its inbox, what has happened is read from its log; whoever owns it at the moment
-is asked by name of the session. Knows nothing of how workers do their work.
+Messages go to the inbox of a session, events are read from its log, and calls are sent to the worker that owns the
+session at the moment. Knows nothing of how workers do their work.
 """
 
 import asyncio
@@ -48,27 +48,31 @@ from .stop_sender import StopSender
 __all__ = ["RemoteHost"]
 
 CALL_SECONDS = 5.0
-# How long a stop looks for what is known of its turn, when the worker did not know.
-LOOK_SECONDS = 0.5
-# The broker itself says at once that nobody has a session: longer than this no caller of a stop waits for it.
-NOBODY_SECONDS = 0.25
-# How long a session may take to find a worker, where somebody waits for it.
+# How long a stop reads the broker for the state of its turn, if the worker did not know the turn.
+LOOKUP_SECONDS = 0.5
+# How long a stop waits to learn whether any worker has its session. The broker reports "no responders" immediately.
+NO_RESPONDERS_SECONDS = 0.25
+# How long a call may wait until a worker has taken its session, and the pause between two tries.
 WAKE_SECONDS = 10.0
 WAKE_TRY_SECONDS = 0.05
 NOT_BEGUN = "no worker has it: it will not begin"
-BUSY = ("queue", "steer", "interrupt", "reject")
+WHEN_BUSY = ("queue", "steer", "interrupt", "reject")
 
 
 class RemoteHost(Directory):
-    """The sessions of a broker. Closing it ends no turn: those run elsewhere.
-
-    on_disconnect  "continue", or the seconds after the last reader, on any server, has gone before a turn is stopped
-    """
+    """The sessions of a broker. Closing the host ends no turn, because turns run on workers."""
 
     def __init__(self, broker: Broker, *, on_disconnect: Literal["continue"] | float = "continue") -> None:
+        """Create a host; it connects when it is first used.
+
+        Args:
+            broker: The broker.
+            on_disconnect: What happens to the turns of a session that nobody reads, on any server: "continue", or the
+                seconds after the last reader has left before they are stopped.
+        """
         super().__init__(broker)
         self._grace = None if on_disconnect == "continue" else check_seconds("on_disconnect", on_disconnect)
-        self._present: dict[str, DisconnectTimer] = {}
+        self._disconnect_timers: dict[str, DisconnectTimer] = {}
 
     @accepts_deadline
     async def send(
@@ -80,12 +84,24 @@ class RemoteHost(Directory):
         timeout: float | None = None,
         when_busy: WhenBusy = "queue",
     ) -> TurnView:
-        """Say something. When it returns, the broker keeps the message: it will be worked on, or stopped."""
+        """Send a message to a session. When this returns, the broker has stored the message.
+
+        Args:
+            session_id: The session.
+            text: The message.
+            turn_id: The id of the turn, so that a repeated call sends the message only once; by default a new id.
+            timeout: The seconds after which the turn is stopped, the time in the queue included.
+            when_busy: What to do if another turn is running.
+
+        Raises:
+            SessionBusy: Another turn is open and `when_busy` is "reject".
+            UsageError: Another message was sent with the same `turn_id`.
+        """
         as_messages(text)
-        if when_busy not in BUSY:
-            raise UsageError(f"when_busy must be one of {', '.join(BUSY)}, not {when_busy!r}")
+        if when_busy not in WHEN_BUSY:
+            raise UsageError(f"when_busy must be one of {', '.join(WHEN_BUSY)}, not {when_busy!r}")
         seconds = None if timeout is None else check_seconds("timeout", timeout)
-        place, connection = await self._place(session_id), await self._connection()
+        placement, connection = await self._placement(session_id), await self._connection()
         given = turn_id is not None
         turn_id = uuid.uuid4().hex if turn_id is None else check_id("turn", turn_id)
         if given or when_busy == "reject":
@@ -96,20 +112,20 @@ class RemoteHost(Directory):
                 raise SessionBusy(f"session {session_id!r} is busy")
         record = await connection.last("stops", (session_id, turn_id)) if given else None
         if record is not None:
-            return _never(turn_id, from_json(StopCall, record.data).why)
+            return _never_started(turn_id, from_json(StopCall, record.data).abort_reason)
         if seconds is not None and seconds <= 0:
-            return _never(turn_id, AbortReason("deadline", "its time was up before it began", caller(1)))
+            return _never_started(turn_id, AbortReason("deadline", "its time was up before it began", caller(1)))
         await connection.append("inbox", (session_id,), to_json(SendCall(turn_id, text, seconds, when_busy)))
-        await connection.order(queue_of(place), session_id, to_json(place))
+        await connection.enqueue(queue_of(placement), session_id, to_json(placement))
         await connection.publish(("poke", session_id), b"")
         if seconds is not None:
-            self._loop_tasks.spawn(self._mind_the_deadline(session_id, turn_id, seconds), f"deadline of {turn_id}")
-        # Somebody else may have used this id in the same moment: of two messages the first in the inbox counts.
+            self._loop_tasks.spawn(self._enforce_time_limit(session_id, turn_id, seconds), f"deadline of {turn_id}")
+        # Another call may have used the id at the same moment. Of two such messages the first one in the inbox counts.
         first = await self._sent_before(session_id, turn_id, text) if given else None
         return first or TurnView(turn_id, "queued", said=text)
 
     async def _sent_before(self, session_id: str, turn_id: str, text: str) -> TurnView | None:
-        """The turn with this id, if its message has come before. Raises: UsageError if it was another message."""
+        """The turn with this id, if its message was sent before. Raises: UsageError if that was another message."""
         follower = await self._follower(session_id)
         unseen = None
         if turn_id not in follower.state.turns:
@@ -121,12 +137,12 @@ class RemoteHost(Directory):
             refuse_other_text(session_id, turn_id, text, follower.state.turns[turn_id].asked)
         return view_of(follower.state, turn_id)
 
-    async def _mind_the_deadline(self, session_id: str, turn_id: str, seconds: float) -> None:
-        """The time goes on while no worker has the turn; the worker counts too, for when this host has died."""
+    async def _enforce_time_limit(self, session_id: str, turn_id: str, seconds: float) -> None:
+        """Stop a turn when its time is up, even if no worker has it yet. The worker does so too: this host may die."""
         follower = await self._follower(session_id)
         try:
             async with asyncio.timeout(seconds):
-                await follower.outcome_of(turn_id, heirs=True)
+                await follower.outcome_of(turn_id, follow_successors=True)
         except TimeoutError:
             await self.stop(session_id, turn_id, reason=AbortReason("deadline", f"after {seconds:g} s"))
         except BrokerError:
@@ -143,17 +159,30 @@ class RemoteHost(Directory):
         abandon: float | None = None,
         reason: AbortReason | str | None = None,
     ) -> StopAck:
-        """Stop this turn and no other, wherever it runs. `level` says how far the stop has come."""
+        """Stop a turn, or the turn that continues it, wherever it runs.
+
+        Args:
+            session_id: The session.
+            turn_id: The turn. One that is not known yet will not begin.
+            at: Where it stops; by default at once.
+            scope: Whether sub-agents stop at their own safe points.
+            within: The seconds after which a stop at a safe point becomes an immediate one.
+            abandon: The seconds after which work that ignores the stop is abandoned.
+            reason: The reason, for the receipt.
+
+        Returns:
+            What became of the stop; its `level` says how far it has come.
+        """
         origin = caller(1)
         check_id("turn", turn_id)
         StopOptions(at, scope, within, abandon, reason).check()
-        await self._place(session_id)
+        await self._placement(session_id)
         if at is None and within is not None:
             at = StopAt.SAFE_POINT
-        why = reason_from(reason, origin).to_dict()
-        call = StopCall(turn_id, (at or StopAt.NOW).name, within, why, uuid.uuid4().hex, abandon, scope)
-        reply, recorded = await StopSender(await self._connection(), self._loop_tasks).stop(session_id, call)
-        status, level, told = await self._verdict(session_id, turn_id, reply, recorded)
+        reason_data = reason_from(reason, origin).to_dict()
+        call = StopCall(turn_id, (at or StopAt.NOW).name, within, reason_data, uuid.uuid4().hex, abandon, scope)
+        reply, recorded = await StopSender(await self._connection(), self._loop_tasks).send(session_id, call)
+        status, level, message = await self._verdict(session_id, turn_id, reply, recorded)
 
         async def settled(timeout: float | None) -> Receipt:
             follower = await self._follower(session_id)
@@ -164,17 +193,17 @@ class RemoteHost(Directory):
                 raise SessionEnded("the host was closed before the turn had ended")
             return receipt_of(outcome)
 
-        begun = told != NOT_BEGUN or not await self._nobody_has(session_id, call)
-        return StopAck(status, level, told, turn_id, None if status == "unknown" else settled, begun=begun)
+        begun = message != NOT_BEGUN or not await self._has_no_owner(session_id, call)
+        return StopAck(status, level, message, turn_id, None if status == "unknown" else settled, begun=begun)
 
-    async def _nobody_has(self, session_id: str, call: StopCall) -> bool:
-        """Whether no worker has the session, asked after the stop was recorded.
+    async def _has_no_owner(self, session_id: str, call: StopCall) -> bool:
+        """Whether it is certain that no worker has the session. Must be called after the stop was recorded.
 
-        Whoever takes the session later reads the record before anything begins. A worker that does not answer in time
-        may have it, and may have looked before: of that nothing can be said.
+        A worker that takes the session later reads the record before anything begins. If a worker has it and does not
+        answer in time, it may have read the record too early, so nothing is certain.
         """
         try:
-            await (await self._connection()).request(("ctl", session_id), to_json(call), NOBODY_SECONDS)
+            await (await self._connection()).request(("ctl", session_id), to_json(call), NO_RESPONDERS_SECONDS)
         except NoResponders:
             return True
         except BrokerError:
@@ -184,22 +213,35 @@ class RemoteHost(Directory):
     async def _verdict(
         self, session_id: str, turn_id: str, reply: Reply | None, recorded: bool
     ) -> tuple[AckStatus, AckLevel, str]:
-        """What can be said in truth: by the worker, or where it does not know the turn, by what is kept."""
+        """What to report of a stop: status, level and message.
+
+        The worker is asked first, because only the process that runs the turn knows that the stop has reached it. If
+        there is no worker, or it does not know the turn, log and inbox decide:
+
+        - The worker accepted it: "delivered".
+        - Neither worker nor broker answered: nothing is certain, and delivery goes on; "accepted", no more.
+        - The worker says that the turn has ended, but the log does not have the end yet: the end is waited for. Until
+          then it is not "already_finished", because if the worker dies now, the stop decides how the turn ends.
+        - The turn lost its worker and no other one has continued it: the record keeps it from being resumed.
+        - The turn has ended in the log: "already_finished".
+        - Neither log nor inbox has the turn: "unknown", but recorded; if its message comes, it does not begin.
+        - The turn is open and no worker answers: "recorded". It is stopped by the next worker that takes the session.
+        """
         if reply is not None and reply.status in ("accepted", "already_stopping"):
             return reply.status, "delivered", reply.message + ("" if recorded else " (not recorded yet)")
         if reply is None and not recorded:
-            told = "neither the worker nor the broker has answered: the stop is on its way"
-            return "accepted", "accepted", told
-        over = reply is not None and reply.status == "already_finished"
+            message = "neither the worker nor the broker has answered: the stop is on its way"
+            return "accepted", "accepted", message
+        ended = reply is not None and reply.status == "already_finished"
         try:
-            async with asyncio.timeout(LOOK_SECONDS):
-                turn, unseen = await self._known(session_id, turn_id, over)
+            async with asyncio.timeout(LOOKUP_SECONDS):
+                turn, unseen = await self._look_up(session_id, turn_id, ended)
         except (TimeoutError, BrokerError):
-            if over:  # should its worker die now, the stop is what ends it
-                told = "its worker says that it has ended, which is not written yet"
-                return "accepted", ("recorded" if recorded else "accepted"), told
-            told = "the broker does not say how the turn stands"
-            return "accepted", _level(reply, recorded), told
+            if ended:
+                message = "its worker says that it has ended, which is not written yet"
+                return "accepted", ("recorded" if recorded else "accepted"), message
+            message = "the broker does not report the state of the turn"
+            return "accepted", _level(reply, recorded), message
         if turn is not None and turn.lost:
             return "accepted", "recorded", "no worker has gone on with it yet: it will not be resumed"
         if turn is not None and turn.outcome is not None:
@@ -208,84 +250,102 @@ class RemoteHost(Directory):
             return "unknown", "recorded", f"no turn {turn_id} so far: if it comes, it will not begin"
         status: AckStatus = "accepted" if turn is None or turn.stop is None else "already_stopping"
         if reply is not None:
-            return status, _level(reply, recorded), reply.message or "the worker was told"
+            return status, _level(reply, recorded), reply.message or "the worker has received it"
         begun = turn is not None and turn.started
         return status, "recorded", ("no worker answers for it: it ends as soon as one does" if begun else NOT_BEGUN)
 
-    async def _known(self, session_id: str, turn_id: str, over: bool) -> tuple[TurnRecord | None, bool]:
-        """What the log says of a turn, and whether it is in the inbox only. `over`: its end is being written."""
+    async def _look_up(self, session_id: str, turn_id: str, ended: bool) -> tuple[TurnRecord | None, bool]:
+        """Look a turn up in the log and in the inbox.
+
+        Args:
+            session_id: The session.
+            turn_id: The turn.
+            ended: True to wait until the log has its end, which is being written.
+
+        Returns:
+            The turn in the log, and whether it is in the inbox only.
+        """
         follower = await self._follower(session_id)
         turn_id = follower.state.successor(turn_id)
-        if over:
+        if ended:
             await follower.outcome_of(turn_id)
         unseen = turn_id not in follower.state.turns and turn_id in await self._unseen(session_id, follower)
         return follower.state.turns.get(turn_id), unseen
 
-    async def _ask(self, session_id: str, call: Call, *, wake: bool = False) -> Reply:
-        """Ask the owner of a session. `wake`: if there is none, wait until there is. Raises: Nobody; what it raised."""
-        place, connection = await self._place(session_id), await self._connection()
+    async def _request(self, session_id: str, call: Call, *, wake: bool = False) -> Reply:
+        """Send a call to the worker that owns a session.
+
+        Args:
+            session_id: The session.
+            call: The call.
+            wake: True to have a worker take the session if none has it, and to wait for that.
+
+        Raises:
+            NoResponders: No worker has the session.
+            SafepointError: What the session has raised.
+        """
+        placement, connection = await self._placement(session_id), await self._connection()
         clock = current_clock()
         until = clock.monotonic() + WAKE_SECONDS
         while True:
             try:
-                reply: Reply = from_json(
-                    Reply, await connection.request(("ctl", session_id), to_json(call), CALL_SECONDS)
-                )
+                reply = from_json(Reply, await connection.request(("ctl", session_id), to_json(call), CALL_SECONDS))
                 if reply.error not in ("opening", "ended") or clock.monotonic() > until:
                     return reply.raise_error()
             except NoResponders:
                 if not wake or clock.monotonic() > until:
                     raise
-                await connection.order(queue_of(place), session_id, to_json(place))
-            await asyncio.sleep(WAKE_TRY_SECONDS)  # real time: a worker takes it, and opens it
+                await connection.enqueue(queue_of(placement), session_id, to_json(placement))
+            await asyncio.sleep(WAKE_TRY_SECONDS)  # real time: a worker takes the session and opens it
 
-    async def _told(self, session_id: str, call: Call) -> Reply:
+    async def _request_if_owned(self, session_id: str, call: Call) -> Reply:
+        """Send a call to the worker that owns a session, if there is one. The reply says if there is none."""
         try:
-            return await self._ask(session_id, call)
+            return await self._request(session_id, call)
         except NoResponders:
             return Reply(False, "no worker has the session")
 
     async def answer(self, session_id: str, question_id: str, text: str) -> bool:
         """Answer a question."""
-        return (await self._told(session_id, AnswerCall(question_id, text))).ok
+        return (await self._request_if_owned(session_id, AnswerCall(question_id, text))).ok
 
     async def edit(self, session_id: str, turn_id: str, text: str) -> ChangeAck:
-        """Replace the message of a turn that waits. False also while no worker has it."""
+        """Replace the message of a turn that waits. It is refused while no worker has the session."""
         as_messages(text)
-        return _changed(await self._told(session_id, EditCall(turn_id, text)))
+        return _changed(await self._request_if_owned(session_id, EditCall(turn_id, text)))
 
     async def remove(self, session_id: str, turn_id: str) -> ChangeAck:
-        """Take a turn that waits out of the queue; one that no worker has seen yet is stopped."""
-        reply = await self._told(session_id, RemoveCall(turn_id))
+        """Remove a turn that waits from the queue. One that no worker has seen yet is stopped."""
+        reply = await self._request_if_owned(session_id, RemoveCall(turn_id))
         if reply.ok or turn_id not in await self._unseen(session_id, await self._follower(session_id)):
             return _changed(reply)
         ack = await self.stop(session_id, turn_id, reason="removed from the queue")
         return ChangeAck(ack.status == "accepted", ack.level, ack.message)
 
     async def forget(self, session_id: str, turn_id: str) -> None:
-        """Take the conversation back."""
-        await self._ask(session_id, ForgetCall(turn_id), wake=True)
+        """Restore the conversation to what it was before its last turn."""
+        await self._request(session_id, ForgetCall(turn_id), wake=True)
 
     async def continue_turn(self, session_id: str, turn_id: str | None = None) -> TurnView:
-        """Go on with a stopped turn."""
-        reply = await self._ask(session_id, ContinueCall(turn_id), wake=True)
+        """Continue a stopped turn."""
+        reply = await self._request(session_id, ContinueCall(turn_id), wake=True)
         return TurnView(reply.turn_id, "queued")
 
     async def close_session(self, session_id: str, reason: str = "closed") -> None:
-        """Stop what runs there, and let it go."""
+        """Stop everything that runs in a session, and close it."""
         try:
-            await self._ask(session_id, CloseCall(reason))
+            await self._request(session_id, CloseCall(reason))
         except NoResponders:
-            pass  # nobody has it
+            pass  # no worker has it, so it is closed
         if follower := self._followers.pop(session_id, None):
             follower.close()
 
-    # What happens
+    # Events
 
     async def events(self, session_id: str, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
-        """Everything after this number, then what comes."""
+        """The events after a number, then new ones as they come."""
         follower, connection = await self._follower(session_id), await self._connection()
-        leave = await self._come(session_id, connection)
+        leave = await self._register_reader(session_id, connection)
         try:
             async with aclosing(follower.follow(after)) as events:
                 async for recorded in events:
@@ -293,47 +353,52 @@ class RemoteHost(Directory):
         finally:
             await leave()
 
-    async def _come(self, session_id: str, connection: BrokerConnection) -> Callable[[], Awaitable[None]]:
-        """One more reader is there, for all servers to know."""
+    async def _register_reader(self, session_id: str, connection: BrokerConnection) -> Callable[[], Awaitable[None]]:
+        """Count one more reader of a session, visible to other servers. Returns how to undo that."""
 
-        async def here(data: bytes) -> bytes:
+        async def confirm(data: bytes) -> bytes:
             return b""
 
-        def gone() -> None:
-            self._loop_tasks.post(lambda: self._loop_tasks.spawn(self._nobody_is_there(session_id), "disconnect"))
+        def on_timeout() -> None:
+            self._loop_tasks.post(lambda: self._loop_tasks.spawn(self._stop_if_unread(session_id), "disconnect"))
 
-        presence = self._present.setdefault(session_id, DisconnectTimer(current_clock(), self._grace, gone))
-        presence.came()
-        unserve = await connection.serve(("readers", session_id), here)
+        timer = self._disconnect_timers.setdefault(
+            session_id, DisconnectTimer(current_clock(), self._grace, on_timeout)
+        )
+        timer.came()
+        unserve = await connection.serve(("readers", session_id), confirm)
 
         async def leave() -> None:
-            presence.left()
+            timer.left()
             if not self._closed:
                 await unserve()
 
         return leave
 
-    async def _nobody_is_there(self, session_id: str) -> None:
-        if self._closed or self._present[session_id].readers:
+    async def _stop_if_unread(self, session_id: str) -> None:
+        """Stop the turns of a session unless it is read here again, or on another server."""
+        if self._closed or self._disconnect_timers[session_id].readers:
             return
         try:
             await (await self._connection()).request(("readers", session_id), b"", CALL_SECONDS)
         except NoResponders:
-            for turn in reversed((await self.session(session_id)).turns):  # none begins because another one ends
+            for turn in reversed(
+                (await self.session(session_id)).turns
+            ):  # the last one first, so that none begins meanwhile
                 await self.stop(session_id, turn.id, reason=AbortReason("disconnected", "nobody was there"))
 
     async def recover(self) -> list[str]:
-        """Nothing to do here: workers take up what was left behind."""
+        """Do nothing: workers resume interrupted turns by themselves."""
         return []
 
     async def close(self, *, within: float = 0.0, reason: str = "shutdown") -> None:
-        """Let go of everything. What runs on workers goes on."""
+        """Close the connection. What runs on workers goes on."""
         async with self._connecting:
             if self._closed:
                 return
             self._closed = True
-        for presence in self._present.values():
-            presence.end()
+        for timer in self._disconnect_timers.values():
+            timer.end()
         for follower in self._followers.values():
             follower.close()
         if self._connected is not None:
@@ -342,20 +407,20 @@ class RemoteHost(Directory):
 
 
 def _changed(reply: Reply) -> ChangeAck:
-    """What the owner of a session says of a change. One that does not say that it is recorded is an older one."""
+    """The acknowledgement of a change. Workers of older versions do not report whether it is recorded."""
     if not reply.ok or reply.recorded:
         return ChangeAck(reply.ok, "recorded" if reply.recorded else "accepted", reply.message)
     return ChangeAck(True, "accepted", reply.message or NOT_RECORDED)
 
 
 def _level(reply: Reply | None, recorded: bool) -> AckLevel:
-    """How far a stop has come. Only the process that runs the turn can say that it has it."""
+    """How far a stop has come. Only the process that runs the turn can confirm that it was delivered."""
     if reply is not None and reply.heard:
         return "delivered"
     return "recorded" if recorded else "accepted"
 
 
-def _never(turn_id: str, reason: AbortReason) -> TurnView:
-    """A turn that was stopped before it came: nothing of it is kept."""
+def _never_started(turn_id: str, reason: AbortReason) -> TurnView:
+    """A turn that was stopped before its message was stored: nothing of it is in the log."""
     outcome = never_started(reason, current_clock().time())
     return TurnView(turn_id, outcome.status, outcome)

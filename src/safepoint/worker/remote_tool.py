@@ -1,6 +1,7 @@
-"""Owns a sub-agent on another machine: a tool that has a turn of another session done, and whose abort follows it.
+"""A sub-agent on another machine: a tool that runs a turn of another session, and stops it when its call is aborted.
 
-The turn's id comes from the call: a parent that runs again finds its child instead of starting a second one.
+The ids of session and turn are derived from the call, so that a parent that is resumed finds its child instead of
+starting a second one.
 """
 
 import hashlib
@@ -25,26 +26,32 @@ from .sub_agent_waits import waiting_for_a_sub_agent
 
 __all__ = ["remote_tool"]
 
-# How long the end of the child is waited for when the parent was stopped, and when it is not to wait any longer.
+# How long to wait for the end of the child when the parent was stopped, and when the parent was told not to wait.
 SETTLE_SECONDS = 10.0
-PRESSED_SECONDS = 2.0
+ABANDON_SECONDS = 2.0
 
 
 def remote_tool(host: Host, agent: str, *, name: str | None = None, description: str | None = None) -> AnyTool:
-    """`agent`, wherever `host` runs it, as a tool: its events are forwarded, and a stop of the parent stops it too.
+    """An agent of a host as a tool. Its events are forwarded, and a stop of the parent stops it too.
 
-    The time limit of the parent travels as the seconds that are left.
+    The time limit of the parent applies to the child as well: it is sent as the seconds that remain.
+
+    Args:
+        host: Where the agent runs.
+        agent: The name of the agent.
+        name: The name of the tool; by default that of the agent.
+        description: The description for the model.
 
     Raises:
-        NotFound: At the call, if nobody offers the agent.
+        NotFound: When the tool is called, if no worker offers the agent.
     """
 
-    # A sub-agent of a local host runs in this process, and needs no place of a worker.
-    elsewhere = waiting_for_a_sub_agent if isinstance(host, RemoteHost) else nullcontext
+    # A sub-agent of a local host runs in this process and needs no place of a worker.
+    while_waiting = waiting_for_a_sub_agent if isinstance(host, RemoteHost) else nullcontext
 
     async def stop_remote(key: str) -> None:
         session, turn = _ids(agent, key)
-        with suppress(NotFound):  # it had not begun
+        with suppress(NotFound):  # it was never started
             ack = await host.stop(
                 session, turn, reason=AbortReason("parent", "nobody goes on with the call it works for")
             )
@@ -53,40 +60,40 @@ def remote_tool(host: Host, agent: str, *, name: str | None = None, description:
 
     async def call(prompt: str, ctx: ToolContext) -> str:
         child = _Child(host, agent, ctx)
-        with elsewhere():
+        with while_waiting():
             try:
                 outcome = await ctx.signal.run(child.outcome(prompt))
             except AbortError as error:
                 raise await child.stopped(error) from error
         return child.text_of(outcome)
 
-    told = description or f"Have the agent {agent} do something, on another machine."
-    # It has to stop the child first, and what the child has so far is worth waiting for: from outside it is only shown
-    # the signal. What is left behind is left behind over there.
-    made = tool(call, name=name or agent, description=told, on_abort="cooperate")
+    text = description or f"Have the agent {agent} do something, on another machine."
+    # On an abort the call first stops the child and waits for its partial result, so it is not interrupted from outside
+    # ("cooperate"). Work that ignores the stop is abandoned by the child, on its machine.
+    made = tool(call, name=name or agent, description=text, on_abort="cooperate")
     return replace(made, kind="child", stop_remote=stop_remote)
 
 
 def _ids(agent: str, key: str) -> tuple[str, str]:
-    """The session and the turn of a call with this idempotency key."""
+    """The ids of session and turn for a call with this idempotency key."""
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     return f"{agent}-{digest}", digest
 
 
 class _Child:
-    """One call: a session of its own, and one turn in it."""
+    """The child of one call: a session of its own with one turn."""
 
     def __init__(self, host: Host, agent: str, ctx: ToolContext) -> None:
         self._host = host
         self._agent = agent
         self._ctx = ctx
         self._session, self._turn = _ids(agent, ctx.idempotency_key)
-        self._after = 0  # up to here its log was read
-        self._skip: float = 0  # so many of its events were forwarded before
-        self._begun = False  # as far as its log was read
+        self._after = 0  # the number of the last event that was read
+        self._skip: float = 0  # how many events are not forwarded, because they were before
+        self._begun = False  # whether the turn has begun, as far as the log was read
 
     async def outcome(self, prompt: str) -> Outcome[AgentResult]:
-        """Have it done, or find that it is being done or was done already."""
+        """Run the turn, or follow the one that an earlier run of the parent has started. Returns how it ended."""
         host, session = self._host, self._session
         if isinstance(host, RemoteHost):
             await host.create(session, self._agent, sub_agent=True)
@@ -98,48 +105,48 @@ class _Child:
             limit = limit_of(self._ctx.signal)
             seconds = None if limit is None else max(limit.remaining, 0.0)
             view = await host.send(session, prompt, turn_id=self._turn, timeout=seconds)
-            return view.outcome or await self._followed()
-        ended = await self._caught_up()
-        if isinstance(ended, Aborted | TimedOut | Failed) and self._goes_on(ended):
+            return view.outcome or await self._follow()
+        ended = await self._catch_up()
+        if isinstance(ended, Aborted | TimedOut | Failed) and self._is_to_continue(ended):
             self._turn, ended = (await host.continue_turn(session, self._turn)).id, None
         if ended is None or _lost(ended):
-            return await self._followed(ended)
+            return await self._follow(ended)
         return ended
 
-    def _goes_on(self, ended: Outcome[AgentResult]) -> bool:
-        """Whether a child that has ended is to go on: it was stopped because its parent was, which goes on."""
+    def _is_to_continue(self, ended: Outcome[AgentResult]) -> bool:
+        """Whether a child that has ended is continued: it was stopped because of its parent, which goes on now."""
         return self._ctx.kept is not None or (isinstance(ended, Aborted) and ended.reason.kind == "parent")
 
-    async def _caught_up(self) -> Outcome[AgentResult] | None:
-        """Read what has happened so far, and forward what was not. Returns how it ended, if it has."""
+    async def _catch_up(self) -> Outcome[AgentResult] | None:
+        """Read the events so far, and forward those that were not forwarded yet. Returns how it ended, if it has."""
         last = (await self._host.session(self._session)).last_seq
-        told = self._ctx.journal.forwarded.get(self._ctx.idempotency_key)
-        # Where nobody has counted: what was stopped had been followed until then.
-        self._skip = told if told is not None else (math.inf if self._ctx.kept is not None else 0)
+        forwarded = self._ctx.journal.forwarded.get(self._ctx.idempotency_key)
+        # Without a count, a child that was stopped had all its events forwarded until then.
+        self._skip = forwarded if forwarded is not None else (math.inf if self._ctx.kept is not None else 0)
         ended: Outcome[AgentResult] | None = None
         if last:
             async with aclosing(self._host.events(self._session)) as events:
                 async for recorded in events:
-                    ended = self._heard(recorded.event, ended)
+                    ended = self._on_event(recorded.event, ended)
                     self._after = recorded.seq
                     if recorded.seq >= last:
                         break
         self._skip = 0
         return ended
 
-    async def _followed(self, ended: Outcome[AgentResult] | None = None) -> Outcome[AgentResult]:
-        """Its end. A turn that lost its worker is followed to the one that goes on with it, if there is one."""
+    async def _follow(self, ended: Outcome[AgentResult] | None = None) -> Outcome[AgentResult]:
+        """Wait for its end. If the turn lost its worker, wait for the end of the turn that continues it."""
         async with aclosing(self._host.events(self._session, self._after)) as events:
             async for recorded in events:
                 if isinstance(recorded.event, SessionClosed) and ended is not None:
-                    return ended  # whoever had it last did not go on with it
-                ended = self._heard(recorded.event, ended)
+                    return ended  # the next owner has closed the session without continuing the turn
+                ended = self._on_event(recorded.event, ended)
                 if ended is not None and not _lost(ended):
                     return ended
         raise NotFound(f"the host of {self._agent} was closed before the turn had ended")
 
-    def _heard(self, event: Event, ended: Outcome[AgentResult] | None) -> Outcome[AgentResult] | None:
-        """One more event of its session. Returns how its turn, or the newest one that goes on with it, has ended."""
+    def _on_event(self, event: Event, ended: Outcome[AgentResult] | None) -> Outcome[AgentResult] | None:
+        """Handle an event of the session. Returns how the turn, or the last one that continues it, has ended."""
         match event:
             case TurnStarted(turn_id=turn_id) if turn_id == self._turn:
                 self._begun = True
@@ -164,40 +171,40 @@ class _Child:
         self._ctx.emit(replace(event, path=path, calls=calls))
 
     async def stopped(self, error: AbortError) -> AbortError:
-        """The parent was stopped: so is the child, and its end is waited for."""
+        """Stop the child because the parent was stopped, and wait for its end. Returns the error to raise."""
         reason = self._ctx.signal.reason or error.reason
         partial: AgentResult | None = None
         with shield(2 * SETTLE_SECONDS):
             try:
                 partial = await self._end(AbortReason("parent", reason.message))
             except NotFound:
-                pass  # it had not begun
+                pass  # it was never started
             except (SafepointError, TimeoutError) as problem:
-                where = f"{self._agent} on another machine may go on: {describe(problem)}"
-                self._ctx.receipt_builder.warn(where)
+                warning = f"{self._agent} on another machine may go on: {describe(problem)}"
+                self._ctx.receipt_builder.warn(warning)
         if partial is not None:
             self._ctx.usage += partial.usage
         return error_from(reason, partial)
 
     async def _end(self, reason: AbortReason) -> AgentResult | None:
-        """Stop the child, wait for its end, and see how far it came."""
+        """Stop the child and wait for its end. Returns its partial result, if it has one."""
         ack = await self._host.stop(self._session, self._turn, reason=reason)
         if ack.status == "unknown" or not ack.begun:
-            return None  # the record of the stop keeps it from beginning: there is no end to wait for
+            return None  # the record of the stop keeps it from beginning, so there is no end to wait for
         await self._settled(ack, reason)
         outcome = (await self._host.turn(self._session, self._turn)).outcome
         return None if outcome is None else _result_of(outcome)
 
     async def _settled(self, ack: StopAck, reason: AbortReason) -> None:
-        """Wait for the end of the child. Whoever leaves behind what does not end here, does so over there as well."""
-        pressed = AbortController()
-        forget = self._ctx.stop.when_abandoned(lambda: pressed.abort("it is not waited for any longer"))
+        """Wait for the end of the child. If the parent abandons what does not end, the child is told to do the same."""
+        abandoned = AbortController()
+        forget = self._ctx.stop.when_abandoned(lambda: abandoned.abort("it is not waited for any longer"))
         limit = SETTLE_SECONDS
         try:
             try:
-                await pressed.signal.run(ack.settled(limit))
+                await abandoned.signal.run(ack.settled(limit))
             except AbortError:
-                limit = PRESSED_SECONDS
+                limit = ABANDON_SECONDS
                 await self._host.stop(self._session, self._turn, abandon=0.0, reason=reason)
                 await ack.settled(limit)
         except TimeoutError:
@@ -206,7 +213,7 @@ class _Child:
             forget()
 
     def text_of(self, outcome: Outcome[AgentResult]) -> str:
-        """What the model is told. Raises: what the child failed with."""
+        """The result of the call, for the model. Raises the error with which the child failed."""
         result = _result_of(outcome)
         if result is not None:
             self._ctx.usage += result.usage
@@ -220,7 +227,7 @@ class _Child:
 
 
 def _lost(outcome: Outcome[AgentResult]) -> bool:
-    """Whether the turn has lost its worker: another one may go on with it."""
+    """Whether the turn has lost its worker, so that another turn may continue it."""
     return isinstance(outcome, Aborted) and outcome.reason.kind == "lease_lost"
 
 

@@ -1,4 +1,4 @@
-"""Owns what a worker counts. Knows nothing of who reads it."""
+"""The counters of a worker. Knows nothing of who reads them."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,20 @@ __all__ = ["Stats"]
 
 @dataclass
 class Stats:
-    """Since the worker began."""
+    """Counters since the worker was started.
 
-    taken: int = 0  # orders
-    redelivered: int = 0  # of those, orders that somebody had held before
-    fenced: int = 0  # sessions that were lost to another owner
-    killed: int = 0  # processes that were ended because a turn did not stop
-    dead: int = 0  # orders that were given up
-    failed_starts: int = 0  # processes that ended before they were ready
+    Attributes:
+        taken: Orders that were taken.
+        redelivered: Those of them that had been delivered before.
+        fenced: Sessions that were lost to another owner.
+        killed: Processes that were killed because a turn did not stop.
+        dead: Orders that were given up.
+        failed_starts: Processes that ended before they were ready.
+    """
+
+    taken: int = 0
+    redelivered: int = 0
+    fenced: int = 0
+    killed: int = 0
+    dead: int = 0
+    failed_starts: int = 0

@@ -1,7 +1,7 @@
-"""Owns how the process that runs a session looks at the record of stops: one request at a time, shared by all who ask.
+"""Reads the record of stops in the process that runs a session: one request at a time, shared by everybody who waits.
 
-Whoever was frozen while a stop was recorded and acknowledged must not begin a tool, or complete a turn, before it has
-seen that. Knows nothing of turns.
+A process that was frozen while a stop was recorded and acknowledged must not begin a tool call, or complete a turn,
+before it has read that stop. Knows nothing of turns.
 """
 
 import asyncio
@@ -18,48 +18,53 @@ from .stop_sender import recorded_stops
 __all__ = ["StopReader"]
 
 log = logging.getLogger("safepoint")
-AGAIN_SECONDS = 0.1
-# A loop that is late at every look is overloaded and not frozen: it goes on with what it has read.
-LOOKS = 3
+RETRY_SECONDS = 0.1
+# A loop that stalls during every read is overloaded and not frozen: after this many reads it uses what it has read.
+READS = 3
 
 
 class StopReader:
     """The record of stops of one session, as far as it was read and applied.
 
     Attributes:
-        position: Up to here the record is applied.
+        position: The position of the last stop that was applied.
     """
 
     def __init__(
-        self, connection: BrokerConnection, session: str, apply: Callable[[StopCall], object], pulse: StallDetector
+        self,
+        connection: BrokerConnection,
+        session: str,
+        apply: Callable[[StopCall], object],
+        stall_detector: StallDetector,
     ) -> None:
-        """Make one; `keep_reading()` is what reads.
+        """Create it; `keep_reading()` does the reading.
 
         Args:
-            link: The connection to the broker.
+            connection: The connection to the broker.
             session: The id of the session.
-            apply: Told of each stop, in order. When it returns, the turn's signal says so.
-            pulse: The beat of this event loop.
+            apply: Called with each stop, in order. When it returns, the signal of the turn is aborted.
+            stall_detector: Watches this event loop.
         """
         self._connection = connection
         self._session = session
         self._apply = apply
-        self._pulse = pulse
+        self._stall_detector = stall_detector
         self._wanted = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
         self._closing = AbortController()
         self.position = 0
 
-    def want(self) -> None:
-        """Look soon. Nobody waits for it."""
+    def request_read(self) -> None:
+        """Read the record soon, without waiting for it."""
         self._wanted.set()
 
-    async def look(self) -> None:
+    async def catch_up(self) -> None:
         """Wait until every stop that was recorded before this call is applied.
 
-        Those who ask in one round of the event loop share one request; who comes while it is on its way waits for the
-        next one. While the broker does not answer the wait goes on: whoever waits ends it with the signal of its turn.
-        After `close()` it returns at once.
+        Calls in the same round of the event loop share one request. A call that comes while a request is on its way
+        waits for the next request, because the broker may have answered the first one before the stop was recorded.
+        While the broker does not answer, the wait goes on; the signal of the caller's turn ends it. After `close()` it
+        returns at once.
         """
         if self._closing.signal.aborted:
             return
@@ -69,44 +74,48 @@ class StopReader:
         await waiter
 
     async def keep_reading(self) -> None:
-        """Read whenever somebody wants it, until `close()`."""
-        asked: list[asyncio.Future[None]] = []
+        """Read the record whenever it is requested, until `close()`."""
+        served: list[asyncio.Future[None]] = []
         try:
             while True:
                 await self._closing.signal.run(self._wanted.wait())
                 self._wanted.clear()
-                asked, self._waiting = self._waiting, []
+                served, self._waiting = self._waiting, []
                 await self._read()
-                _tell(asked)
+                _wake(served)
         except AbortError:
             pass  # closed
         finally:
-            _tell([*asked, *self._waiting])
+            _wake([*served, *self._waiting])
 
     async def _read(self) -> None:
-        """Read what is new. An answer that was given before the process stood still says nothing of what came since."""
-        for _ in range(LOOKS):
+        """Read and apply what is new.
+
+        A reply may have been sent before this process was frozen, and be read after it: then it lacks the stops that
+        were recorded meanwhile. So the record is read again if the event loop has stalled since the request was sent.
+        """
+        for _ in range(READS):
             began = time.monotonic()
-            for position, call in await self._answered():
+            for position, call in await self._new_stops():
                 self._apply(call)
                 self.position = position
-            if not self._pulse.was_late_since(began):
+            if not self._stall_detector.stalled_since(began):
                 break
 
-    async def _answered(self) -> list[tuple[int, StopCall]]:
+    async def _new_stops(self) -> list[tuple[int, StopCall]]:
         while True:
             try:
                 return await self._closing.signal.run(recorded_stops(self._connection, self._session, self.position))
             except BrokerError as error:
                 log.debug("session %s: its stops cannot be read: %s", self._session, error)
-            await self._closing.signal.sleep(AGAIN_SECONDS)
+            await self._closing.signal.sleep(RETRY_SECONDS)
 
     def close(self) -> None:
         """Read nothing more: every turn has ended, or was stopped."""
         self._closing.abort("nothing runs here any more")
 
 
-def _tell(waiting: list[asyncio.Future[None]]) -> None:
+def _wake(waiting: list[asyncio.Future[None]]) -> None:
     for waiter in waiting:
         if not waiter.done():
             waiter.set_result(None)

@@ -1,6 +1,6 @@
-"""Owns how a stop gets to a turn on another machine: the worker is rung and the record is kept, side by side.
+"""Sends a stop to a turn on another machine: a request to its worker and a durable record, at the same time.
 
-Neither waits for the other. Whoever asks is answered at once with how far it has come; it goes on by itself.
+Neither waits for the other. The caller soon learns how far the stop has come, and delivery continues by itself.
 """
 
 import asyncio
@@ -14,30 +14,45 @@ from .protocol import Reply, StopCall, Unreadable, from_json, to_json
 __all__ = ["StopSender", "recorded_stops"]
 
 log = logging.getLogger("safepoint")
-# So long is waited for an answer of either; for the record, once the worker has answered; for one ring.
+# How long the caller waits for the worker and the record; how long for the record once the worker has replied.
 ANSWER_SECONDS = 0.5
 RECORD_SECONDS = 0.05
-RING_SECONDS = 0.3
-RINGS = 5
+# The timeout of one request to the worker, and how many are sent.
+REQUEST_SECONDS = 0.3
+REQUEST_TRIES = 5
 
 
 class StopSender:
-    """Rings workers, and keeps the record of what it rang for."""
+    """Delivers stops to workers, and records them.
+
+    Request and record run in parallel because each covers the failure of the other, and neither may delay the other:
+
+    - The request is fast, but it is lost if no worker has the session, or if its worker is frozen or cut off.
+    - The record survives all of that, and every worker reads it before it starts a turn. But a broker that is electing
+      a leader may take seconds to confirm it.
+
+    If the record came first, a stop would be as slow as the broker's disk. If the request came first, a crash of this
+    process right after the worker's reply, together with a crash of the worker, would lose an acknowledged stop.
+    """
 
     def __init__(self, connection: BrokerConnection, loop_tasks: LoopTasks) -> None:
         self._connection = connection
         self._loop_tasks = loop_tasks
 
-    async def stop(self, session: str, call: StopCall) -> tuple[Reply | None, bool]:
-        """What the worker says, None if nobody was there in time; and whether the stop is kept for good."""
+    async def send(self, session: str, call: StopCall) -> tuple[Reply | None, bool]:
+        """Send a stop.
+
+        Returns:
+            The worker's reply, None if there was none in time, and whether the stop is recorded by now.
+        """
         record = self._loop_tasks.spawn(self._record(session, call), f"the record of the stop of {call.turn_id}")
-        ring = self._loop_tasks.spawn(self._ring(session, call, record), f"the stop of {call.turn_id}")
-        await asyncio.wait([record, ring], timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if ring.done() and ring.result() is not None:
+        request = self._loop_tasks.spawn(self._deliver(session, call, record), f"the stop of {call.turn_id}")
+        await asyncio.wait([record, request], timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if request.done() and request.result() is not None:
             await asyncio.wait([record], timeout=RECORD_SECONDS)
         else:
-            await asyncio.wait([record, ring], timeout=ANSWER_SECONDS)
-        return (ring.result() if ring.done() else None), record.done() and record.result()
+            await asyncio.wait([record, request], timeout=ANSWER_SECONDS)
+        return (request.result() if request.done() else None), record.done() and record.result()
 
     async def _record(self, session: str, call: StopCall) -> bool:
         try:
@@ -45,37 +60,40 @@ class StopSender:
         except BrokerError as error:
             log.error("the stop of turn %s could not be recorded: %s", call.turn_id, error)
             return False
-        await self._connection.publish(("poke", session), b"")  # the process that runs it reads the record by itself
+        # The process that runs the session reads the record by itself, even if its supervisor is frozen.
+        await self._connection.publish(("poke", session), b"")
         return True
 
-    async def _ring(self, session: str, call: StopCall, record: "asyncio.Task[bool]") -> Reply | None:
-        for _ in range(RINGS):
-            was_kept = record.done()
+    async def _deliver(self, session: str, call: StopCall, record: "asyncio.Task[bool]") -> Reply | None:
+        for _ in range(REQUEST_TRIES):
+            # Must be read before the request is sent. A worker serves its subject first and reads the record then. So
+            # if the record was written before a request that finds no responder, any worker that takes the order later
+            # reads it. If it was not, a worker may have read the record too early: ask again after it is written.
+            was_recorded = record.done()
             try:
-                answer = await self._connection.request(("ctl", session), to_json(call), RING_SECONDS)
-                reply: Reply = from_json(Reply, answer)
+                answer = await self._connection.request(("ctl", session), to_json(call), REQUEST_SECONDS)
+                reply = from_json(Reply, answer)
                 if not reply.error:
                     return reply
-                await asyncio.wait([record])  # whoever has it is about to lose it
+                await asyncio.wait([record])  # this worker is about to lose the session: ask the next one
             except NoResponders:
-                # Whoever takes the order after the record was kept reads it first; who took it before is rung again.
-                if was_kept:
+                if was_recorded:
                     return None
                 await asyncio.wait([record])
             except RequestTimeout:
                 continue
             except BrokerError as error:
-                log.warning("the stop of turn %s was answered with nonsense: %s", call.turn_id, error)
+                log.warning("the reply to the stop of turn %s cannot be read: %s", call.turn_id, error)
                 return None
         return None
 
 
 async def recorded_stops(connection: BrokerConnection, session: str, after: int = 0) -> list[tuple[int, StopCall]]:
-    """The stops of a session's turns that are kept, each with its position. One that cannot be read is a stop too."""
+    """The recorded stops of a session after a position, each with its own. An unreadable one counts as a stop too."""
     found = []
-    for entry in await connection.lasts("stops", (session,), after):
+    for entry in await connection.last_per_key("stops", (session,), after):
         try:
-            call: StopCall = from_json(StopCall, entry.data)
+            call = from_json(StopCall, entry.data)
         except Unreadable as error:
             log.warning("session %s: turn %s is stopped: %s", session, entry.key[-1], error)
             call = StopCall(entry.key[-1], "NOW", None, AbortReason("user", "somebody stopped it").to_dict())

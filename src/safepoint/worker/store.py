@@ -1,7 +1,4 @@
-"""Owns a session's log in a broker, as the `Store` of whoever owns the session. Knows nothing of what the records mean.
-
-Every write names what must have come before it: an owner whose place was taken is fenced, however late it writes.
-"""
+"""The log of a session in a broker, as the `Store` of the session's owner. Knows nothing of what the records mean."""
 
 import asyncio
 import json
@@ -13,17 +10,24 @@ from .broker import BrokerConnection, BrokerError, Fenced, StreamEntry
 from .log_reader import LogReader, last_owner, last_seq
 from .protocol import Assignment, OwnerEnded, to_json
 
-__all__ = ["BrokerStore", "LogAppended", "packed"]
+__all__ = ["BrokerStore", "LogAppended", "pack_records"]
 
-# NATS takes a megabyte by default; a text of so many characters fits also where each of them takes six bytes.
+# By default NATS accepts messages of up to a megabyte. A text of this length fits even if every character takes six
+# bytes as JSON.
 MESSAGE_CHARS = 150_000
-PART_CHARS = 50  # what is written around each
+# The JSON around the text of a record.
+PART_CHARS = 50
 STALE_TRIES = 40
 STALE_SECONDS = 0.05
 
 
-def packed(records: Sequence[LogRecord], by: str) -> list[bytes]:
-    """Records as messages that fit through: several in one, or one in several parts, each with where it begins."""
+def pack_records(records: Sequence[LogRecord], owner: str) -> list[bytes]:
+    """Encode records as messages: several records in one, or a long record in several parts.
+
+    Args:
+        records: The records, in order.
+        owner: Who writes them.
+    """
     messages: list[bytes] = []
     parts: list[list[object]] = []
     size = 0
@@ -33,110 +37,129 @@ def packed(records: Sequence[LogRecord], by: str) -> list[bytes]:
             text = record.text[cut : cut + MESSAGE_CHARS]
             length = len(text) + len(record.ends or "") + PART_CHARS
             if parts and size + length > MESSAGE_CHARS:
-                messages.append(_message(parts, by))
+                messages.append(_message(parts, owner))
                 parts, size = [], 0
             parts.append([record.seq, text, record.ends, cut, cut != cuts[-1]])
             size += length
-    return [*messages, _message(parts, by)]
+    return [*messages, _message(parts, owner)]
 
 
-def _message(parts: list[list[object]], by: str) -> bytes:
-    # The id tells apart what was written twice from what was written by two.
-    return json.dumps({"id": uuid.uuid4().hex, "by": by, "records": parts}, ensure_ascii=False).encode()
+def _message(parts: list[list[object]], owner: str) -> bytes:
+    # The id makes every message unique: a connection that lost the reply to its append finds out whether the newest
+    # message is its own, written before the reply was lost, or one with the same records by another writer.
+    return json.dumps({"id": uuid.uuid4().hex, "by": owner, "records": parts}, ensure_ascii=False).encode()
 
 
 class LogAppended:
-    """What an owner tells whoever follows: a message that is kept, where, and what came before it."""
+    """The notice that an owner publishes after each append: the message, its position and that of the one before."""
 
     @staticmethod
-    def write(before: int, position: int, data: bytes) -> bytes:
-        """As it is said."""
+    def to_bytes(before: int, position: int, data: bytes) -> bytes:
+        """Encode a notice."""
         return b"%d %d " % (before, position) + data
 
     @staticmethod
-    def read(said: bytes) -> tuple[int, StreamEntry]:
-        """As it was meant."""
-        before, position, data = said.split(b" ", 2)
+    def from_bytes(notice: bytes) -> tuple[int, StreamEntry]:
+        """Decode a notice: the position of the message before, and the message."""
+        before, position, data = notice.split(b" ", 2)
         return int(before), StreamEntry(int(position), (), data)
 
 
 class BrokerStore:
-    """The logs in a broker, for one owner. `by`: who it is, and the attempt."""
+    """The logs in a broker, for one owner.
 
-    def __init__(self, connection: BrokerConnection, by: str) -> None:
+    At most one owner can write a log, and no lock or clock is needed for that. Every append is a compare-and-set: it
+    names the position of the newest message that the writer knows, and the broker refuses it if there is a newer one.
+    `acquire()` reads that position, and the first append of the new owner changes it. From then on the former owner is
+    fenced: its next append names an old position, however late it comes, because it was frozen or cut off. Until the
+    new owner's first append both could write, so whoever is first wins, and the other one starts again or ends.
+
+    After `acquire()` the position is taken from the reply to each append. Reading it again before an append would adopt
+    the messages of another owner as one's own, and write after them.
+
+    Attributes:
+        owner: The name under which this owner writes: its worker and the attempt.
+        fenced: True once an append was refused because of another owner.
+    """
+
+    def __init__(self, connection: BrokerConnection, owner: str) -> None:
         self._connection = connection
-        self.by = by
-        self._newest: dict[str, int] = {}  # the position of the last message of each session that is ours
-        self._last: dict[str, int] = {}
-        self._pages: dict[str, LogReader] = {}
-        self._shut: str | None = None
+        self._positions: dict[str, int] = {}  # of the newest message of each session, as far as this owner knows
+        self._last_seqs: dict[str, int] = {}
+        self._readers: dict[str, LogReader] = {}
+        self._blocked: str | None = None
+        self.owner = owner
         self.fenced = False
 
-    def shut(self, why: str) -> None:
-        """Write nothing any more."""
-        self._shut = why
+    def block_writes(self, reason: str) -> None:
+        """Refuse every append from now on."""
+        self._blocked = reason
 
     async def acquire(self, session: str) -> int:
-        """Take the session. Whoever had it before cannot write any more once we have."""
+        """Become the owner of a session: after the first append, the former owner cannot write any more.
+
+        Returns:
+            The number of the last record.
+        """
         try:
             newest = await self._connection.last("log", (session,))
         except BrokerError as error:
             raise StoreError(f"session {session!r} cannot be read: {error}") from error
-        self._newest[session] = 0 if newest is None else newest.position
-        self._last[session] = 0 if newest is None else last_seq(newest.data)
-        return self._last[session]
+        self._positions[session] = 0 if newest is None else newest.position
+        self._last_seqs[session] = 0 if newest is None else last_seq(newest.data)
+        return self._last_seqs[session]
 
     async def release(self, session: str) -> None:
-        """Give it back."""
-        self._newest.pop(session, None)
-        self._pages.pop(session, None)
+        """Stop being the owner of a session."""
+        self._positions.pop(session, None)
+        self._readers.pop(session, None)
 
     async def append(self, session: str, records: Sequence[LogRecord], *, durable: bool) -> frozenset[str]:
-        """Write these records. Raises: SessionInUse if another owner has written since."""
+        """Append records. Raises: SessionInUse if another owner has written since; StoreError."""
         if not records:
             return frozenset()
-        if self._shut is not None:
-            raise StoreError(f"session {session!r} is not written here any more: {self._shut}")
-        for data in packed(records, self.by):
-            before = self._newest[session]
+        if self._blocked is not None:
+            raise StoreError(f"session {session!r} is not written here any more: {self._blocked}")
+        for data in pack_records(records, self.owner):
+            before = self._positions[session]
             try:
-                position = await self._connection.append("log", (session,), data, after=before)
+                position = await self._connection.append("log", (session,), data, expected_last=before)
             except Fenced as error:
                 self.fenced = True
                 raise SessionInUse(f"session {session!r} has another owner: {error}") from error
             except BrokerError as error:
                 raise StoreError(f"session {session!r} cannot be written: {error}") from error
-            self._newest[session] = position
-            await self._connection.publish(("news", session), LogAppended.write(before, position, data))
-        self._last[session] = records[-1].seq
-        return frozenset()  # one owner writes: there is no second end
+            self._positions[session] = position
+            await self._connection.publish(("news", session), LogAppended.to_bytes(before, position, data))
+        self._last_seqs[session] = records[-1].seq
+        return frozenset()  # only one owner writes, so no turn has a second end that would be dropped
 
     async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[LogRecord]:
-        """The records after this seq. A server of a cluster that lags behind is asked again."""
-        pages = self._pages.setdefault(session, LogReader(self._connection, session))
+        """The next records after a number. A replica that lacks records known to exist is asked again."""
+        reader = self._readers.setdefault(session, LogReader(self._connection, session))
         for _ in range(STALE_TRIES):
             try:
-                found = await pages.after(after)
+                found = await reader.after(after)
             except BrokerError as error:
                 raise StoreError(f"session {session!r} cannot be read: {error}") from error
-            if found or after >= self._last.get(session, 0):
+            if found or after >= self._last_seqs.get(session, 0):
                 return found
-            await asyncio.sleep(STALE_SECONDS)  # real time: it will have caught up
+            await asyncio.sleep(STALE_SECONDS)  # real time: the replica catches up
         return []
 
     async def sessions(self) -> list[SessionInfo]:
-        """Whoever owns a session knows of no other."""
-        return [SessionInfo(session, seq) for session, seq in self._last.items()]
+        """The sessions that this owner has acquired. It knows of no others."""
+        return [SessionInfo(session, seq) for session, seq in self._last_seqs.items()]
 
     async def close(self) -> None:
-        """Write nothing any more."""
-        self.shut("the store is closed")
+        """Refuse every append from now on."""
+        self.block_writes("the store is closed")
 
 
 async def former_owner_has_ended(connection: BrokerConnection, assignment: Assignment) -> bool:
-    """Whether somebody has seen the end of the process that has written the log of this session last."""
+    """Whether the process that wrote the log of this session last is known to have ended."""
     if assignment.attempt == 1:
-        return False  # if there was one before, its order is gone, and with it who could have told
+        return False  # no earlier holder of this order could have left a note
     newest = await connection.last("log", (assignment.session,))
     notes = [one.data for one in await connection.read("inbox", (assignment.session,))]
     return newest is not None and to_json(OwnerEnded(last_owner(newest.data))) in notes

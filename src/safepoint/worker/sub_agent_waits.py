@@ -1,7 +1,7 @@
-"""Owns how the work on an order says that it waits for a sub-agent elsewhere, so that its place can be lent.
+"""Counts how many tool calls of an order wait for a sub-agent on a worker, so that the order's place can be lent.
 
-A worker has a number of places. If all of them were taken by turns that wait for sub-agents, and the sub-agents waited
-for a place, nothing would ever move again. So a turn that waits lends its place, and only sub-agents may have it.
+A worker has a limited number of places. If turns that wait for sub-agents took all of them, and the sub-agents waited
+for a place, there would be a deadlock. So a turn that waits lends its place, and only sub-agents may take it.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,33 +12,35 @@ __all__ = ["SubAgentWaits", "waiting_for_a_sub_agent"]
 
 
 class SubAgentWaits:
-    """How many calls of one order wait for a sub-agent. `changed` is told True with the first and False after the last.
+    """The number of calls of one order that wait for a sub-agent. Belongs to the event loop of the work."""
 
-    Belongs to the event loop of the work.
-    """
+    def __init__(self, on_change: Callable[[bool], object]) -> None:
+        """Start at zero.
 
-    def __init__(self, changed: Callable[[bool], object]) -> None:
-        self._changed = changed
+        Args:
+            on_change: Called with True when the first call begins to wait, and with False after the last one.
+        """
+        self._on_change = on_change
         self._count = 0
 
     def observe(self) -> None:
-        """From now on count the calls that are made in this context and in the tasks that are started from it."""
+        """Count the calls that are made in this context, and in the tasks that are started from it, from now on."""
         WAITS.set(self)
 
-    def add(self, one: int) -> None:
-        """One call more, or one less."""
-        before, self._count = self._count, self._count + one
+    def add(self, difference: int) -> None:
+        """Change the number of waiting calls."""
+        before, self._count = self._count, self._count + difference
         if bool(before) != bool(self._count):
-            self._changed(bool(self._count))
+            self._on_change(bool(self._count))
 
 
-# The order to which the running code belongs; None outside of a worker.
+# The counter of the order to which the running code belongs; None outside of a worker.
 WAITS: ContextVar[SubAgentWaits | None] = ContextVar("safepoint_waits", default=None)
 
 
 @contextmanager
 def waiting_for_a_sub_agent() -> Iterator[None]:
-    """Inside of the block the running work waits for a sub-agent. Does nothing outside of a worker."""
+    """Count the running call as waiting for a sub-agent inside the block. Does nothing outside of a worker."""
     waits = WAITS.get()
     if waits is None:
         yield

@@ -1,6 +1,7 @@
-"""Owns a worker's control plane: it takes orders, holds them, tells that it is there, and makes way when told.
+"""The control plane of a worker: takes orders, holds their leases, announces the worker, and shuts it down.
 
-It has an event loop and a connection of its own, in which nobody's work runs: a blocked worker still acknowledges.
+It has an event loop and a broker connection of its own, in which no session runs. So a worker whose tools block the
+other event loop still renews its leases and acknowledges stops.
 """
 
 import asyncio
@@ -17,10 +18,10 @@ from weakref import WeakSet
 
 from ..errors import SafepointError
 from ..version import __version__
-from .broker import KEPT, Broker, BrokerConnection, BrokerError, LeaseInForce, Order, Queue
+from .broker import RETENTION, Broker, BrokerConnection, BrokerError, LeaseInForce, Order, Queue
 from .executors import Executor, InlineExecutor, ProcessExecutor
 from .lease_agreement import agree_on_lease
-from .order_lease import OrderLease, put_up_again
+from .order_lease import OrderLease, TakenOrder, requeue
 from .process_pool import CannotStart, ProcessPool
 from .protocol import (
     Assignment,
@@ -40,18 +41,32 @@ from .worker_loop import WorkerLoop
 __all__ = ["Settings", "Supervisor"]
 
 log = logging.getLogger("safepoint")
+# How long one request for orders waits for the first of them.
 TAKE_SECONDS = 1.0
-BEAT_SECONDS = 3.0
-LOOK_SECONDS = 0.1
-# Whoever has not said for so long that it is there may not have been seen: the broker forgets what was said.
-UNSEEN_SECONDS = (KEPT["workers"].seconds or 0.0) - BEAT_SECONDS
-# After so many attempts more than allowed an order is dropped: not even its end could be written.
-HOPELESS = 5
+ANNOUNCE_SECONDS = 3.0
+# How often a shutdown checks whether its time is up.
+CHECK_SECONDS = 0.1
+# The broker deletes old announcements. After this long without a new one, other workers may not have seen this one.
+UNSEEN_SECONDS = (RETENTION["workers"].seconds or 0.0) - ANNOUNCE_SECONDS
+# How many attempts more than allowed are made to write the end of an order that is given up. Then it is dropped.
+GIVE_UP_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a worker works."""
+    """The settings of a worker, as documented for `Worker`.
+
+    Attributes:
+        broker: Where orders come from.
+        name: The name of the worker.
+        agents: The names of its agents.
+        targets: Where its processes load the agents from; empty if it has no processes.
+        concurrency: How many orders it works on at the same time.
+        grace: How long a turn may take to end after an immediate stop before its process is killed.
+        attempts: How many attempts are made at an order before it is given up.
+        idle_for: How long a session stays open without work.
+        since: When the worker was started, as a Unix time.
+    """
 
     broker: Broker
     name: str
@@ -64,66 +79,104 @@ class Settings:
     since: float = field(default_factory=time.time)
 
 
-class Supervisor:
-    """The control plane of one worker. `workshop`: where the work runs; None: each order has a process."""
+@dataclass(frozen=True, slots=True)
+class _Shutdown:
+    """How a worker ends what it works on; see `Supervisor.shut_down()`."""
 
-    def __init__(self, settings: Settings, workshop: WorkerLoop | None, stats: Stats) -> None:
+    within: float = 0.0
+    give_back: bool = True
+    reason: str = ""
+
+
+class Supervisor:
+    """The control plane of one worker.
+
+    Places. A worker holds at most `concurrency` orders whose work is active. An order whose turn waits for a sub-agent
+    on a worker lends its place, and only orders of sub-agents may take it: otherwise turns that wait could fill all
+    places while the sub-agents that they wait for find none. If every place is taken, sessions that are open but idle
+    are closed early.
+
+    Lost orders. Every message in an inbox has an order, which is added right after the message. If the sender dies in
+    between, or a worker dies between completing an order and adding its replacement, the message has none. Every
+    supervisor looks for such inboxes now and then, and adds the missing orders.
+
+    Hopeless orders. An order that was tried too often is given up, but not dropped at once: one more worker takes it,
+    without resuming anything, only to write the end of its open turns.
+    """
+
+    def __init__(self, settings: Settings, worker_loop: WorkerLoop | None, stats: Stats) -> None:
+        """Create it; `run()` does everything.
+
+        Args:
+            settings: The settings of the worker.
+            worker_loop: Where the work runs; None to run each order in a child process.
+            stats: The counters of the worker.
+        """
         self._settings = settings
-        self._workshop = workshop
+        self._worker_loop = worker_loop
         self._stats = stats
-        self._holds: dict[str, OrderLease] = {}
-        self._hurried: WeakSet[OrderLease] = WeakSet()
+        self._leases: dict[str, OrderLease] = {}  # by session
+        self._released: WeakSet[OrderLease] = WeakSet()  # those whose sessions were requested to close when idle
         self._pool = ProcessPool(settings.name, self._new_process)
-        self._free = asyncio.Event()
-        self._going = asyncio.Event()
-        self._gone = asyncio.Event()
-        self._how: tuple[float, bool, str] = (0.0, True, "")
-        self._failure: SafepointError | None = None  # why it goes by itself
+        self._place_changed = asyncio.Event()
+        self._leaving = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._shutdown = _Shutdown()
+        self._failure: SafepointError | None = None  # why it shuts down by itself
         self._announced = 0.0
-        self._only_sub_agents = False  # every place is taken, and some are lent
+        self._only_sub_agents = False  # True while all places are taken and only lent ones are available
         self._connection: BrokerConnection
 
-    async def run(self, started: Callable[[], object]) -> None:
-        """Until it is told to go.
+    async def run(self, on_started: Callable[[], object]) -> None:
+        """Work until `shut_down()` is called or the worker cannot go on.
+
+        Args:
+            on_started: Called when the worker begins to take orders.
 
         Raises:
-            BrokerError: there is no broker.
-            LeaseInForce: the other workers of an agent use another lease.
-            CannotStart: its processes end before they are ready; its orders were given back.
+            BrokerError: The broker cannot be reached.
+            LeaseInForce: The other workers of an agent use another lease.
+            CannotStart: The processes of the worker end before they are ready. Its orders were returned.
         """
         settings = self._settings
         self._connection = await settings.broker.connect(f"{settings.name} (control)")
         try:
-            await self._come()
+            await self._join()
             async with asyncio.TaskGroup() as group:
-                started()
-                group.create_task(self._be_there())
-                group.create_task(self._look_for_the_forgotten())
-                group.create_task(self._take_no_more())
-                await self._take(group)
-                await self._make_way(group)
-                self._gone.set()
-                self._pool.dismiss()
-            await self._unannounce()
+                on_started()
+                group.create_task(self._keep_announcing())
+                group.create_task(self._restore_lost_orders())
+                group.create_task(self._end_take_when_leaving())
+                await self._take_orders(group)
+                await self._end_leases(group)
+                self._stopped.set()
+                self._pool.close()
+            await self._withdraw_announcement()
         finally:
             await self._connection.close()
         if self._failure is not None:
             raise self._failure
 
-    async def _come(self) -> None:
-        """Say that this worker is there, and with which lease. Raises: LeaseInForce, if it may not be there with it."""
+    async def _join(self) -> None:
+        """Announce this worker, then agree on the lease. Raises: LeaseInForce if others use another one."""
         try:
             await self._announce()
             await agree_on_lease(self._connection, self._settings.name, self._queues)
         except BrokerError:
-            await self._unannounce()
+            await self._withdraw_announcement()
             raise
 
-    def go(self, within: float, give_back: bool, reason: str) -> None:
-        """Take nothing any more, and end. What is not done is given back, or ended for good."""
-        self._how = (within, give_back, reason)
-        self._going.set()
-        self._free.set()
+    def shut_down(self, within: float, give_back: bool, reason: str) -> None:
+        """Take no more orders, end those that are held, and return from `run()`.
+
+        Args:
+            within: The seconds in which running turns may reach a safe point; then they are stopped at once.
+            give_back: True to leave open turns to other workers; False to end them here, as aborted.
+            reason: The reason with which they are aborted.
+        """
+        self._shutdown = _Shutdown(within, give_back, reason)
+        self._leaving.set()
+        self._place_changed.set()
 
     @property
     def _queues(self) -> list[Queue]:
@@ -133,65 +186,61 @@ class Supervisor:
     def _sub_queues(self) -> list[Queue]:
         return [("sub", agent) for agent in self._settings.agents]
 
-    def _open_to(self) -> tuple[list[Queue], int]:
-        """From which queues orders may be taken now, and how many.
-
-        An order that waits for a sub-agent lends its place, and only sub-agents may have it. So whatever waits for
-        sub-agents here, one of them can be worked on; and how much works at the same time stays the same.
-        """
+    def _available(self) -> tuple[list[Queue], int]:
+        """The queues from which orders may be taken now, and how many of them."""
         places = self._settings.concurrency
-        if len(self._holds) < places:
-            return self._queues, places - len(self._holds)
-        working = sum(not order_lease.waits for order_lease in self._holds.values())
+        if len(self._leases) < places:
+            return self._queues, places - len(self._leases)
+        working = sum(not order_lease.waits for order_lease in self._leases.values())
         return self._sub_queues, places - working
 
-    def _give_up_working(self, error: SafepointError) -> None:
-        """Go by itself. Whoever started the worker is told why when it has gone."""
+    def _fail(self, error: SafepointError) -> None:
+        """Shut down because of an error, which `run()` raises at its end."""
         log.error("worker %s gives its orders back and leaves: %s", self._settings.name, error)
         self._failure = error
-        self.go(self._settings.grace, give_back=True, reason=str(error))
+        self.shut_down(self._settings.grace, give_back=True, reason=str(error))
 
-    async def _take(self, group: asyncio.TaskGroup) -> None:
-        while not self._going.is_set():
+    async def _take_orders(self, group: asyncio.TaskGroup) -> None:
+        while not self._leaving.is_set():
             if not self._pool.works:
                 try:
-                    await self._pool.recover(group, self._going)
+                    await self._pool.recover(group, self._leaving)
                 except CannotStart as error:
-                    self._give_up_working(error)
+                    self._fail(error)
                 continue
-            self._free.clear()
-            queues, room = self._open_to()
+            self._place_changed.clear()
+            queues, places = self._available()
             self._only_sub_agents = queues == self._sub_queues
             if self._only_sub_agents:
-                self._hurry(group)
-            if room <= 0:
-                await self._free.wait()
+                self._release_idle_sessions(group)
+            if places <= 0:
+                await self._place_changed.wait()
                 continue
             try:
-                orders = await self._connection.take(queues, room, TAKE_SECONDS)
-            except LeaseInForce as error:  # it was away for so long that others have changed the lease
-                self._give_up_working(error)
+                orders = await self._connection.take(queues, places, TAKE_SECONDS)
+            except LeaseInForce as error:  # others have changed the lease while this worker was cut off
+                self._fail(error)
                 continue
             except BrokerError as error:
                 log.warning("worker %s: no orders: %s", self._settings.name, error)
-                await set_within(TAKE_SECONDS, self._going)
+                await set_within(TAKE_SECONDS, self._leaving)
                 continue
             for order in orders:
                 await self._begin(order, group)
 
-    def _hurry(self, group: asyncio.TaskGroup) -> None:
-        """There is no place left: whoever has nothing to do makes way as soon as it can."""
-        for order_lease in self._holds.values():
-            if order_lease not in self._hurried:
-                self._hurried.add(order_lease)
-                group.create_task(order_lease.executor.ask(ReleaseWhenIdle()))
+    def _release_idle_sessions(self, group: asyncio.TaskGroup) -> None:
+        """Have sessions closed as soon as they are idle, because all places are taken."""
+        for order_lease in self._leases.values():
+            if order_lease not in self._released:
+                self._released.add(order_lease)
+                group.create_task(order_lease.executor.request(ReleaseWhenIdle()))
 
-    async def _take_no_more(self) -> None:
-        await self._going.wait()
-        await self._look_again()
+    async def _end_take_when_leaving(self) -> None:
+        await self._leaving.wait()
+        await self._end_take()
 
-    async def _look_again(self) -> None:
-        """Do not wait for orders any longer with what was known before."""
+    async def _end_take(self) -> None:
+        """End a `take()` that is waiting, so that the next one uses the current places."""
         with suppress(BrokerError):
             await self._connection.publish(("orders", "at", self._settings.name), b"")
 
@@ -199,32 +248,32 @@ class Supervisor:
         self._stats.taken += 1
         self._stats.redelivered += order.attempt > 1
         try:
-            if self._going.is_set():
+            if self._leaving.is_set():
                 await order.give_back()
-            elif order.session in self._holds:  # the one before it has not ended here; if it does not, do not hurry
+            elif order.session in self._leases:  # the last work on it is ending here, or hangs: then retry less often
                 await order.give_back(0.1 if order.attempt < 3 else self._connection.lease)
-            elif not self._pool.works:  # it came in the moment in which that was noticed
-                await put_up_again(self._connection, order, queue_of(from_json(Placement, order.data)))
+            elif not self._pool.works:  # the order was taken just before a process failed to start
+                await requeue(self._connection, order, queue_of(from_json(Placement, order.data)))
             elif await self._may_be_tried(order):
-                place: Placement = from_json(Placement, order.data)
-                self._holds[order.session] = order_lease = self._made(order, place, group)
-                group.create_task(self._order_lease(order.session, order_lease))
+                placement = from_json(Placement, order.data)
+                self._leases[order.session] = order_lease = self._new_lease(order, placement, group)
+                group.create_task(self._run_lease(order.session, order_lease))
         except BrokerError as error:
             log.warning("session %s: its order cannot be taken: %s", order.session, error)
             with suppress(BrokerError):
                 await order.give_back(min(0.1 * 2**order.attempt, 5.0))
-        except OSError as error:  # there is no room for one more process: the order can do nothing about that
+        except OSError as error:  # the system cannot start one more process, which is no fault of the order
             log.warning("session %s: its order cannot be worked on here: %s", order.session, error)
             with suppress(BrokerError):
-                await put_up_again(self._connection, order, queue_of(from_json(Placement, order.data)))
+                await requeue(self._connection, order, queue_of(from_json(Placement, order.data)))
 
     async def _may_be_tried(self, order: Order) -> bool:
-        """False: it was tried so often that it is gone."""
+        """Whether to work on an order. One that was tried too often is given up, and after some more tries dropped."""
         attempt, attempts = attempt_of(order), self._settings.attempts
         if attempt > attempts:
             await self._give_up(order.session, attempt)
-        if attempt > attempts + HOPELESS:
-            await order.done()
+        if attempt > attempts + GIVE_UP_ATTEMPTS:
+            await order.complete()
             return False
         return True
 
@@ -233,21 +282,23 @@ class Supervisor:
             self._stats.dead += 1
             why = f"{attempt - 1} attempts have not brought it to an end"
             log.error("session %s: %s: what runs there is ended and not run again", session, why)
-            told = {"session": session, "attempts": attempt - 1, "why": why}
-            await self._connection.append("dead", (session,), json.dumps(told).encode())
+            letter = {"session": session, "attempts": attempt - 1, "why": why}
+            await self._connection.append("dead", (session,), json.dumps(letter).encode())
 
-    def _made(self, order: Order, place: Placement, group: asyncio.TaskGroup) -> OrderLease:
+    def _new_lease(self, order: Order, placement: Placement, group: asyncio.TaskGroup) -> OrderLease:
         settings, attempt = self._settings, attempt_of(order)
         resume = attempt <= settings.attempts
-        # An order of a pinned session comes also to a worker that was started without the session's agent.
-        offered = place.agent in settings.agents
-        about = Assignment(order.session, place.agent, settings.name, attempt, resume, settings.idle_for, offered)
+        # The order of a session that is pinned to this worker comes here even if the worker lacks its agent.
+        offered = placement.agent in settings.agents
+        assignment = Assignment(
+            order.session, placement.agent, settings.name, attempt, resume, settings.idle_for, offered
+        )
+        taken = TakenOrder(order, queue_of(placement), assignment)
         executor = self._executor(group)
-        stats, free = self._stats, self._free.set
-        return OrderLease(self._connection, order, queue_of(place), about, executor, settings.grace, stats, free)
+        return OrderLease(self._connection, taken, executor, settings.grace, self._stats, self._place_changed.set)
 
-    async def _order_lease(self, session: str, order_lease: OrderLease) -> None:
-        """Until it has ended, however that comes: one order does not take the others with it."""
+    async def _run_lease(self, session: str, order_lease: OrderLease) -> None:
+        """Hold an order until its end. An error of one order must not end the others."""
         try:
             await order_lease.run()
         except BrokerError as error:
@@ -255,65 +306,65 @@ class Supervisor:
         except Exception:
             log.exception("session %s: the work on it broke off", session)
         finally:
-            del self._holds[session]
+            del self._leases[session]
             if isinstance(order_lease.executor, ProcessExecutor):
                 self._pool.give_back(order_lease.executor)
-            self._free.set()
-            if self._only_sub_agents:  # now there may be a place for other orders
-                await self._look_again()
+            self._place_changed.set()
+            if self._only_sub_agents:  # now other orders may be taken as well
+                await self._end_take()
 
     def _executor(self, group: asyncio.TaskGroup) -> Executor:
-        if self._workshop is not None:
-            return InlineExecutor(self._workshop)
+        if self._worker_loop is not None:
+            return InlineExecutor(self._worker_loop)
         return self._pool.take(group)
 
     def _new_process(self) -> ProcessExecutor:
         return ProcessExecutor(self._settings.broker, self._settings.targets, self._settings.name)
 
-    async def _make_way(self, group: asyncio.TaskGroup) -> None:
-        """Let every order go, in time; what does not let go is ended by force where that is possible."""
-        within, give_back, reason = self._how
-        limit, told = time.monotonic() + within + self._settings.grace, set[OrderLease]()
-        while self._holds:
-            self._free.clear()
-            for order_lease in self._holds.values():
+    async def _end_leases(self, group: asyncio.TaskGroup) -> None:
+        """End all orders in time. Work that has not ended by then is killed where that is possible."""
+        shutdown = self._shutdown
+        limit, notified = time.monotonic() + shutdown.within + self._settings.grace, set[OrderLease]()
+        while self._leases:
+            self._place_changed.clear()
+            for order_lease in self._leases.values():
                 if time.monotonic() > limit:
                     order_lease.executor.kill()
-                elif order_lease in told:
+                elif order_lease in notified:
                     continue
-                elif give_back:
-                    order_lease.executor.leave(within)
-                    told.add(order_lease)
+                elif shutdown.give_back:
+                    order_lease.executor.hand_over(shutdown.within)
+                    notified.add(order_lease)
                 else:
-                    group.create_task(self._end(order_lease, reason))
-                    told.add(order_lease)
-            await set_within(LOOK_SECONDS, self._free)
+                    group.create_task(self._close_session(order_lease, shutdown.reason))
+                    notified.add(order_lease)
+            await set_within(CHECK_SECONDS, self._place_changed)
 
-    async def _end(self, order_lease: OrderLease, reason: str) -> None:
-        """Close its session for good, as soon as it is open."""
-        while order_lease in self._holds.values():
-            reply = await order_lease.executor.ask(CloseCall(reason))
+    async def _close_session(self, order_lease: OrderLease, reason: str) -> None:
+        """Close the session of an order for good, as soon as it is open."""
+        while order_lease in self._leases.values():
+            reply = await order_lease.executor.request(CloseCall(reason))
             if reply is not None and reply.ok:
                 return
-            await asyncio.sleep(LOOK_SECONDS)  # real time: the session is being opened
+            await asyncio.sleep(CHECK_SECONDS)  # real time: the session is being opened
 
-    # Being there
+    # The announcement
 
     @property
     def info(self) -> WorkerInfo:
-        """What this worker says of itself."""
+        """The announcement of this worker."""
         settings = self._settings
         return WorkerInfo(
             name=settings.name,
             agents=settings.agents,
-            live=len(self._holds),
+            live=len(self._leases),
             concurrency=settings.concurrency,
-            isolation="process" if self._workshop is None else "task",
+            isolation="process" if self._worker_loop is None else "task",
             version=__version__,
             pid=os.getpid(),
             machine=platform.node(),
             since=settings.since,
-            draining=self._going.is_set(),
+            draining=self._leaving.is_set(),
             lease=self._connection.lease,
             **asdict(self._stats),
         )
@@ -322,30 +373,31 @@ class Supervisor:
         await self._connection.append("workers", (self._settings.name,), to_json(self.info))
         self._announced = time.monotonic()
 
-    async def _unannounce(self) -> None:
+    async def _withdraw_announcement(self) -> None:
         with suppress(BrokerError):
-            await self._connection.trim("workers", (self._settings.name,), 2**62)
+            await self._connection.purge("workers", (self._settings.name,), 2**62)
 
-    async def _be_there(self) -> None:
-        """Say again and again that this worker is there."""
-        while not await set_within(BEAT_SECONDS, self._gone):
+    async def _keep_announcing(self) -> None:
+        while not await set_within(ANNOUNCE_SECONDS, self._stopped):
             unseen = time.monotonic() - self._announced > UNSEEN_SECONDS
             try:
                 await self._announce()
-                if unseen and not self._going.is_set():  # who came meanwhile could not see us, nor our lease
+                # A worker that was started while this one was cut off did not see its lease: agree once more.
+                if unseen and not self._leaving.is_set():
                     await agree_on_lease(self._connection, self._settings.name, self._queues)
             except LeaseInForce as error:
-                self._give_up_working(error)
+                self._fail(error)
             except BrokerError as error:
-                log.debug("worker %s cannot say that it is there: %s", self._settings.name, error)
+                log.debug("worker %s cannot announce itself: %s", self._settings.name, error)
 
-    async def _look_for_the_forgotten(self) -> None:
-        """Sessions with something in their inbox and no order: whoever should have put one up has died."""
-        while not await set_within(self._connection.lease * random.uniform(0.5, 1.5), self._gone):
+    async def _restore_lost_orders(self) -> None:
+        """Add an order for each session that has something in its inbox and no order."""
+        # The interval is random, so that the workers do not all look at the same moment.
+        while not await set_within(self._connection.lease * random.uniform(0.5, 1.5), self._stopped):
             with suppress(BrokerError):
                 waiting = {key[0] for key in await self._connection.keys("inbox")}
-                for session in waiting - await self._connection.ordered() if waiting else ():
+                for session in waiting - await self._connection.pending_sessions() if waiting else ():
                     entry = await self._connection.last("sessions", (session,))
                     if entry is not None:
-                        place: Placement = from_json(Placement, entry.data)
-                        await self._connection.order(queue_of(place), session, entry.data)
+                        placement = from_json(Placement, entry.data)
+                        await self._connection.enqueue(queue_of(placement), session, entry.data)

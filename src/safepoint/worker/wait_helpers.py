@@ -1,4 +1,4 @@
-"""Owns one way to wait: until something has happened, or so many seconds have gone. Knows nothing of what it is."""
+"""Waits for an event with a time limit."""
 
 import asyncio
 
@@ -6,7 +6,13 @@ __all__ = ["set_within"]
 
 
 async def set_within(seconds: float, event: asyncio.Event) -> bool:
-    """True: it has happened by then. Others have their turn even where there is no time left."""
+    """Wait until `event` is set, but no longer than `seconds`.
+
+    Even if no time is left, other tasks run once, so that a loop around this cannot block the event loop.
+
+    Returns:
+        Whether the event is set.
+    """
     try:
         async with asyncio.timeout(max(seconds, 0.001)):
             await event.wait()

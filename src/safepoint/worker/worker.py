@@ -1,4 +1,4 @@
-"""Owns a worker: its agents, where its work runs, and the thread of its control plane. Knows nothing of orders."""
+"""A worker: its agents, where its work runs, and the thread of its control plane. Knows nothing of orders."""
 
 import asyncio
 import os
@@ -21,19 +21,15 @@ from .worker_loop import WorkerLoop
 
 __all__ = ["Worker"]
 
-TAKES = "agents of this process run in it: give them as 'module:agent' to have them in processes of their own"
+NEEDS_TARGETS = "agents of this process run in it: give them as 'module:agent' to have them in processes of their own"
 
 
 class Worker:
-    """Runs the turns of sessions that others host. `async with Worker("my_agents:helper", broker): …`
+    """Runs the turns of sessions that servers host: `async with Worker("my_agents:helper", broker): …`.
 
-    agents       "module:agent", or several of them; or agents themselves, which then run in this process
-    name         who it is among the workers; sessions can be pinned to it
-    concurrency  how many sessions at once
-    isolation    "process": each in a process that can be ended by force; "task": all in the event loop of `start()`
-    grace        how long a turn that was told to stop at once may take before its process is ended
-    attempts     how often a session that kills its workers is tried
-    idle_for     how long a session is kept open after its last turn
+    Attributes:
+        name: The name of the worker.
+        stats: Its counters.
     """
 
     def __init__(
@@ -48,6 +44,22 @@ class Worker:
         attempts: int = 10,
         idle_for: float = 1.0,
     ) -> None:
+        """Create a worker; `start()` starts it.
+
+        Args:
+            agents: "module:agent", or several of them; or agents themselves, which then run in this process.
+            broker: Where orders come from.
+            name: The name of the worker, to which sessions can be pinned; by default a new one.
+            concurrency: How many sessions run at the same time.
+            isolation: "process" to run each session in a process that can be killed, "task" to run all of them in the
+                event loop of `start()`. By default "process" if `agents` are given as "module:agent".
+            grace: How long a turn may take to end after an immediate stop before its process is killed.
+            attempts: How many attempts are made at a session whose worker dies before its turns are given up.
+            idle_for: How many seconds a session stays open after its last turn.
+
+        Raises:
+            UsageError: The arguments do not fit together.
+        """
         targets: tuple[str, ...] = ()
         if isinstance(agents, Agent):
             agents = {agents.name: agents}
@@ -55,7 +67,7 @@ class Worker:
             targets = (agents,) if isinstance(agents, str) else tuple(agents)
             agents = {agent.name: agent for agent in map(load_agent, targets)}
         if isolation == "process" and not targets:
-            raise UsageError(TAKES)
+            raise UsageError(NEEDS_TARGETS)
         if not agents:
             raise UsageError("a worker needs at least one agent")
         if concurrency < 1 or attempts < 1:
@@ -76,22 +88,22 @@ class Worker:
             attempts,
             check_seconds("idle_for", idle_for),
         )
-        self._workshop: WorkerLoop | None = None
+        self._worker_loop: WorkerLoop | None = None
         self._supervisor: Supervisor | None = None
         self._control: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
-        """Begin to take orders.
+        """Start to take orders.
 
         Raises:
-            BrokerError: there is no broker.
-            LeaseInForce: the other workers of an agent use another lease.
+            BrokerError: The broker cannot be reached.
+            LeaseInForce: The other workers of an agent use another lease.
         """
         loop = asyncio.get_running_loop()
         if not self._in_process:
-            self._workshop = WorkerLoop(self._settings.broker, self._agents, self.name)
-            await self._workshop.open()
+            self._worker_loop = WorkerLoop(self._settings.broker, self._agents, self.name)
+            await self._worker_loop.open()
         started: asyncio.Future[None] = loop.create_future()
         self._ended = loop.create_future()
         thread = threading.Thread(target=self._supervise, args=[loop, started], name=f"worker {self.name}", daemon=True)
@@ -99,18 +111,18 @@ class Worker:
         try:
             await started
         except BaseException:
-            if self._workshop is not None:
-                await self._workshop.close()
+            if self._worker_loop is not None:
+                await self._worker_loop.close()
             raise
 
-    def _supervise(self, loop_tasks: asyncio.AbstractEventLoop, started: "asyncio.Future[None]") -> None:
-        """The control plane: a thread with an event loop of its own."""
-        assert self._ended is not None  # for the type checker: it was made by start()
+    def _supervise(self, caller_loop: asyncio.AbstractEventLoop, started: "asyncio.Future[None]") -> None:
+        """Run the control plane, in a thread with an event loop of its own."""
+        assert self._ended is not None  # for the type checker: start() has set it
 
         async def supervise() -> None:
-            self._supervisor = Supervisor(self._settings, self._workshop, self.stats)
+            self._supervisor = Supervisor(self._settings, self._worker_loop, self.stats)
             self._control = asyncio.get_running_loop()
-            await self._supervisor.run(lambda: loop_tasks.call_soon_threadsafe(_finish, started, None))
+            await self._supervisor.run(lambda: caller_loop.call_soon_threadsafe(_finish, started, None))
 
         failure: BaseException | None = None
         try:
@@ -118,21 +130,21 @@ class Worker:
         except BaseException as error:
             failure = error
         try:
-            loop_tasks.call_soon_threadsafe(_finish, started, failure)
-            loop_tasks.call_soon_threadsafe(_finish, self._ended, failure)
+            caller_loop.call_soon_threadsafe(_finish, started, failure)
+            caller_loop.call_soon_threadsafe(_finish, self._ended, failure)
         except RuntimeError:
-            pass  # the program ends
+            pass  # the event loop of the caller is closed, because the program ends
 
     async def wait(self, timeout: float | None = None) -> None:
-        """Wait until it has ended. Whoever stops waiting does not end it.
+        """Wait until it has ended. Ending the wait does not end the worker.
 
         Args:
             timeout: Seconds to wait for.
 
         Raises:
-            TimeoutError: It has not ended by then. It goes on.
+            TimeoutError: It has not ended by then, and goes on.
             UsageError: It was not started.
-            SafepointError: What has ended it.
+            SafepointError: The error that has ended it.
         """
         if self._ended is None:
             raise UsageError("the worker was not started")
@@ -140,24 +152,26 @@ class Worker:
             await asyncio.shield(self._ended)
 
     async def close(self, *, within: float = 0.0, give_back: bool = True, reason: str = "shutdown") -> None:
-        """Take no more orders, and end.
+        """Take no more orders, end those that are held, and stop the worker.
 
-        within     so many seconds for turns to reach a safe point; then they are stopped at once
-        give_back  True: other workers go on with what is not done; False: it is ended here, as aborted
+        Args:
+            within: The seconds in which running turns may reach a safe point; then they are stopped at once.
+            give_back: True to leave open turns to other workers; False to end them here, as aborted.
+            reason: The reason with which they are aborted.
         """
         check_seconds("within", within)
         supervisor, control = self._supervisor, self._control
         if supervisor is None or control is None:
             return
         try:
-            control.call_soon_threadsafe(supervisor.go, within, give_back, reason)
+            control.call_soon_threadsafe(supervisor.shut_down, within, give_back, reason)
         except RuntimeError:
             pass  # it has ended already
         try:
             await self.wait()
         finally:
-            if self._workshop is not None:
-                await self._workshop.close()
+            if self._worker_loop is not None:
+                await self._worker_loop.close()
 
     async def __aenter__(self) -> "Worker":
         await self.start()
@@ -170,12 +184,12 @@ class Worker:
 
 
 def _check_sendable(broker: Broker) -> None:
-    """Raises: UsageError for a broker that lives in this process."""
+    """Refuse a broker that cannot be pickled for another process. Raises: UsageError."""
     try:
         pickle.dumps(broker)
     except Exception as error:
-        told = f"{type(broker).__name__} cannot be sent to processes of their own: use isolation='task'"
-        raise UsageError(told) from error
+        why = f"{type(broker).__name__} cannot be sent to processes of their own: use isolation='task'"
+        raise UsageError(why) from error
 
 
 def _finish(future: "asyncio.Future[None]", error: BaseException | None) -> None:
@@ -184,4 +198,4 @@ def _finish(future: "asyncio.Future[None]", error: BaseException | None) -> None
             future.set_result(None)
         else:
             future.set_exception(error)
-            future.exception()  # seen, also if nobody waits
+            future.exception()  # marks it as retrieved, in case nothing waits for it

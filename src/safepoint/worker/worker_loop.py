@@ -1,6 +1,6 @@
-"""Owns where orders are worked on: one event loop, one link, some runners. Any thread may ask and tell.
+"""The event loop in which sessions run, with its connection to the broker. Other threads send it calls.
 
-Whether its event loop still moves can be seen from outside: what blocks it does not block a stop.
+A blocked event loop can be noticed from another thread, and a stop is applied there without waiting for the loop.
 """
 
 import asyncio
@@ -15,12 +15,13 @@ from .stall_detector import StallDetector
 
 __all__ = ["SWITCH_SECONDS", "WorkerLoop"]
 
-# For the process: a stop is acknowledged by another thread, which must not wait 5 ms for the one that works.
+# The interval after which Python switches threads. A stop is acknowledged by another thread than the one that works,
+# and must not wait the default 5 ms for its turn.
 SWITCH_SECONDS = 0.0005
 
 
 class WorkerLoop:
-    """The work of one process. Belongs to the event loop that runs when it is made."""
+    """Runs orders in the event loop in which it is created. Its methods may be called from any thread."""
 
     def __init__(self, broker: Broker, agents: Mapping[str, Agent], name: str) -> None:
         self._broker = broker
@@ -28,49 +29,49 @@ class WorkerLoop:
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._connection: BrokerConnection | None = None
-        self._pulse = StallDetector()
+        self._stall_detector = StallDetector()
 
     async def open(self) -> None:
-        """Connect. Raises: BrokerError."""
+        """Connect to the broker. Raises: BrokerError."""
         self._connection = await self._broker.connect(f"{self._name} (work)")
-        self._pulse.start()
+        self._stall_detector.start()
 
     @property
-    def busy(self) -> float:
-        """For so many seconds the event loop has not moved; 0.0 while it does."""
-        return self._pulse.standstill
+    def blocked_for(self) -> float:
+        """The seconds for which the event loop has been blocked; 0.0 if it is not."""
+        return self._stall_detector.stalled_for
 
-    def begin(
+    def create_runner(
         self,
         assignment: Assignment,
-        heard: Callable[[str | None], object],
-        waits: Callable[[bool], object] = lambda waits: None,
+        on_turn: Callable[[str | None], object],
+        on_waiting: Callable[[bool], object] = lambda waits: None,
     ) -> OrderRunner:
-        """A runner, which can be stopped from now on."""
-        assert self._connection is not None  # for the type checker: it was opened
-        return OrderRunner(self._connection, self._agents, assignment, heard, waits, self._pulse)
+        """Create the runner of an order. It can be stopped from now on; `run()` starts its work."""
+        assert self._connection is not None  # for the type checker: open() comes first
+        return OrderRunner(self._connection, self._agents, assignment, on_turn, on_waiting, self._stall_detector)
 
     def run(self, runner: OrderRunner) -> "concurrent.futures.Future[Ending]":
-        """Let it work. Any thread."""
+        """Start the work of a runner."""
         return asyncio.run_coroutine_threadsafe(runner.run(), self._loop)
 
-    def ask(self, runner: OrderRunner, call: Call) -> "concurrent.futures.Future[Reply]":
-        """Ask something of its session; a stop is answered at once. Any thread."""
+    def request(self, runner: OrderRunner, call: Call) -> "concurrent.futures.Future[Reply]":
+        """Send a call to the session of a runner. A stop is applied in the calling thread, before this returns."""
         if isinstance(call, StopCall):
             answered: concurrent.futures.Future[Reply] = concurrent.futures.Future()
             answered.set_result(runner.stop(call))
             return answered
         return asyncio.run_coroutine_threadsafe(runner.handle(call), self._loop)
 
-    def post(self, call: Callable[..., object], *args: object) -> None:
-        """Call something in the event loop of the work. Any thread."""
+    def post(self, callback: Callable[..., object], *args: object) -> None:
+        """Call a function in the event loop. Does nothing once the loop is closed."""
         try:
-            self._loop.call_soon_threadsafe(call, *args)
+            self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
-            pass  # it is closed: nothing is left that could hear it
+            pass
 
     async def close(self) -> None:
-        """Let go of the link."""
-        self._pulse.stop()
+        """Close the connection."""
+        self._stall_detector.stop()
         if self._connection is not None:
             await self._connection.close()

@@ -33,7 +33,7 @@ async def test_two_who_create_a_session_at_once_get_the_same_one(new: New):
 
 
 async def nothing_ordered(connection: BrokerConnection) -> bool:
-    return not await connection.ordered()
+    return not await connection.pending_sessions()
 
 
 @each_broker
@@ -95,9 +95,9 @@ async def test_a_stop_of_another_session_is_none_of_this_one():
 
 
 async def test_a_worker_that_falls_silent_is_not_listed_for_ever(monkeypatch: pytest.MonkeyPatch):
-    from safepoint.worker.broker import KEPT, Retention
+    from safepoint.worker.broker import RETENTION, Retention
 
-    monkeypatch.setitem(KEPT, "workers", Retention(newest_only=True, seconds=0.2))
+    monkeypatch.setitem(RETENTION, "workers", Retention(newest_only=True, seconds=0.2))
     broker = memory()
     async with hosting(broker) as host, working(talker(), broker):
         assert len(await host.workers()) == 1

@@ -40,11 +40,11 @@ async def finished(executor: Executor) -> Ending:
 async def child(broker: Broker) -> AsyncIterator[ProcessExecutor]:
     async with asyncio.TaskGroup() as group:
         executor = ProcessExecutor(broker, [TARGET], "w")
-        group.create_task(executor.conversation())
+        group.create_task(executor.read_messages())
         try:
             yield executor
         finally:
-            executor.dismiss()
+            executor.close()
 
 
 async def progress(connection: BrokerConnection, count: int = 1) -> str:
@@ -77,9 +77,9 @@ async def test_a_child_that_is_still_starting_is_waited_for_unless_it_is_about_a
         await send(connection, "t1", "pid")
         executor.begin(ORDER, lambda turn_id: None)
         began = time.monotonic()
-        assert await executor.ask(StopCall("t1", "NOW")) is None  # it is in its line all the same
+        assert await executor.request(StopCall("t1", "NOW")) is None  # it is in its line all the same
         assert time.monotonic() - began < 1.0
-        reply = await executor.ask(CloseCall("enough"))
+        reply = await executor.request(CloseCall("enough"))
         assert reply is not None
         assert await finished(executor) == "idle"
         assert ends(await logged(connection, "s"))["t1"].status == "aborted"
@@ -95,7 +95,9 @@ async def test_a_child_whose_loop_is_blocked_answers_a_stop_and_says_so():
             await progress(connection)
 
             async def busy() -> bool:
-                reply = await executor.ask(StopCall("t9", "NOW"))  # of a turn that is not there: it must get to block
+                reply = await executor.request(
+                    StopCall("t9", "NOW")
+                )  # of a turn that is not there: it must get to block
                 return reply is not None and reply.busy > 0 and "has not moved" in reply.message
 
             await eventually(busy)
@@ -112,7 +114,7 @@ async def test_nothing_that_a_child_has_started_outlives_it():
             ending = group.create_task(finished(executor))
             grandchild = int(await progress(connection))
             assert not gone(executor.pid, grandchild)
-            executor.cut("the lease is lost")
+            executor.revoke("the lease is lost")
             assert await ending == "died"
 
         async def all_gone() -> bool:
@@ -131,13 +133,13 @@ async def test_of_a_child_that_has_died_nothing_is_heard_any_more():
 
         await eventually(noticed)
         assert await finished(executor) == "died"
-        assert await executor.ask(StopCall("t1")) is None
+        assert await executor.request(StopCall("t1")) is None
 
 
 async def test_whoever_asks_while_a_child_dies_is_told_that():
     async with child(nats()) as executor, asyncio.TaskGroup() as group:
         executor.begin(ORDER, lambda turn_id: None)
-        asked = group.create_task(executor.ask(CloseCall("enough")))
+        asked = group.create_task(executor.request(CloseCall("enough")))
         await asyncio.sleep(0)
         executor.kill()
         reply = await asked
@@ -158,7 +160,7 @@ async def test_a_child_makes_way_when_told():
                 return told == ["t1"]
 
             await eventually(begun)
-            executor.leave(0.0)
+            executor.hand_over(0.0)
             assert await ending == "left"
         assert ends(await logged(connection, "s"))["t1"].reason.kind == "lease_lost"
 
@@ -168,7 +170,7 @@ async def test_a_child_whose_agent_cannot_be_loaded_has_not_started_and_says_why
 ):
     async with asyncio.TaskGroup() as group:
         executor = ProcessExecutor(nats(), ["tests.worker.cast:nobody"], "w")
-        group.create_task(executor.conversation())
+        group.create_task(executor.read_messages())
         executor.begin(ORDER, lambda turn_id: None)
         assert await finished(executor) == "unstarted"
         assert "nobody" in executor.failure
@@ -181,10 +183,10 @@ async def test_a_child_whose_agent_cannot_be_loaded_has_not_started_and_says_why
 @asynccontextmanager
 async def here(broker: Broker, *answers: object, **options: object) -> AsyncIterator[InlineExecutor]:
     agent = talker(*answers, name="actor", **options)
-    workshop = WorkerLoop(broker, {"actor": agent}, "w")
-    await workshop.open()
-    yield InlineExecutor(workshop)
-    await workshop.close()
+    worker_loop = WorkerLoop(broker, {"actor": agent}, "w")
+    await worker_loop.open()
+    yield InlineExecutor(worker_loop)
+    await worker_loop.close()
 
 
 async def test_a_seat_in_this_process_works_and_cannot_be_killed():
@@ -193,7 +195,7 @@ async def test_a_seat_in_this_process_works_and_cannot_be_killed():
         await send(connection, "t1", "hello")
         told: list[str | None] = []
         executor.begin(ORDER, told.append)
-        reply = await executor.ask(CloseCall("enough"))
+        reply = await executor.request(CloseCall("enough"))
         assert reply is not None
         assert reply.error == "opening"
         assert await finished(executor) == "idle"
@@ -220,9 +222,9 @@ async def test_what_is_asked_of_a_blocked_loop_is_not_waited_for():
         """Ask from another thread, and wait here until it has its answers."""
 
         async def ask() -> None:
-            while not (reply := await executor.ask(StopCall("t9"))).busy:  # type: ignore[union-attr]
+            while not (reply := await executor.request(StopCall("t9"))).busy:  # type: ignore[union-attr]
                 await asyncio.sleep(0.01)  # real time: until somebody notices that the loop is blocked
-            replies.extend([reply, await executor.ask(CloseCall("enough"))])
+            replies.extend([reply, await executor.request(CloseCall("enough"))])
 
         import threading
 
@@ -245,6 +247,6 @@ async def test_a_seat_in_this_process_makes_way_and_lets_go():
     for way in ("leave", "cut"):
         async with linked(broker) as connection, here(broker, "one") as executor:
             executor.begin(ORDER, lambda turn_id: None)
-            executor.leave(0.0) if way == "leave" else executor.cut("the lease is lost")
+            executor.hand_over(0.0) if way == "leave" else executor.revoke("the lease is lost")
             assert await finished(executor) == "left"
             assert await connection.keys("inbox") == []

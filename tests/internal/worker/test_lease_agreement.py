@@ -63,7 +63,7 @@ async def test_of_workers_that_start_at_once_with_two_leases_those_that_stay_hav
 async def test_a_worker_that_was_not_seen_for_long_and_finds_another_lease_leaves(
     new: New, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(supervisor, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(supervisor, "ANNOUNCE_SECONDS", 0.1)
     broker = new(lease=6.0)
     worker = Worker(talker(), broker)
     await worker.start()
@@ -97,6 +97,6 @@ async def test_a_worker_whose_connection_comes_back_finds_the_lease_that_is_in_f
         assert isinstance(connection, NatsConnection)
         assert await connection.take([ANY], 1, 0.0) == []
         await other.change_lease(ANY)
-        await connection.returned()
+        await connection.reconnected()
         with pytest.raises(LeaseInForce):
             await connection.take([ANY], 1, 0.0)

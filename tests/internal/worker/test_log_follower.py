@@ -104,7 +104,7 @@ class Silent:
 
 @each_broker
 async def test_what_nobody_speaks_of_is_found_all_the_same(new: New, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("safepoint.worker.log_follower.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("safepoint.worker.log_follower.READ_SECONDS", 0.05)
     async with linked(new()) as connection, mirrored(connection) as follower, asyncio.TaskGroup() as group:
         silent: Any = Silent(connection)
         async with live(silent, "one") as session:
@@ -120,7 +120,7 @@ async def test_what_nobody_speaks_of_is_found_all_the_same(new: New, monkeypatch
     ids=["in a wrong order and twice", "after a gap"],
 )
 async def test_whatever_news_come_what_was_missed_is_read_at_once(told: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("safepoint.worker.log_follower.LOOK_SECONDS", 2 * SECONDS)
+    monkeypatch.setattr("safepoint.worker.log_follower.READ_SECONDS", 2 * SECONDS)
     async with linked(MemoryBroker()) as connection, mirrored(connection) as follower, asyncio.TaskGroup() as group:
         silent: Any = Silent(connection)
         reading = group.create_task(follow(follower, 5))
@@ -172,7 +172,7 @@ async def test_of_a_turn_that_is_handed_over_the_end_of_its_heir_can_be_waited_f
             await until(session, lambda event: event.kind == "turn_started")
             turn.stop(reason=AbortReason("lease_lost", "given back"))
             await turn
-        waiting = group.create_task(follower.outcome_of("t", heirs=True))
+        waiting = group.create_task(follower.outcome_of("t", follow_successors=True))
         own = await follower.outcome_of("t")
         assert own is not None
         assert own.status == "aborted"

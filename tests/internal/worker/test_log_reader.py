@@ -10,7 +10,7 @@ from safepoint.session.store import LogRecord
 from safepoint.worker import MemoryBroker, log_reader, store
 from safepoint.worker.broker import BrokerConnection
 from safepoint.worker.log_reader import LogReader, RecordUnpacker, last_seq
-from safepoint.worker.store import BrokerStore, packed
+from safepoint.worker.store import BrokerStore, pack_records
 from tests.kit.workers import New, each_broker, linked
 
 SMALL = 7  # characters of a message in these tests
@@ -63,7 +63,9 @@ def test_from_any_number_exactly_the_rest_is_read(batches, page_size, random):
 def test_what_one_owner_left_half_written_is_not_mixed_with_what_the_next_one_writes(first, second, cut):
     async def check() -> None:
         async with linked(MemoryBroker()) as connection:
-            messages = packed([LogRecord(number, text) for number, text in enumerate(first, 1)], "dead/1")[: cut + 1]
+            messages = pack_records([LogRecord(number, text) for number, text in enumerate(first, 1)], "dead/1")[
+                : cut + 1
+            ]
             for data in messages:
                 await connection.append("log", ("s",), data)
             owner = BrokerStore(connection, "heir/2")
@@ -96,7 +98,7 @@ async def test_a_record_in_many_parts_is_one_record_again(new: New):
 
 
 def test_many_short_records_do_not_make_a_message_too_long():
-    messages = packed([LogRecord(number, "", "turn") for number in range(1, 200_001)], "w/1")
+    messages = pack_records([LogRecord(number, "", "turn") for number in range(1, 200_001)], "w/1")
     assert max(map(len, messages)) < 2**20
     unpacking = RecordUnpacker()
     assert sum(len(unpacking.feed(data)) for data in messages) == 200_000

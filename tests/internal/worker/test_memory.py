@@ -55,12 +55,12 @@ async def _outcome(question: Awaitable[bytes]) -> bytes | Exception:
 async def test_whoever_has_lost_its_order_cannot_settle_it_any_more():
     broker = MemoryBroker(lease=0.05)
     async with linked(broker) as connection:
-        await connection.order(ANY, "s", b"")
+        await connection.enqueue(ANY, "s", b"")
         (late,) = await connection.take([ANY], 1, 5)
         (held,) = await connection.take([ANY], 1, 5)
         assert (late.attempt, held.attempt) == (1, 2)
         await held.renew()
-        await late.done()
+        await late.complete()
         await late.give_back()
-        assert await connection.ordered() == {"s"}
+        assert await connection.pending_sessions() == {"s"}
         assert await connection.take([ANY], 1, 0) == []

@@ -20,14 +20,14 @@ async def test_after_a_restart_of_the_server_everything_goes_on():
     with nats_server() as server:
         async with linked(NatsBroker(server.url, lease=30.0)) as connection, asyncio.TaskGroup() as group:
             returned, heard = asyncio.Event(), asyncio.Event()
-            connection.on_return(returned.set)
+            connection.on_reconnect(returned.set)
             await connection.listen(("news", "s"), lambda data: heard.set())
             await connection.serve(("ctl", "s"), _echo)
-            first = await connection.append("log", ("s",), b"before", after=0)
-            await connection.order(ANY, "s", b"")
+            first = await connection.append("log", ("s",), b"before", expected_last=0)
+            await connection.enqueue(ANY, "s", b"")
             (held,) = await connection.take([ANY], 1, 5)
             server.kill()
-            writing = group.create_task(connection.append("log", ("s",), b"meanwhile", after=first))
+            writing = group.create_task(connection.append("log", ("s",), b"meanwhile", expected_last=first))
             reading = group.create_task(connection.read("inbox", ("s",)))
             server.start()
             async with asyncio.timeout(SECONDS):
@@ -39,9 +39,9 @@ async def test_after_a_restart_of_the_server_everything_goes_on():
             assert [entry.data for entry in await connection.read("log", ("s",))] == [b"before", b"meanwhile"]
             assert await connection.request(("ctl", "s"), b"still there", 5) == b"still there"
             await held.renew()
-            await held.done()
-            assert await connection.ordered() == set()
-            assert await connection.order(ANY, "t", b"")
+            await held.complete()
+            assert await connection.pending_sessions() == set()
+            assert await connection.enqueue(ANY, "t", b"")
             (held,) = await connection.take([ANY], 1, 5)
             assert held.session == "t"
 
@@ -56,7 +56,7 @@ async def test_what_is_too_big_is_refused_at_once_and_the_connection_lives():
         with pytest.raises(BrokerError, match="2000000 bytes"):
             await connection.append("inbox", ("s",), b"x" * 2_000_000)
         with pytest.raises(BrokerError):
-            await connection.order(ANY, "s", b"x" * 2_000_000)
+            await connection.enqueue(ANY, "s", b"x" * 2_000_000)
         assert time.monotonic() - began < 5
         assert await connection.append("inbox", ("s",), b"x" * 1_000_000)
 
@@ -66,8 +66,8 @@ async def test_a_write_whose_answer_got_lost_counts_as_ours_and_one_of_another_d
 
     async with linked(nats()) as connection:
         assert isinstance(connection, NatsConnection)
-        position = await connection.append("log", ("s",), b"mine", after=0)
-        assert await connection._ours("log", ("s",), b"mine", True) == position
+        position = await connection.append("log", ("s",), b"mine", expected_last=0)
+        assert await connection._position_if_ours("log", ("s",), b"mine", True) == position
         for data, unsure in ((b"mine", False), (b"of another", True)):
             with pytest.raises(Fenced):
-                await connection._ours("log", ("s",), data, unsure)
+                await connection._position_if_ours("log", ("s",), data, unsure)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from safepoint.worker import MemoryBroker
 from safepoint.worker.broker import BrokerConnection, Queue
 from safepoint.worker.memory import MemoryConnection
-from safepoint.worker.order_lease import OrderLease
+from safepoint.worker.order_lease import OrderLease, TakenOrder
 from safepoint.worker.protocol import (
     Assignment,
     Call,
@@ -39,17 +39,17 @@ class Chair:
         self.kills = 0
         self.held_until: list[float] = []
         self.over: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
-        self.heard: Callable[[str | None], object]
+        self.on_turn: Callable[[str | None], object]
 
     def begin(
         self,
         assignment: Assignment,
-        heard: Callable[[str | None], object],
-        waits: Callable[[bool], object] = lambda waits: None,
+        on_turn: Callable[[str | None], object],
+        on_waiting: Callable[[bool], object] = lambda waits: None,
     ) -> None:
-        self.heard = heard
+        self.on_turn = on_turn
 
-    def renewed(self, until: float) -> None:
+    def lease_renewed(self, until: float) -> None:
         self.held_until.append(until)
 
     def end(self, ending: Ending) -> None:
@@ -59,16 +59,16 @@ class Chair:
     async def run(self) -> Ending:
         return await self.over
 
-    async def ask(self, call: Call) -> Reply | None:
+    async def request(self, call: Call) -> Reply | None:
         self.asked.append(call)
         turn_id = getattr(call, "turn_id", "")
         return Reply(status="accepted", turn_id=self.successor or turn_id) if self.answers else None
 
-    def leave(self, within: float) -> None:
+    def hand_over(self, within: float) -> None:
         self.end("left")
 
-    def cut(self, why: str) -> None:
-        self.cuts.append(why)
+    def revoke(self, reason: str) -> None:
+        self.cuts.append(reason)
         self.end("left")
 
     def kill(self) -> bool:
@@ -97,10 +97,10 @@ class Held:
 
 @asynccontextmanager
 async def holding(broker: MemoryBroker, connection: BrokerConnection, chair: Chair) -> AsyncIterator[Held]:
-    await connection.order(ANY, "s", b"data")
+    await connection.enqueue(ANY, "s", b"data")
     (order,) = await connection.take([ANY], 1, 5)
     stats = Stats()
-    order_lease = OrderLease(connection, order, ANY, Assignment("s", "helper", "w"), chair, GRACE, stats)
+    order_lease = OrderLease(connection, TakenOrder(order, ANY, Assignment("s", "helper", "w")), chair, GRACE, stats)
     async with asyncio.TaskGroup() as group:
         held = Held(connection, chair, stats, group.create_task(order_lease.run()))
 
@@ -119,7 +119,7 @@ async def test_an_order_is_held_for_as_long_as_the_work_takes_and_then_it_is_don
             assert await other.take([ANY], 1, 2 * 0.8) == []
             held.chair.end("idle")
             assert await held.ended() == "idle"
-        assert await connection.ordered() == set()
+        assert await connection.pending_sessions() == set()
 
 
 async def test_whoever_works_is_told_until_when_the_order_is_held():
@@ -146,9 +146,9 @@ async def test_the_end_of_a_process_is_told_to_whoever_has_the_session_next():
                 await held.ended()
             notes = [entry.data for entry in await connection.read("inbox", ("s",))]
             assert notes == ([to_json(OwnerEnded("w/1"))] if told else [])
-            await connection.trim("inbox", ("s",), 2**62)
+            await connection.purge("inbox", ("s",), 2**62)
             (order,) = await connection.take([ANY], 1, 5)
-            await order.done()
+            await order.complete()
 
 
 async def test_what_came_in_the_moment_of_the_end_has_an_order_again():
@@ -174,7 +174,7 @@ async def test_what_is_left_is_free_at_once_and_what_failed_a_little_later():
             assert bool(found) == at_once
             (order,) = found or await connection.take([ANY], 1, 5)
             assert order.attempt == (1 if ending == "left" else 2), "a hand-over is no failed attempt"
-            await order.done()
+            await order.complete()
 
 
 async def test_a_session_that_was_lost_to_another_owner_is_not_settled():
@@ -184,7 +184,7 @@ async def test_a_session_that_was_lost_to_another_owner_is_not_settled():
             held.chair.end("fenced")
             assert await held.ended() == "fenced"
             assert held.stats.fenced == 1
-        assert await connection.ordered() == {"s"}
+        assert await connection.pending_sessions() == {"s"}
         assert await connection.take([ANY], 1, 0) == []
 
 
@@ -257,7 +257,7 @@ async def test_a_turn_that_does_not_end_has_its_process_ended_after_the_grace():
     broker = MemoryBroker(lease=30.0)
     async with linked(broker) as connection:
         async with holding(broker, connection, Chair()) as held:
-            held.chair.heard("t1")
+            held.chair.on_turn("t1")
             began = time.monotonic()
             await held.ring(StopCall("t1", "NOW"))
             assert await held.ended() == "died"
@@ -269,7 +269,7 @@ async def test_a_turn_that_does_not_end_has_its_process_ended_after_the_grace():
 async def test_a_stop_that_leaves_time_is_not_enforced_before_that_is_over():
     broker = MemoryBroker()
     async with linked(broker) as connection, holding(broker, connection, Chair()) as held:
-        held.chair.heard("t1")
+        held.chair.on_turn("t1")
         began = time.monotonic()
         await held.ring(StopCall("t1", "SAFE_POINT", within=0.3))
         assert await held.ended() == "died"
@@ -279,7 +279,7 @@ async def test_a_stop_that_leaves_time_is_not_enforced_before_that_is_over():
 async def test_only_the_turn_that_runs_and_was_stopped_can_cost_the_process():
     broker = MemoryBroker()
     async with linked(broker) as connection, holding(broker, connection, Chair()) as held:
-        held.chair.heard("t1")
+        held.chair.on_turn("t1")
         await held.ring(StopCall("t2", "NOW"))  # it waits
         await held.ring(StopCall("t1", "SAFE_POINT"))  # without a limit
         await asyncio.sleep(3 * GRACE)  # real time: nothing happens
@@ -289,10 +289,10 @@ async def test_only_the_turn_that_runs_and_was_stopped_can_cost_the_process():
 async def test_a_turn_that_ends_in_time_costs_nothing_nor_does_the_next_one():
     broker = MemoryBroker()
     async with linked(broker) as connection, holding(broker, connection, Chair()) as held:
-        held.chair.heard("t1")
+        held.chair.on_turn("t1")
         await held.ring(StopCall("t1", "NOW"))
-        held.chair.heard(None)
-        held.chair.heard("t2")
+        held.chair.on_turn(None)
+        held.chair.on_turn("t2")
         await asyncio.sleep(3 * GRACE)  # real time: nothing happens
         assert held.chair.kills == 0
 
@@ -300,7 +300,7 @@ async def test_a_turn_that_ends_in_time_costs_nothing_nor_does_the_next_one():
 async def test_a_stop_of_a_turn_that_was_handed_over_is_enforced_on_its_heir():
     broker = MemoryBroker()
     async with linked(broker) as connection, holding(broker, connection, Chair(successor="t2")) as held:
-        held.chair.heard("t2")
+        held.chair.on_turn("t2")
         await held.ring(StopCall("t1", "NOW"))
         assert await held.ended() == "died"
 

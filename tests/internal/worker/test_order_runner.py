@@ -134,7 +134,7 @@ async def test_the_inbox_is_worked_off_in_order_and_then_nothing_is_left():
 
 
 async def test_a_message_that_comes_later_is_found_also_if_nobody_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("safepoint.worker.order_runner.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("safepoint.worker.order_runner.INBOX_SECONDS", 0.02)
     agent, released = gated_agent("one")
     async with linked(MemoryBroker()) as connection:
         await send(connection, "t1")
@@ -158,7 +158,7 @@ async def test_a_stop_before_the_session_is_open_keeps_the_turn_from_beginning()
         await send(connection, "t1", "t2")
         work = Work(connection, agent)
         await record(connection, "t3")
-        noted = work.runner._early
+        noted = work.runner._early_stops
         reply = work.runner.stop(StopCall("t1", "NOW", None, USER))
         assert (reply.status, reply.turn_id) == ("unknown", "t1")
         assert await work.runner.run() == "idle"
@@ -166,7 +166,7 @@ async def test_a_stop_before_the_session_is_open_keeps_the_turn_from_beginning()
         outcome = (await ended(connection))["t1"]
         assert (outcome.reason.kind, outcome.reason.message) == ("user", "enough")
         assert (asked(agent), work.told) == (1, ["t2", None])
-        assert work.runner._early is noted, "a stop that another thread notes meanwhile would be lost"
+        assert work.runner._early_stops is noted, "a stop that another thread notes meanwhile would be lost"
 
 
 async def test_a_turn_in_the_inbox_whose_stop_was_recorded_never_begins_and_its_end_is_recorded():
@@ -254,7 +254,7 @@ async def test_who_leaves_gives_its_turn_back_and_the_next_one_goes_on_with_it()
         await send(connection, "t1", "waits")
         async with at_work(connection, agent) as work:
             await work.begins("t1")
-            work.runner.leave(0.0)
+            work.runner.hand_over(0.0)
             assert await work.left() == "left"
         assert (await ended(connection))["t1"].reason == GIVEN_BACK
         assert "waits" not in await ended(connection)
@@ -278,7 +278,7 @@ async def test_who_may_take_its_time_leaves_at_a_safe_point():
         await send(connection, "t1")
         async with at_work(connection, talker([Call("careful")], "never", tools=[careful])) as work:
             await began.wait()
-            work.runner.leave(10.0)
+            work.runner.hand_over(10.0)
 
             async def told() -> bool:
                 return bool(work.session.turns["t1"].status == "stopping")
@@ -294,7 +294,7 @@ async def test_whoever_is_told_to_leave_before_its_session_is_open_leaves():
     async with linked(MemoryBroker()) as connection:
         await send(connection, "t1")
         work = Work(connection, talker("never"))
-        work.runner.leave(0.0)
+        work.runner.hand_over(0.0)
         assert await work.runner.run() == "left"
         assert (await ended(connection)).get("t1") is None
         assert await ran(connection, talker("one")) == "idle"
@@ -322,7 +322,7 @@ async def crash(connection: BrokerConnection, *turn_ids: str) -> None:
     async with at_work(connection, staller()) as work:
         await work.begins(turn_ids[0])
         await work.session.saved()
-        work.runner.cut("the power went")
+        work.runner.revoke("the power went")
         assert await work.left() == "left"
     assert turn_ids[0] not in await ended(connection)
 
@@ -369,7 +369,7 @@ async def test_a_turn_that_was_given_back_and_then_stopped_is_not_taken_up():
         await send(connection, "t1")
         async with at_work(connection, staller()) as work:
             await work.begins("t1")
-            work.runner.leave(0.0)
+            work.runner.hand_over(0.0)
             await work.left()
         await record(connection, "t1")
         agent = talker("never")
@@ -390,7 +390,7 @@ async def test_a_stop_of_a_turn_that_was_handed_over_stops_the_one_that_goes_on_
         await crash(connection, "t1")
         async with at_work(connection, staller()) as second:  # it is handed over twice
             await second.a_turn_begins("t1")
-            second.runner.leave(0.0)
+            second.runner.hand_over(0.0)
             assert await second.left() == "left"
         successor = (await continued(connection))["t1"]
         async with at_work(connection, staller()) as third:
@@ -407,7 +407,7 @@ async def test_a_stop_of_a_turn_that_was_handed_over_is_found_also_when_its_heir
         async with at_work(connection, staller()) as second:
             successor = await second.a_turn_begins("t1")
             await second.session.saved()
-            second.runner.cut("the power went")
+            second.runner.revoke("the power went")
             await second.left()
         await record(connection, "t1")
         agent = talker("never")
@@ -425,7 +425,7 @@ async def test_how_far_down_a_stop_goes_is_passed_on():
             assert turn.request.scope == "root"
             work.runner.stop(StopCall("t1", "SAFE_POINT", None, USER, scope="tree"))
             assert turn.request.scope == "tree"
-            work.runner.cut("the power went")
+            work.runner.revoke("the power went")
             await work.left()
 
 
@@ -445,7 +445,7 @@ async def test_the_old_stop_of_a_turn_does_not_hit_the_one_that_was_made_to_go_o
             await work.begins(going_on)
             assert work.runner.stop(StopCall("t1", "NOW", None, USER)).status == "already_finished"
             assert work.session.turns[going_on].status == "running"
-            work.runner.cut("the power went")
+            work.runner.revoke("the power went")
             await work.left()
         assert await ran(connection, talker("the end"), attempt=2) == "idle"  # the old stop is in the record still
         last = (await continued(connection))[going_on]
@@ -542,7 +542,7 @@ async def test_what_was_interrupted_ends_where_the_agent_is_missing_and_goes_on_
         async with at_work(connection, agent) as work:
             await work.begins("t1")
             await eventually_said(connection, "half")
-            work.runner.leave(0.0)
+            work.runner.hand_over(0.0)
             assert await work.left() == "left"
         without = OrderRunner(connection, {}, Assignment("s", agent.name, "w", idle_for=0.01, offered=False), print)
         assert await without.run() == "idle"

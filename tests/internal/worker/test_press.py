@@ -32,7 +32,7 @@ async def test_a_turn_on_a_worker_is_left_by_the_second_press(new: New):
         receipt = await ack.settled(SECONDS)
         assert [entry.name for entry in receipt.still_running] == ["agent/deaf"]
         ((_, call),) = await recorded_stops(connection, "s")
-        assert (call.abandon, call.why.message) == (0.0, "enough")
+        assert (call.abandon, call.abort_reason.message) == (0.0, "enough")
         view = await host.send("s", "next")
         ended = await until_kind(host, "s", "turn_ended", turn_id=view.id)
         assert ended.event.outcome.status == "completed"  # type: ignore[union-attr]

@@ -44,7 +44,7 @@ async def test_a_worker_whose_agent_cannot_be_loaded_any_more_leaves_and_its_ord
         assert (worker.stats.failed_starts, worker.stats.dead) == (1, 0)
         assert "no orders for 0.05 s" in caplog.text
         assert "gives its orders back" in caplog.text
-        assert await connection.ordered() == {"s"}
+        assert await connection.pending_sessions() == {"s"}
         broken.unlink()
         async with working(TARGET, broker, attempts=1) as good:  # at the second attempt it would give up
             await until_kind(host, "s", "turn_ended", turn_id="t1")
@@ -85,7 +85,7 @@ async def test_a_broken_worker_leaves_all_messages_to_one_that_can_work(broken: 
         async with working(TARGET, broker, attempts=2) as good:
 
             async def all_done() -> bool:
-                return not await connection.ordered()
+                return not await connection.pending_sessions()
 
             await eventually(all_done)
             for number in range(12):
@@ -117,7 +117,7 @@ async def test_a_process_that_is_ended_while_it_starts_says_nothing_about_the_wo
         processes = process_pool.ProcessPool("w", lambda: ProcessExecutor(broker, [TARGET], "w"))
         executor = processes.take(group)
         executor.kill()
-        assert not await executor.comes_up(SECONDS)
+        assert not await executor.wait_ready(SECONDS)
         processes.give_back(executor)
         assert processes.works
 
@@ -171,14 +171,14 @@ async def test_a_process_that_does_not_reach_the_broker_is_tried_again_for_as_lo
     async with asyncio.TaskGroup() as group:
         processes = process_pool.ProcessPool("w", start)
         executor = processes.take(group)
-        assert not await executor.comes_up(SECONDS)
-        await executor.gone.wait()
+        assert not await executor.wait_ready(SECONDS)
+        await executor.exited.wait()
         assert executor.broker_missing
         processes.give_back(executor)
         assert not processes.works
         await processes.recover(group, asyncio.Event())
         assert (processes.works, tries) == (True, 4)
-        processes.dismiss()
+        processes.close()
 
 
 async def test_where_there_is_no_room_for_a_process_the_order_goes_back_and_is_not_counted(

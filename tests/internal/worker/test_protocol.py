@@ -1,6 +1,7 @@
 """Owns the tests of what servers and workers say to each other: it comes back as it was sent, or is refused."""
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ from safepoint.worker import BrokerError, WorkerInfo
 from safepoint.worker.protocol import (
     AnswerCall,
     Assignment,
-    Call,
     CloseCall,
     ContinueCall,
     EditCall,
@@ -27,6 +27,7 @@ from safepoint.worker.protocol import (
     SendCall,
     StopCall,
     Unreadable,
+    call_from_json,
     from_json,
     queue_of,
     to_json,
@@ -51,7 +52,7 @@ INFO = WorkerInfo("w", ("a", "b"), 1, 8, "process", "0.1", 42, "here", 1.5, True
 
 @pytest.mark.parametrize("call", CALLS, ids=repr)
 def test_a_call_arrives_as_what_it_was(call: Any):
-    assert from_json(Call, to_json(call)) == call
+    assert call_from_json(to_json(call)) == call
 
 
 @pytest.mark.parametrize(
@@ -80,25 +81,25 @@ def test_what_a_newer_version_adds_is_ignored():
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"nonsense", b'{"agent": 3}', b"[]", b"\xff", b'{"kind": "fly"}'])
 def test_what_cannot_be_understood_is_refused_and_shown(data: bytes):
-    for kind in (Placement, Call, StopCall):
+    for read in (partial(from_json, Placement), call_from_json, partial(from_json, StopCall)):
         with pytest.raises(Unreadable, match="cannot be understood"):
-            from_json(kind, data)
+            read(data)
 
 
 def test_a_point_to_stop_at_that_nobody_knows_is_refused():
     with pytest.raises(Unreadable):
-        from_json(Call, b'{"kind": "stop", "turn_id": "t", "at": "SOME_DAY"}')
+        call_from_json(b'{"kind": "stop", "turn_id": "t", "at": "SOME_DAY"}')
 
 
 def test_a_stop_tells_when_and_why():
     call: StopCall = from_json(StopCall, to_json(StopCall("t", "SAFE_POINT", None, WHY)))
-    assert (call.point, call.why) == (StopAt.SAFE_POINT, AbortReason("user", "enough", "page.py:1"))
-    assert StopCall("t").point is None
+    assert (call.stop_at, call.abort_reason) == (StopAt.SAFE_POINT, AbortReason("user", "enough", "page.py:1"))
+    assert StopCall("t").stop_at is None
 
 
 @pytest.mark.parametrize("error", [UsageError("u"), SessionBusy("b"), SessionEnded("e"), BrokerError("x")], ids=repr)
 def test_an_error_is_raised_again_where_it_is_read(error: Exception):
-    reply: Reply = from_json(Reply, to_json(Reply.of(error)))
+    reply: Reply = from_json(Reply, to_json(Reply.from_error(error)))
     assert (reply.ok, reply.status) == (False, "unknown")  # and no stop was accepted
     with pytest.raises(type(error), match=str(error)):
         reply.raise_error()
@@ -106,7 +107,7 @@ def test_an_error_is_raised_again_where_it_is_read(error: Exception):
 
 def test_an_error_of_another_kind_keeps_its_name():
     with pytest.raises(BrokerError, match="ZeroDivisionError: by zero"):
-        Reply.of(ZeroDivisionError("by zero")).raise_error()
+        Reply.from_error(ZeroDivisionError("by zero")).raise_error()
 
 
 def test_an_answer_without_an_error_is_returned():

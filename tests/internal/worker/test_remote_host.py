@@ -16,7 +16,7 @@ from tests.kit.workers import New, each_broker, hosting, linked, logged, until_k
 
 async def test_an_end_that_is_not_written_is_not_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker may die before it is written: then the turn is not over, and it is the stop that ends it."""
-    monkeypatch.setattr("safepoint.worker.remote_host.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("safepoint.worker.remote_host.LOOKUP_SECONDS", 0.05)
 
     async def answer(data: bytes) -> bytes:
         return to_json(Reply(status="already_finished", turn_id="t1", message="turn t1 has ended"))

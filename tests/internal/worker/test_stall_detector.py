@@ -3,37 +3,37 @@
 import asyncio
 import time
 
-from safepoint.worker.stall_detector import BEAT_SECONDS, LATE_SECONDS, StallDetector
+from safepoint.worker.stall_detector import BEAT_SECONDS, STALL_SECONDS, StallDetector
 from tests.kit.waiting import eventually
 
 
 async def test_a_pulse_that_has_not_begun_or_has_ended_is_never_late() -> None:
     pulse, began = StallDetector(), time.monotonic()
-    assert (pulse.standstill, pulse.was_late_since(began)) == (0.0, False)
+    assert (pulse.stalled_for, pulse.stalled_since(began)) == (0.0, False)
     pulse.start()
     pulse.stop()
-    time.sleep(BEAT_SECONDS + 2 * LATE_SECONDS)  # real time: the loop stands still
-    assert (pulse.standstill, pulse.was_late_since(began)) == (0.0, False)
+    time.sleep(BEAT_SECONDS + 2 * STALL_SECONDS)  # real time: the loop stands still
+    assert (pulse.stalled_for, pulse.stalled_since(began)) == (0.0, False)
 
 
 async def test_a_loop_that_has_stood_still_is_late_before_and_after_its_next_beat_and_says_so_once() -> None:
     pulse, told = StallDetector(), list[float]()
     pulse.start()
-    forget = pulse.on_late(lambda: told.append(time.monotonic()))
+    forget = pulse.on_stall(lambda: told.append(time.monotonic()))
     began = time.monotonic()
-    assert not pulse.was_late_since(began)
-    time.sleep(BEAT_SECONDS + 2 * LATE_SECONDS)  # real time: the loop stands still
-    assert pulse.standstill > LATE_SECONDS
-    assert pulse.was_late_since(began)
+    assert not pulse.stalled_since(began)
+    time.sleep(BEAT_SECONDS + 2 * STALL_SECONDS)  # real time: the loop stands still
+    assert pulse.stalled_for > STALL_SECONDS
+    assert pulse.stalled_since(began)
 
     async def heard() -> bool:
         return bool(told)
 
     await eventually(heard)
-    assert pulse.standstill == 0.0
-    assert pulse.was_late_since(began)
+    assert pulse.stalled_for == 0.0
+    assert pulse.stalled_since(began)
     await asyncio.sleep(0.01)  # real time: after the late beat
-    assert not pulse.was_late_since(time.monotonic())
+    assert not pulse.stalled_since(time.monotonic())
     assert len(told) == 1
     forget()
     pulse.stop()

@@ -11,7 +11,7 @@ from safepoint.worker.broker import Key, StreamEntry, StreamName
 from safepoint.worker.memory import MemoryConnection
 from safepoint.worker.protocol import StopCall, to_json
 from safepoint.worker.stall_detector import StallDetector
-from safepoint.worker.stop_reader import LOOKS, StopReader
+from safepoint.worker.stop_reader import READS, StopReader
 from tests.internal.worker.test_order_runner import at_work, record, send
 from tests.kit.agents import talker
 from tests.kit.waiting import loop_until
@@ -27,12 +27,12 @@ class Counted:
         self.failures = 0
         self.open = asyncio.Event()
         self.open.set()
-        self.connection.lasts = self._lasts  # type: ignore[method-assign]  # everything else is as it is
+        self.connection.last_per_key = self._last_per_key  # type: ignore[method-assign]  # everything else is as it is
 
-    async def _lasts(self, stream: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
+    async def _last_per_key(self, stream: StreamName, under: Key = (), after: int = 0) -> list[StreamEntry]:
         if stream == "stops":
             self.requests += 1
-        found = await MemoryConnection.lasts(self.connection, stream, under, after)
+        found = await MemoryConnection.last_per_key(self.connection, stream, under, after)
         await self.open.wait()
         if self.failures:
             self.failures -= 1
@@ -45,7 +45,7 @@ class LatePulse(StallDetector):
 
     late = 0
 
-    def was_late_since(self, moment: float) -> bool:
+    def stalled_since(self, moment: float) -> bool:
         self.late -= 1
         return self.late >= 0
 
@@ -78,19 +78,19 @@ async def reading() -> AsyncIterator[Reading]:
 async def test_those_who_look_in_one_moment_share_one_request() -> None:
     async with reading() as made:
         await made.record("t1")
-        await asyncio.gather(*(made.reader.look() for _ in range(20)))
+        await asyncio.gather(*(made.reader.catch_up() for _ in range(20)))
         assert (made.applied, made.counted.requests) == (["t1"], 1)
-        await made.reader.look()
+        await made.reader.catch_up()
         assert (made.applied, made.counted.requests) == (["t1"], 2)
 
 
 async def test_who_looks_while_a_request_is_on_its_way_waits_for_the_next_one() -> None:
     async with reading() as made, asyncio.TaskGroup() as group:
         made.counted.open.clear()
-        first = group.create_task(made.reader.look())
+        first = group.create_task(made.reader.catch_up())
         await loop_until(lambda: made.counted.requests == 1)
         await made.record("t1")  # after the broker has read what it will answer
-        second = group.create_task(made.reader.look())
+        second = group.create_task(made.reader.catch_up())
         await asyncio.sleep(0)
         made.counted.open.set()
         await first
@@ -101,25 +101,25 @@ async def test_who_looks_while_a_request_is_on_its_way_waits_for_the_next_one() 
 async def test_an_answer_from_before_the_process_stood_still_is_not_believed() -> None:
     async with reading() as made:
         made.pulse.late = 1
-        await made.reader.look()
+        await made.reader.catch_up()
         assert made.counted.requests == 2
         made.pulse.late = 1000  # it is late all the time: it is busy, and goes on all the same
-        await made.reader.look()
-        assert made.counted.requests == 2 + LOOKS
+        await made.reader.catch_up()
+        assert made.counted.requests == 2 + READS
 
 
 async def test_a_look_lasts_until_the_broker_answers_or_the_reader_is_closed() -> None:
     async with reading() as made, asyncio.TaskGroup() as group:
         made.counted.failures = 2
         await made.record("t1")
-        await made.reader.look()
+        await made.reader.catch_up()
         assert (made.applied, made.counted.requests) == (["t1"], 3)
         made.counted.open.clear()
-        waiting = group.create_task(made.reader.look())
+        waiting = group.create_task(made.reader.catch_up())
         await loop_until(lambda: made.counted.requests == 4)
         made.reader.close()
         await waiting
-        await made.reader.look()
+        await made.reader.catch_up()
         assert made.counted.requests == 4
 
 
@@ -142,7 +142,7 @@ async def test_a_round_of_calls_costs_one_look_and_the_end_of_the_turn_another()
         before = before or counted.requests
 
     async with at_work(counted.connection, payer(ran)) as work:
-        work.runner._heard = heard
+        work.runner._on_turn = heard
         assert await work.left() == "idle"
     assert len(ran) == 20
     # One more is that of the worker itself, which looks when a turn has ended.
@@ -156,7 +156,7 @@ async def test_a_broken_connection_lets_no_tool_begin_and_the_wait_ends_when_the
         await work.begins("t1")
         counted.open.clear()
         await loop_until(lambda: any(e.event.kind == "call_recorded" for e in work.session._engine.log._recent))
-        work.runner.cut("the lease is lost")
+        work.runner.revoke("the lease is lost")
         assert await work.left() == "left"
     assert ran == []
 

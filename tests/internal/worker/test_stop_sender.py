@@ -33,7 +33,7 @@ async def test_the_worker_is_told_and_the_record_is_kept(new: New):
             return to_json(Reply(status="accepted", turn_id="t1"))
 
         await worker.serve(("ctl", "s"), answer)
-        reply, recorded = await bell.stop("s", CALL)
+        reply, recorded = await bell.send("s", CALL)
         assert reply == Reply(status="accepted", turn_id="t1")
         assert (heard, recorded) == ([CALL], True)
         ((_, kept),) = await recorded_stops(connection, "s")
@@ -44,7 +44,7 @@ async def test_the_worker_is_told_and_the_record_is_kept(new: New):
 async def test_where_nobody_is_the_record_is_kept_and_that_is_said_soon(new: New):
     async with belled(new) as (bell, connection, _):
         began = time.monotonic()
-        assert await bell.stop("s", CALL) == (None, True)
+        assert await bell.send("s", CALL) == (None, True)
         assert time.monotonic() - began < 2
         assert len(await recorded_stops(connection, "s")) == 1
 
@@ -62,7 +62,7 @@ async def test_a_worker_that_takes_the_order_meanwhile_is_rung_again(new: New):
             return to_json(Reply(status="accepted"))
 
         await worker.serve(("ctl", "s"), answer)
-        reply, recorded = await bell.stop("s", CALL)
+        reply, recorded = await bell.send("s", CALL)
         assert reply is not None
         assert (reply.status, recorded, rings) == ("accepted", True, 2)
 
@@ -75,7 +75,7 @@ async def test_who_only_ever_says_that_it_is_broken_has_not_been_told(new: New):
             return to_json(Reply(False, "its process has died", error="broken"))
 
         await worker.serve(("ctl", "s"), answer)
-        assert await bell.stop("s", CALL) == (None, True)
+        assert await bell.send("s", CALL) == (None, True)
 
 
 @each_broker
@@ -90,7 +90,7 @@ async def test_a_worker_that_does_not_answer_holds_nobody_up_and_is_rung_on(new:
 
         await worker.serve(("ctl", "s"), answer)
         began = time.monotonic()
-        assert await bell.stop("s", CALL) == (None, True)
+        assert await bell.send("s", CALL) == (None, True)
         assert time.monotonic() - began < 3
         async with asyncio.timeout(5):
             await again.wait()
@@ -105,7 +105,7 @@ async def test_nonsense_as_an_answer_is_none(new: New):
             return b"what?"
 
         await worker.serve(("ctl", "s"), answer)
-        assert await bell.stop("s", CALL) == (None, True)
+        assert await bell.send("s", CALL) == (None, True)
 
 
 @each_broker
@@ -113,7 +113,7 @@ async def test_without_a_broker_there_is_neither_answer_nor_record(new: New):
     connection = await new().connect("test")
     await connection.close()
     loop_tasks = LoopTasks()
-    assert await StopSender(connection, loop_tasks).stop("s", CALL) == (None, False)
+    assert await StopSender(connection, loop_tasks).send("s", CALL) == (None, False)
     await loop_tasks.empty()
 
 
@@ -124,6 +124,6 @@ async def test_a_record_that_cannot_be_read_is_a_stop_all_the_same(new: New):
         await connection.append("stops", ("s", "t2"), to_json(StopCall("t2", "AFTER_TOOLS")))
         await connection.append("stops", ("other", "t3"), to_json(StopCall("t3")))
         found = [call for _, call in await recorded_stops(connection, "s")]
-        assert next((call.turn_id, call.at, call.why.kind) for call in found) == ("t1", "NOW", "user")
+        assert next((call.turn_id, call.at, call.abort_reason.kind) for call in found) == ("t1", "NOW", "user")
         assert found[1] == StopCall("t2", "AFTER_TOOLS")
         assert len(found) == 2

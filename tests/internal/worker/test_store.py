@@ -6,7 +6,7 @@ from safepoint.session import SessionInfo, SessionInUse, StoreError
 from safepoint.session.store import LogRecord
 from safepoint.worker.broker import StreamEntry
 from safepoint.worker.log_reader import last_seq
-from safepoint.worker.store import BrokerStore, LogAppended, packed
+from safepoint.worker.store import BrokerStore, LogAppended, pack_records
 from tests.kit.waiting import eventually
 from tests.kit.workers import New, each_broker, linked
 
@@ -48,7 +48,7 @@ async def test_a_half_written_record_is_as_if_it_had_never_been(new: New):
         owner = BrokerStore(connection, "w/1")
         await owner.acquire("s")
         await owner.append("s", [LogRecord(1, "whole")], durable=True)
-        first, *_ = packed([LogRecord(2, "x" * 500_000)], "w/1")
+        first, *_ = pack_records([LogRecord(2, "x" * 500_000)], "w/1")
         assert last_seq(first) == 1
         await connection.append("log", ("s",), first)
         successor = BrokerStore(connection, "w/2")
@@ -66,7 +66,7 @@ async def test_a_store_that_was_shut_writes_nothing_and_says_why(new: New):
     async with linked(new()) as connection:
         owner = BrokerStore(connection, "w/1")
         await owner.acquire("s")
-        owner.shut("it was given back")
+        owner.block_writes("it was given back")
         with pytest.raises(StoreError, match="it was given back"):
             await owner.append("s", [LogRecord(1, "late")], durable=True)
         assert await owner.append("s", [], durable=True) == frozenset()
@@ -106,14 +106,14 @@ async def test_what_is_written_is_told_to_whoever_follows_with_its_place(new: Ne
 
         await eventually(both)
         kept = await connection.read("log", ("s",))
-        assert [LogAppended.read(said) for said in heard] == [
+        assert [LogAppended.from_bytes(said) for said in heard] == [
             (0, StreamEntry(kept[0].position, (), kept[0].data)),
             (kept[0].position, StreamEntry(kept[1].position, (), kept[1].data)),
         ]
 
 
 async def test_news_with_spaces_in_them_are_read_as_they_were_meant():
-    assert LogAppended.read(LogAppended.write(3, 17, b"a b  c")) == (3, StreamEntry(17, (), b"a b  c"))
+    assert LogAppended.from_bytes(LogAppended.to_bytes(3, 17, b"a b  c")) == (3, StreamEntry(17, (), b"a b  c"))
 
 
 @each_broker

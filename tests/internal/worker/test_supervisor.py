@@ -39,7 +39,7 @@ async def finished(connection: BrokerConnection, *sessions: str) -> None:
 
     async def all_done() -> bool:
         done = [ends(await logged(connection, session)) for session in sessions]
-        return all(done) and not await connection.ordered()
+        return all(done) and not await connection.pending_sessions()
 
     await eventually(all_done)
 
@@ -50,7 +50,7 @@ async def test_no_more_orders_are_taken_than_there_are_places():
     async with linked(broker) as connection:
         for number in range(5):
             await connection.append("inbox", (f"s{number}",), to_json(SendCall(f"t{number}", "hello")))
-            await connection.order(ANY, f"s{number}", PLACE)
+            await connection.enqueue(ANY, f"s{number}", PLACE)
         async with working(agent, broker, concurrency=2) as worker, hosting(broker) as host:
 
             async def full() -> bool:
@@ -96,7 +96,7 @@ async def test_an_order_that_was_tried_too_often_is_a_dead_letter_and_its_turn_i
     async with linked(broker) as connection:
         await connection.append("sessions", ("s",), PLACE)
         await connection.append("inbox", ("s",), to_json(SendCall("t", "hello")))
-        await connection.order(ANY, "s", PLACE)
+        await connection.enqueue(ANY, "s", PLACE)
         await give_back(connection, 2)
         agent = talker("it was in the inbox: it has never been tried")
         async with working(agent, broker, attempts=2) as worker:
@@ -120,12 +120,12 @@ async def test_an_order_whose_end_cannot_be_written_either_is_dropped_in_the_end
     broker = new(lease=30.0)
     async with linked(broker) as connection:
         await connection.append("log", ("s",), b"nobody can read this")
-        await connection.order(ANY, "s", PLACE)
+        await connection.enqueue(ANY, "s", PLACE)
         await give_back(connection, 6)
         async with working(talker(), broker, attempts=1) as worker:
 
             async def dropped() -> bool:
-                return not await connection.ordered()
+                return not await connection.pending_sessions()
 
             await eventually(dropped)
             assert worker.stats.taken == 1
@@ -136,7 +136,7 @@ async def test_a_log_that_nobody_can_read_does_not_take_the_worker_with_it(new: 
     broker = new()
     async with linked(broker) as connection, working(talker("fine"), broker) as worker, hosting(broker) as host:
         await connection.append("log", ("broken",), b'{"records": "nobody can read this"}')
-        await connection.order(ANY, "broken", PLACE)
+        await connection.enqueue(ANY, "broken", PLACE)
 
         async def tried() -> bool:
             return worker.stats.taken > 0
@@ -152,12 +152,12 @@ async def test_a_log_that_nobody_can_read_does_not_take_the_worker_with_it(new: 
 async def test_an_order_that_nobody_can_read_is_given_up_like_any_other(new: New):
     broker = new(lease=30.0)
     async with linked(broker) as connection:
-        await connection.order(ANY, "s", b"from another world")
+        await connection.enqueue(ANY, "s", b"from another world")
         await give_back(connection, 6)
         async with working(talker(), broker, attempts=1):
 
             async def dropped() -> bool:
-                return not await connection.ordered()
+                return not await connection.pending_sessions()
 
             await eventually(dropped)
 
@@ -169,7 +169,7 @@ async def test_an_order_for_what_is_being_worked_on_here_is_given_back():
         await host.create("s")
         await host.send("s", "hello", turn_id="t")
         await until_kind(host, "s", "turn_started")
-        await connection.order(("at", worker.name), "s", PLACE)  # a second one, which there should not be
+        await connection.enqueue(("at", worker.name), "s", PLACE)  # a second one, which there should not be
 
         async def given_back() -> bool:
             return worker.stats.taken >= 2
@@ -192,7 +192,7 @@ async def test_a_worker_that_makes_way_gives_its_turn_to_another_one_and_what_wa
             await until_kind(host, "s", "turn_started")
             await until_kind(host, "s", "turn_queued", turn_id="t2")
         assert ends(await logged(connection, "s"))["t1"].reason.kind == "lease_lost"
-        assert await connection.ordered() == {"s"}
+        assert await connection.pending_sessions() == {"s"}
         assert await host.workers() == []
         async with working(talker("went on", "what had waited"), broker, name="new") as worker:
             await finished(connection, "s")
@@ -234,17 +234,17 @@ async def test_agents_of_one_worker_take_turns(new: New):
         for number in range(30):
             await connection.append("sessions", (f"s{number}",), to_json(Placement("busy")))
             await connection.append("inbox", (f"s{number}",), to_json(SendCall(f"t{number}", "hello")))
-            await connection.order(("any", "busy"), f"s{number}", to_json(Placement("busy")))
+            await connection.enqueue(("any", "busy"), f"s{number}", to_json(Placement("busy")))
         await connection.append("sessions", ("r",), to_json(Placement("rare")))
         await connection.append("inbox", ("r",), to_json(SendCall("r1", "hello")))
-        await connection.order(("any", "rare"), "r", to_json(Placement("rare")))
+        await connection.enqueue(("any", "rare"), "r", to_json(Placement("rare")))
         async with working({"busy": busy, "rare": rare}, broker, concurrency=1, idle_for=0.0):
 
             async def served() -> bool:
                 return bool(ends(await logged(connection, "r")))
 
             await eventually(served)
-            assert len(await connection.ordered()) > 20, "it did not wait until the other one had nothing left"
+            assert len(await connection.pending_sessions()) > 20, "it did not wait until the other one had nothing left"
 
 
 @each_broker

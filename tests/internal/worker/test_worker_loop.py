@@ -14,26 +14,26 @@ from tests.kit.workers import SECONDS, ends, linked, logged
 
 async def test_work_that_is_begun_in_another_thread_runs_in_the_loop_of_the_workshop():
     broker, agent = MemoryBroker(), talker("one")
-    workshop = WorkerLoop(broker, {agent.name: agent}, "w")
-    await workshop.open()
+    worker_loop = WorkerLoop(broker, {agent.name: agent}, "w")
+    await worker_loop.open()
     async with linked(broker) as connection:
         await connection.append("inbox", ("s",), to_json(SendCall("t", "hello")))
         told: list[str | None] = []
 
         def work() -> str:
-            runner = workshop.begin(Assignment("s", agent.name, "w", idle_for=0.01), told.append)
-            return workshop.run(runner).result(SECONDS)
+            runner = worker_loop.create_runner(Assignment("s", agent.name, "w", idle_for=0.01), told.append)
+            return worker_loop.run(runner).result(SECONDS)
 
         assert await asyncio.to_thread(work) == "idle"
         assert ends(await logged(connection, "s"))["t"].status == "completed"
         assert told == ["t", None]
-    await workshop.close()
+    await worker_loop.close()
 
 
 async def test_a_loop_that_moves_is_not_busy_and_one_that_is_blocked_is():
-    workshop = WorkerLoop(MemoryBroker(), {}, "w")
-    await workshop.open()
-    assert workshop.busy == 0.0
+    worker_loop = WorkerLoop(MemoryBroker(), {}, "w")
+    await worker_loop.open()
+    assert worker_loop.blocked_for == 0.0
     seen: list[float] = []
     watching, enough = threading.Event(), threading.Event()
 
@@ -41,7 +41,7 @@ async def test_a_loop_that_moves_is_not_busy_and_one_that_is_blocked_is():
         watching.set()
         until = time.monotonic() + SECONDS
         while time.monotonic() < until and not (seen and seen[-1] > 0.3):
-            seen.append(workshop.busy)
+            seen.append(worker_loop.blocked_for)
             time.sleep(0.01)  # real time: that is what is measured
         enough.set()
 
@@ -54,30 +54,30 @@ async def test_a_loop_that_moves_is_not_busy_and_one_that_is_blocked_is():
     assert seen[-1] > 0.3
 
     async def moves() -> bool:
-        return workshop.busy == 0.0
+        return worker_loop.blocked_for == 0.0
 
     await eventually(moves)
-    await workshop.close()
+    await worker_loop.close()
 
 
 async def test_a_stop_is_answered_while_the_loop_is_blocked_and_the_rest_when_it_moves():
     broker, agent = MemoryBroker(), talker()
-    workshop = WorkerLoop(broker, {agent.name: agent}, "w")
-    await workshop.open()
-    runner = workshop.begin(Assignment("s", agent.name, "w"), print)
+    worker_loop = WorkerLoop(broker, {agent.name: agent}, "w")
+    await worker_loop.open()
+    runner = worker_loop.create_runner(Assignment("s", agent.name, "w"), print)
     stopped, answers = threading.Event(), list[str]()
 
     def ask() -> None:
-        answers.append(workshop.ask(runner, StopCall("t")).result(SECONDS).status)
+        answers.append(worker_loop.request(runner, StopCall("t")).result(SECONDS).status)
         stopped.set()
-        answers.append(workshop.ask(runner, CloseCall("enough")).result(SECONDS).error)
+        answers.append(worker_loop.request(runner, CloseCall("enough")).result(SECONDS).error)
 
     thread = threading.Thread(target=ask)
     thread.start()
     assert stopped.wait(SECONDS)  # this blocks the loop
     await asyncio.to_thread(thread.join, SECONDS)
     assert answers == ["unknown", "opening"]
-    await workshop.close()
+    await worker_loop.close()
 
 
 async def test_nobody_is_called_in_a_loop_that_is_closed():
