@@ -16,6 +16,7 @@ __all__ = [
     "accounted",
     "current_account",
     "detached",
+    "is_detached",
     "report_survivors",
     "reset_account",
 ]
@@ -64,6 +65,11 @@ def detached() -> Iterator[None]:
 def account_here() -> Account | None:
     """The account of the running code; None if it has none, or runs inside `detached()`."""
     return None if _detached.get() else current_account.get()
+
+
+def is_detached() -> bool:
+    """Whether the running code is inside `detached()`."""
+    return _detached.get()
 
 
 def reset_account(token: "Token[Account | None]") -> None:

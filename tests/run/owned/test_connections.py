@@ -13,7 +13,7 @@ import urllib.request
 
 import pytest
 
-from safepoint.run import Context, Policy
+from safepoint.run import Context, Policy, detached
 from tests.kit.leaves import Gate, stop
 from tests.kit.programs import silent_server
 from tests.kit.waiting import until
@@ -125,6 +125,26 @@ async def test_a_policy_can_leave_connections_alone():
         assert entry.where is not None
         assert __file__ in entry.where
         taken[0].close()
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["as connected", "in another socket object, as by TLS"])
+async def test_a_connection_of_the_application_is_left_alone(wrapped: bool):
+    kept: list[socket.socket] = []
+    with silent_server() as (url, taken):
+        host, _, port = url.removeprefix("http://").strip("/").partition(":")
+
+        def tool(ctx: Context, value: object) -> None:
+            with detached():
+                connection = socket.create_connection((host, int(port)))
+            kept.append(socket.socket(fileno=connection.detach()) if wrapped else connection)
+            kept[0].recv(1)
+
+        stopped = await stop(tool, lambda: taken, Policy(abandon_after=0.3))
+        assert stopped.fate("tool") == "still_running"
+        taken[0].sendall(b"an answer, and more")
+        await until(lambda: select.select(kept, [], [], 0)[0])  # the tool has taken the first byte
+        assert kept[0].recv(100).endswith(b" answer, and more")
+        kept[0].close()
 
 
 async def test_a_query_of_a_neighbour_on_a_shared_connection_goes_on():

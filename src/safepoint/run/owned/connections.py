@@ -9,6 +9,7 @@ a shared pool in its variables. So a socket may be shut down only if all of this
   of that socket, or the source of its current call must name it. A socket that is only in a variable is not touched.
 - No frame of another thread holds it. Otherwise the other thread may use it, now or next.
 - No frame belongs to HTTP/2, where one connection carries the requests of many callers.
+- It was not connected inside `detached()`, which marks what belongs to the application.
 
 A database query is interrupted under the same conditions, if the source of the current call names its connection or
 cursor. For TLS, too, the method that is called is `socket.socket.shutdown`: `SSLSocket.shutdown` would remove the TLS
@@ -19,6 +20,7 @@ not unblocked.
 """
 
 import linecache
+import os
 import platform
 import re
 import socket
@@ -33,10 +35,12 @@ from ...abort.process_group import PROC
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["ThreadFrames", "blocked_in", "waits_for_a_lock"]
+__all__ = ["ThreadFrames", "blocked_in", "leave_alone", "waits_for_a_lock"]
 
 # In how many frames, from the innermost one outward, the connection is searched.
 INNERMOST = 8
+# How many sockets of the application are remembered.
+LEFT_ALONE = 10_000
 ATTRIBUTES = ("_sock", "sock", "_socket", "socket")
 SHARED_BETWEEN_REQUESTS = ("h2.", "hpack.", "httpcore._sync.http2", "httpcore2._sync.http2", "http2")
 
@@ -71,10 +75,19 @@ def blocked_in(thread: int, native: int, frames: Mapping[int, FrameType]) -> Cal
     if frame is None:
         return None
     connection = _waited_for(frame, _system_call(native))
-    if connection is None or _is_multiplexed(frame):
+    if connection is None or _is_multiplexed(frame) or _inode(connection) in _left_alone:
         return None
     holders = frames.holders() if isinstance(frames, ThreadFrames) else _holders(frames)
     return None if holders.get(id(connection), set()) - {thread} else _unblocking(connection)
+
+
+def leave_alone(connection: object) -> None:
+    """Never unblock a thread from this socket: it belongs to the application."""
+    inode = _inode(connection)
+    if inode is not None:
+        _left_alone[inode] = None
+        if len(_left_alone) > LEFT_ALONE:
+            _left_alone.pop(next(iter(_left_alone)), None)
 
 
 class ThreadFrames(dict[int, FrameType]):
@@ -202,6 +215,17 @@ def _is_multiplexed(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+# The inodes of these sockets, newest last. Not the objects: TLS replaces a connected socket by one of its own.
+_left_alone: dict[int, None] = {}
+
+
+def _inode(connection: object) -> int | None:
+    try:
+        return os.fstat(connection.fileno()).st_ino if _is_socket(connection) else None
+    except (OSError, ValueError):  # it was closed meanwhile
+        return None
 
 
 def _unblocking(connection: object) -> Callable[[], None]:

@@ -26,9 +26,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Literal, Protocol, TypeVar, cast
 
-from ...abort.resource_account import account_here
+from ...abort.resource_account import account_here, is_detached
 from ..interrupt import InterruptibleCall
 from .account import ResourceAccount
+from .connections import leave_alone
 from .executor import install_helpers, is_helper
 from .programs import FORKS, Program, mark_seen
 from .starter import starter_of
@@ -96,6 +97,8 @@ def _hook(
     if event == "socket.connect":
         if leaf is not None:
             leaf.refuse_if_stopped("connections")
+        elif is_detached():
+            leave_alone(args[0])
     elif event in _THREADS:
         if leaf is not None:
             _started_thread(leaf, args[0])
