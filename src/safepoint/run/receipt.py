@@ -302,6 +302,7 @@ class ReceiptBuilder:
     Attributes:
         usage: The requests and tokens used so far.
         resume: Where a resumed run would continue.
+        programs_since: When a leaf of the run first started a program, in clock ticks since boot; None if none did.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -313,6 +314,7 @@ class ReceiptBuilder:
         self._omitted: dict[Fate, int] = dict.fromkeys(LIMITS, 0)
         self.usage = Usage()
         self.resume: str | None = None
+        self.programs_since: int | None = None
         self._warnings: deque[str] = deque(maxlen=LISTED)
         self._warned = 0
         self._updaters: dict[object, Callable[[], bool]] = {}

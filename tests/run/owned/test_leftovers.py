@@ -179,6 +179,60 @@ def test_a_program_that_nobody_saw_start_is_unknown():
     assert told == "sleep unknown True True"
 
 
+def test_a_program_in_the_background_of_a_shell_that_has_ended_is_unknown_and_can_be_ended():
+    told = printed(
+        """
+        import asyncio, os, subprocess
+        from safepoint import AbortController
+        from safepoint.run import Context, leaf, settle
+
+        os.setsid()  # so that nobody else's programs are in this process group
+
+        def shell():
+            return int(subprocess.check_output("sleep 300 > /dev/null & echo $!", shell=True))
+
+        def tool(ctx, value):
+            started.append(shell())
+            ctx.signal.wait(30)
+
+        def other(ctx, value):
+            started.append(0)
+            ctx.signal.wait(30)
+
+        async def stopped(tool):
+            started.clear()
+            controller = AbortController()
+
+            async def work(ctx, value):
+                await leaf(ctx, tool)
+
+            running = asyncio.ensure_future(settle(Context(signal=controller.signal), work, None))
+            while not started:
+                await asyncio.sleep(0.01)
+            controller.abort("stop")
+            receipt = (await running).receipt
+            found = [(entry.pid, entry.name, entry.fate) for entry in receipt.entries if entry.kind == "program"]
+            return receipt, found
+
+        async def main():
+            before = shell()
+            await asyncio.sleep(0.05)  # real time: the clock of process starts has ticks of 10 ms
+            receipt, found = await stopped(tool)
+            assert found == [(started[0], "sleep", "unknown")], found
+            _, elsewhere = await stopped(other)
+            assert elsewhere == [], elsewhere
+            assert receipt.end_survivors() == ()
+            assert not os.path.exists(f"/proc/{found[0][0]}") or "Z" in open(f"/proc/{found[0][0]}/stat").read()
+            os.kill(before, 9)
+            print("ended")
+
+        started = []
+        asyncio.run(main())
+        """
+    )
+    assert told == "ended"
+
+
 @pytest.mark.parametrize("moved", [-3600.0, 3600.0], ids=["back", "forward"])
 def test_a_process_that_began_before_the_run_is_not_named_when_the_date_moves(moved):
     told = printed(

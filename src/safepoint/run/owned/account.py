@@ -20,7 +20,7 @@ from ...abort.threads import submit
 from ..interrupt import AbortInterrupt, InterruptibleCall
 from ..policy import Policy
 from ..receipt import EntryBuilder, Fate, LeafKind, ReceiptBuilder
-from .programs import FORKS, TERM_SECONDS, Program, program_from_pid, with_descendants
+from .programs import FORKS, TERM_SECONDS, Program, program_from_pid, ticks_since_boot, with_descendants
 from .starter import Starter
 from .threads import ThreadWork
 
@@ -120,6 +120,7 @@ class ResourceAccount:
             ]
             self._programs.append(program)
         program.starter.add_done_callback(self._on_starter_ended)
+        self._note_program()
         self._register()
 
     @property
@@ -132,7 +133,13 @@ class ResourceAccount:
     def expect_program(self, keep_reason: str, starter: Starter) -> None:
         """Note that the leaf is about to fork without `Popen`."""
         FORKS.begin(self, keep_reason or self.keep_reason, starter)
+        self._note_program()
         self._register()
+
+    def _note_program(self) -> None:
+        receipt_builder = self._leaf.receipt_builder
+        if receipt_builder.programs_since is None:
+            receipt_builder.programs_since = ticks_since_boot()
 
     def survivors(self, pids: Iterable[int]) -> None:
         """Add processes that were started by a program which has ended, and that still run."""

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Protocol, cast
 
 from ...abort.guard import end_tasks
-from ...abort.process_group import PROC
+from ...abort.process_group import PARENT, PROC, STARTED, has_procfs, members, stat
 from ...abort.process_tree import children_of_thread, identify, name_of
 from ...abort.resource_account import current_account
 from ..code_location import place, thread_place
@@ -30,6 +30,8 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file
 # The local variable that holds the context of a function, in the frame of anyio that calls it in a thread.
 CONTEXT_NAME = "context"
 UNSEEN = "started during the run by unknown code: uvloop, multiprocessing or C code, whose starts cannot be seen"
+
+ORPHANED = "the program that started it has ended, so it is not known whose it is; it began during the run"
 
 
 class StartingLeaf(Protocol):
@@ -64,12 +66,15 @@ async def name_leftovers(receipt_builder: ReceiptBuilder, begun: int) -> None:
     for leaf, thread in _threads(receipt_builder):
         entry = receipt_builder.begin(f"{leaf.operation}/{_thread_name(thread)}", "thread", owned=True)
         entry.end("still_running", where=thread_place(thread), note="a thread that works for it")
-    for pid in _unseen_children(begun):
+    unknown = [(pid, UNSEEN) for pid in _unseen_children(begun)]
+    if receipt_builder.programs_since is not None:
+        unknown += [(pid, ORPHANED) for pid in _orphans(receipt_builder.programs_since)]
+    for pid, note in unknown:
         process = identify(pid)
         if process is not None:
             entry = receipt_builder.begin(name_of(pid), "program", owned=True)
             entry.pid, entry.pid_started = process.pid, process.started
-            entry.end("unknown", note=UNSEEN)
+            entry.end("unknown", note=note)
 
 
 async def end_tasks_of(leaf: object, seconds: float) -> None:
@@ -177,3 +182,20 @@ def _unseen_children(begun: int) -> list[int]:
         return []
     children = {pid for thread in threads for pid in children_of_thread(int(thread)) or ()} - seen_pids()
     return [pid for pid in children if (process := identify(pid)) is not None and process.started >= begun]
+
+
+def _orphans(since: int) -> list[int]:
+    """The processes of our group that began since then, and whose parent has ended: `sh -c "server &"` leaves one.
+
+    A program inherits our process group and keeps it when its parent has ended. It is then no child of ours any more.
+    """
+    if not has_procfs():
+        return []
+    group = set(members(os.getpgrp()))
+    found = []
+    for pid in group:
+        fields = stat(pid)
+        # A clock tick of rounding, as for forks.
+        if fields and int(fields[STARTED]) >= since - 1 and int(fields[PARENT]) not in group:
+            found.append(pid)
+    return found
