@@ -624,10 +624,10 @@ def test_what_is_owed_is_raised_at_once_and_only_once():
     def tool():
         value: object = gate.wait()
         try:
-            value = calls[0].raise_if_owed()
+            value = calls[0].raise_if_requested()
         except AbortInterrupt:
             value = "raised"
-        return value, calls[0].raise_if_owed()
+        return value, calls[0].raise_if_requested()
 
     worker = Worker(tool).is_at("in tool")
     calls.append(worker.call)
@@ -642,20 +642,20 @@ def test_nothing_is_owed_before_it_is_asked_for_nor_in_clean_up_nor_elsewhere():
 
     def tool():
         try:
-            calls[0].raise_if_owed()
+            calls[0].raise_if_requested()
         finally:
             gate.wait()
-            calls[0].raise_if_owed()
+            calls[0].raise_if_requested()
         return "done"
 
     calls.append(InterruptibleCall(tool))
     worker = Worker(partial(InterruptibleCall.run, calls[0]))
     wait_until(lambda: "in tool" in (calls[0].where() or ""))
     assert calls[0].interrupt()
-    calls[0].raise_if_owed()  # this is not its thread
+    calls[0].raise_if_requested()  # this is not its thread
     gate.open()
     assert worker.end() == "done"
-    calls[0].raise_if_owed()  # it has ended
+    calls[0].raise_if_requested()  # it has ended
     assert not calls[0].interrupted
 
 
@@ -814,7 +814,7 @@ def test_an_interrupt_that_races_with_the_end_hits_its_own_call_once_or_nothing(
     for number, (call, end) in enumerate(zip(races.calls, races.ends, strict=True)):
         assert races.hits[number] == call.interrupted
         assert (end is AbortInterrupt) <= call.interrupted
-        fates["interrupted" if call.interrupted else "asked in vain" if call.asked else "not at all"] += 1
+        fates["interrupted" if call.interrupted else "asked in vain" if call.requested else "not at all"] += 1
     assert len(fates) == 3, f"these races have not been all there are: {fates}"
 
 

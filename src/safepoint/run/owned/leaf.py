@@ -127,12 +127,12 @@ class OwningLeaf:
             return
         if self.work is not None and self.work.call.thread_id == threading.get_ident():
             self.work.call.interrupt()
-            self.work.call.raise_if_owed()
+            self.work.call.raise_if_requested()
         elif self.owned is not None and (call := self.owned.call_here()) is not None:
             # A connection of a helper is allowed, because it may serve other callers.
             if what == "programs" or not self.owned.is_helper(call):
                 call.interrupt()
-                call.raise_if_owed()
+                call.raise_if_requested()
         elif not self.reached and not self.shielded and self._runs_now():
             raise AbortInterrupt
 
