@@ -1,5 +1,6 @@
 """The code on the pages of docs/ and in the README runs, prints what the page says, and has the right types."""
 
+import json
 import os
 import re
 import socket
@@ -74,15 +75,17 @@ def drawn(name: str) -> list[str]:
 
 
 @pytest.mark.timeout(400)
-def test_the_code_of_all_pages_has_right_types(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_the_code_of_all_pages_has_right_types(checker: str, tmp_path: Path) -> None:
     files = write(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--no-incremental", *files],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    settings = {"include": ["."], "typeCheckingMode": "standard", "pythonVersion": "3.11"}
+    project = tmp_path / "pyrightconfig.json"
+    project.write_text(json.dumps({**settings, "extraPaths": [str(ROOT / "src")]}), encoding="utf-8")
+    commands: dict[str, list[str | Path]] = {
+        "mypy": ["-m", "mypy", "--no-incremental", *files],
+        "pyright": ["-m", "basedpyright", "-p", project, "--pythonpath", sys.executable],
+    }
+    done = subprocess.run([sys.executable, *commands[checker]], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
