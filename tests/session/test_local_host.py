@@ -215,6 +215,32 @@ async def test_what_somebody_has_stopped_is_not_resumed_after_a_deploy(who: str)
     await host.close()
 
 
+@pytest.mark.parametrize("how", ["a crash", "a deploy"])
+async def test_a_stop_of_a_turn_that_nobody_goes_on_with_yet_keeps_the_next_host_from_it(how: str) -> None:
+    store = MemoryStore()
+    host = LocalHost(talker(["half", Stall()]), store)
+    await host.create("s")
+    await host.send("s", "hi", turn_id="t")
+    await first_text(await host.live("s"))
+    left = MemoryStore()
+    if how == "a deploy":
+        await host.close()
+    await left.append("s", await store.read("s"), durable=True)
+    await host.close()
+    host = LocalHost(talker("whole"), left)  # one that does not go on with it
+    ack = await host.stop("s", "t", reason="enough")
+    assert (ack.status, ack.level) == ("accepted", "recorded"), ack
+    assert "will not be resumed" in ack.message
+    assert (await host.stop("s", "t")).status == "already_finished"
+    await host.close()
+    host = LocalHost(talker("whole", "more"), left, resume=True)
+    assert await host.recover() == []
+    assert (await host.turn("s", "t")).status == "aborted"
+    session = await host.live("s")
+    assert (await session.continue_turn("t")).status == "completed", "a person may still go on with it"
+    await host.close()
+
+
 async def test_a_crash_while_the_host_is_closed_keeps_the_turn_as_well() -> None:
     inside, released = asyncio.Event(), asyncio.Event()
 

@@ -298,6 +298,13 @@ class SessionEngine:
         """The stops that a store that has failed did not take, each with its reason, by the id of its turn."""
         return {turn_id: reason for turn_id, (seq, reason) in self._stop_records.items() if seq > self.log.saved}
 
+    def give_up(self, turn_id: str, reason: AbortReason) -> None:
+        """Write down that nobody is to go on with a turn that has lost its owner, unless somebody has meanwhile."""
+        if self.log.error is None and self.state.interrupted == turn_id:
+            why: Any = {"reason": reason.message, "reason_kind": reason.kind}
+            # It is no event of that turn, of which nothing comes after its end.
+            self.add(StopRequested(**self.stamp(), turn_id=turn_id, at_point=StopAt.NOW.name, **why), keep=True)
+
     async def shut_down(self, cause: AbortReason, within: float) -> None:
         """Stop what runs and waits, and let the session go. Raises: what the store raised, when all that is done."""
         gracefully = StopOptions(StopAt.SAFE_POINT, "tree", within, reason=cause)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ..abort import AbortReason, AbortSignal
 from ..abort.clock import check_seconds
-from ..abort.reason import caller
+from ..abort.reason import caller, reason_from
 from ..abort.renamed_arguments import accepts_deadline
 from ..agent.agent import Agent
 from ..agent.conversation import AgentResult
@@ -260,6 +260,11 @@ class Session:
             async def settled(timeout: float | None) -> Receipt:
                 return receipt
 
+            if self._engine.state.interrupted == successor:
+                why = reason_from(reason, caller(1))
+                self._engine.loop_tasks.post(self._engine.give_up, successor, why)
+                told = f"turn {turn_id} has lost its process, and will not be resumed"
+                return StopAck("accepted", "accepted", told, turn_id, settled)
             return StopAck("already_finished", "settled", f"turn {turn_id} has ended", turn_id, settled)
         ack = self._engine.stops.by_id(successor, options, caller(1))
         if ack is None:

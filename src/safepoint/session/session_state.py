@@ -72,6 +72,7 @@ class TurnRecord:
     stop: AbortReason | None = None
     outcome: Outcome[AgentResult] | None = None
     resumable: bool = False  # it ended only because its host was shut down
+    given_up: bool = False  # somebody has stopped it after it had lost its owner: it is not gone on with
     forgotten: bool = False
     agent: str = ""
     unfinished: UnfinishedWork = field(default_factory=UnfinishedWork)
@@ -96,8 +97,8 @@ class TurnRecord:
     @property
     def lost(self) -> bool:
         """True: it has lost its owner, and somebody else may go on with it."""
-        if self.resumable:
-            return True
+        if self.given_up or self.resumable:
+            return not self.given_up
         lost = isinstance(self.outcome, Aborted) and self.outcome.reason.kind == "lease_lost"
         return lost and self.next_resumes <= MAX_RESUMES
 
@@ -189,11 +190,11 @@ class SessionState:
 
     @property
     def interrupted(self) -> str | None:
-        """The last turn, if it lost its owner, nobody had stopped it, and nothing has gone on with it."""
+        """The last turn, if it lost its owner, nobody has stopped it, and nothing has gone on with it. Any thread."""
         last = self.last_ended
         if last is None or not last.lost:
             return None
-        return None if any(turn.continues == last.id for turn in self.turns.values()) else last.id
+        return None if any(turn.continues == last.id for turn in list(self.turns.values())) else last.id
 
     def successor(self, turn_id: str) -> str:
         """The turn that goes on with this one, if it has lost its owner, and so on; else itself. Any thread."""
@@ -226,8 +227,9 @@ class SessionState:
                 turn = self.turns[turn_id] = self.turns.pop(turn_id)
                 turn.started, turn.started_at, turn.agent = True, event.at, "/".join(event.path)
             case StopRequested(turn_id=turn_id, reason=text) if turn_id in self.turns:
-                kind = event.reason_kind
-                self.turns[turn_id].stop = AbortReason.from_dict({"kind": kind, "message": text})
+                turn, kind = self.turns[turn_id], event.reason_kind
+                turn.stop = AbortReason.from_dict({"kind": kind, "message": text})
+                turn.given_up = turn.outcome is not None
             case TurnEnded(turn_id=turn_id, outcome=outcome, resumable=resumable) if turn_id in self.turns:
                 self._tell(self.turns[turn_id], outcome, resumable)
             case TurnForgotten(turn_id=turn_id) if turn_id in self.turns:
