@@ -144,8 +144,8 @@ def fill_tool_context(ctx: ToolContext, *, call_id: str, idempotency_key: str, k
 
 
 def ask_function_of(ctx: Context) -> AskUserFn | None:
-    """Return what asks the person in this context, or None if it is not that of a tool call."""
-    return ctx._ask if isinstance(ctx, ToolContext) else None
+    """Return what asks the person in this context, that of a tool call or of a session's turn, or None."""
+    return getattr(ctx, "_ask", None)
 
 
 def _restored(
