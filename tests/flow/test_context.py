@@ -154,7 +154,7 @@ async def test_the_context_travels_to_another_process_by_pickle():
         assert (carried.attempt, carried.idempotency_key, carried.services) == (1, ctx.idempotency_key, [1, 2])
         assert carried.path == ctx.path
         carried.collect_error("CODE", "told")
-        assert carried._pending[0].operation == "it"
+        assert carried._collected[0].operation == "it"
 
     result = await one(node).execute(Trail(), services=[1, 2])
     assert isinstance(result.outcome, Completed), result.outcome

@@ -99,7 +99,7 @@ def test_functions_that_are_not_awaited_may_not_be_async(name: str):
     with pytest.raises(FlowError, match=f"node 'x': {name}= is called, not awaited: give a plain function"):
         match name:
             case "into" | "out":
-                flow.subflow("x", child, **{name: wrong})
+                flow.subflow("x", child, **{name: wrong})  # type: ignore[arg-type]
             case "join":
                 flow.parallel("x", {"a": nothing}, join=wrong)
             case _:

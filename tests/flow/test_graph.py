@@ -153,10 +153,10 @@ def test_a_node_and_an_end_of_one_name_are_not_one_shape():
 
 def test_a_branch_that_is_one_function_is_named_once_and_any_other_is_a_flow():
     lab = NodeRecorder()
-    assert lab.line("x", "x").graph().is_just("x")
-    assert not lab.line("x", "x", "y").graph().is_just("x")
-    assert not lab.line("x", "y").graph().is_just("x")
+    assert lab.line("x", "x").graph().is_single_step("x")
+    assert not lab.line("x", "x", "y").graph().is_single_step("x")
+    assert not lab.line("x", "y").graph().is_single_step("x")
     deeper: Flow[Trail, Any] = Flow("x", start="x")
     deeper.subflow("x", lab.line("child", "c"))
     deeper.route("x", END)
-    assert not deeper.graph().is_just("x")
+    assert not deeper.graph().is_single_step("x")

@@ -26,7 +26,7 @@ async def refuse_question(ctx: Context, question: str, options: tuple[str, ...])
 class Questions:
     """The open questions of one run.
 
-    With a callback, the callback answers them. Without one, somebody calls `answer`.
+    With a callback, the callback answers them. Without one, `answer` does.
     """
 
     def __init__(self, callback: AskUser | None) -> None:

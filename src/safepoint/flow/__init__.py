@@ -1,6 +1,6 @@
-"""Flows: nodes, routes, deadlines, checkpoints. A flow that is stopped knows where it was, and goes on from there.
+"""Flows: nodes, routes, time limits, checkpoints. A stopped flow knows where it was, and a resumed one continues there.
 
-Owns the dispatcher. Knows nothing of agents, turns and sessions.
+Owns the loop that runs the nodes. Knows nothing of agents, turns and sessions.
 """
 
 from .checkpoint import Checkpoint, CheckpointMismatch

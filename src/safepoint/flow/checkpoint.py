@@ -1,9 +1,12 @@
-"""Owns a stopped flow on paper: versioned JSON from which another process goes on. Knows nothing of stores."""
+"""Owns checkpoints: a stopped flow as versioned JSON, from which another process can continue.
+
+Knows nothing of stores.
+"""
 
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,32 +19,44 @@ from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.partial_work import FLOW, PartialWork
 from .execution import FlowExecution, NodeError
 from .graph import Graph, Node, Parallel, Scatter, Step, Subflow
-from .position import Inside, ParallelAt, Position, ScatterAt, SubflowAt
+from .position import InnerPosition, ParallelPosition, Position, ScatterPosition, SubflowPosition
 from .result import FlowResult
 from .state import dump, load
 
-__all__ = ["VERSION", "Checkpoint", "CheckpointMismatch"]
+__all__ = ["VERSION", "Checkpoint", "CheckpointMismatch", "reason_text"]
 
 S = TypeVar("S")
 VERSION = 1
 
 
 class CheckpointMismatch(CheckpointError):
-    """This checkpoint is not of this flow, or of another shape of it."""
+    """The checkpoint belongs to another flow, or to another shape of this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """Where a flow stopped, and with which state. All fields are JSON data.
 
-    once          what parts of nodes have returned, as JSON text: see `NodeContext.once`
-    revision      of two checkpoints of one run, the one with the higher number is newer
-    completed_at  when the run completed, in seconds since 1970
+    Attributes:
+        flow: The name of the flow.
+        fingerprint: Identifies the shape of the flow.
+        shape: The shape of the flow: see `Graph.shape`.
+        run_id: The id of the run. A resumed run has the same one.
+        cursor: The path of the node that would run next, or of the interrupted one; None at the end.
+        place: The position of the flow with its state: see `position_to_data`.
+        status: "running", "completed", "aborted", "timed_out", "failed" or "stopped".
+        reason: Why the run did not complete, in words.
+        executed: The paths of the nodes that have ended, in order.
+        errors: What the nodes collected.
+        once: The results of `NodeContext.once`, as JSON text.
+        revision: Of two checkpoints of one run, the one with the higher number is newer.
+        completed_at: When the run completed, in seconds since 1970.
+        version: The version of this format.
     """
 
     flow: str
     fingerprint: str
-    shape: dict[str, Any]
+    shape: dict[str, object]
     run_id: str
     cursor: str | None
     place: dict[str, Any]
@@ -56,24 +71,30 @@ class Checkpoint:
 
     @classmethod
     def from_result(cls, result: FlowResult[S]) -> "Checkpoint":
-        """Of a run that did not complete. Raises: UsageError for one that did, or a state that JSON cannot hold."""
+        """Return the checkpoint of a run that did not complete.
+
+        Raises:
+            UsageError: The run completed, or its state cannot be written as JSON.
+        """
         if result.cursor is None:
-            raise UsageError(f"flow {result.place.graph.name!r} has completed: there is nothing to resume")
+            raise UsageError(f"flow {result.position.graph.name!r} has completed: there is nothing to resume")
         execution = FlowExecution(result.run_id, executed=list(result.executed), errors=list(result.errors))
         execution.once, execution.revision = dict(result.once), result.revision
-        return cls.of(result.place, execution, status=result.outcome.status, reason=why(result.outcome))
+        return cls.of(result.position, execution, status=result.outcome.status, reason=reason_text(result.outcome))
 
     @classmethod
-    def of(cls, place: Position, execution: FlowExecution, *, status: str, reason: str | None = None) -> "Checkpoint":
-        """Of a flow that is at this place. Raises: UsageError for a state that JSON cannot hold."""
-        graph = place.graph
+    def of(
+        cls, position: Position, execution: FlowExecution, *, status: str, reason: str | None = None
+    ) -> "Checkpoint":
+        """Return the checkpoint of a flow at this position. Raises: UsageError if JSON cannot hold the state."""
+        graph = position.graph
         return cls(
             flow=graph.name,
             fingerprint=graph.fingerprint,
             shape=dict(graph.shape),
             run_id=execution.key,
-            cursor=place.cursor,
-            place=place_to_data(place),
+            cursor=position.cursor,
+            place=position_to_data(position),
             status=status,
             reason=reason,
             executed=tuple(execution.executed),
@@ -84,33 +105,46 @@ class Checkpoint:
 
     @property
     def completed(self) -> bool:
-        """True: the run has completed, and there is nothing to go on with."""
+        """Whether the run has completed, so that there is nothing to continue."""
         return self.status == "completed"
 
     def execution(self) -> FlowExecution:
-        """What the run that goes on from here shares with the one that was stopped."""
+        """Return what the resumed run has in common with the stopped one."""
         execution = FlowExecution(self.run_id, executed=list(self.executed), errors=list(self.errors))
         execution.once, execution.revision = dict(self.once), self.revision
         return execution
 
     def to_kept(self) -> PartialWork:
-        """As what a tool call leaves behind when it is stopped; `from_kept` reads it back."""
+        """Return it in the form that a stopped tool call keeps. `from_kept` reads it back."""
         return PartialWork(FLOW, self.to_json())
 
     @classmethod
     def from_kept(cls, kept: PartialWork) -> "Checkpoint":
-        """Raises: CheckpointError that says what is wrong; UsageError for what no flow has written."""
+        """Read what a stopped tool call kept.
+
+        Raises:
+            CheckpointError: It cannot be read. The text says why.
+            UsageError: It was not written by a flow.
+        """
         if kept.kind != FLOW:
             raise UsageError(f"a flow cannot go on from what work of the kind {kept.kind!r} has left behind")
         return cls.from_json(kept.data, source="what the stopped tool call has left behind")
 
     def to_json(self) -> str:
-        """As text; `from_json` reads it back."""
+        """Return it as JSON text. `from_json` reads it back."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "this checkpoint") -> "Checkpoint":
-        """Raises: CheckpointError that says what is wrong with `source`."""
+        """Read JSON text.
+
+        Args:
+            text: The text.
+            source: Where it came from, for messages.
+
+        Raises:
+            CheckpointError: It cannot be read. The text says why.
+        """
         try:
             data = json.loads(text)
             if not isinstance(data, dict):
@@ -124,12 +158,12 @@ class Checkpoint:
         return checkpoint
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """To a file, which afterwards holds all of it or what it held before."""
+        """Write it to a file. If that fails, the file still holds what it held before."""
         write_atomically(Path(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Checkpoint":
-        """From a file. Raises: CheckpointError; FileNotFoundError."""
+        """Read it from a file. Raises: CheckpointError; FileNotFoundError."""
         text = read_back(path)
         if text is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
@@ -137,26 +171,37 @@ class Checkpoint:
 
     @classmethod
     async def recall(cls, checkpoints: Checkpoints, key: str) -> "Checkpoint | None":
-        """From a store; None: there is none under this key. Raises: CheckpointError."""
+        """Read it from a store. None if there is none under this key. Raises: CheckpointError."""
         text = await checkpoints.load(key)
         return None if text is None else cls.from_json(text, source=f"checkpoint {key!r}")
 
-    def end_in(self, graph: Graph) -> Position:
-        """The end of a completed run. The flow may look different by now: nothing of it is run.
+    def final_position_in(self, graph: Graph) -> Position:
+        """Return the last position of a completed run.
 
-        Raises: CheckpointMismatch for another flow, or a state that cannot be read any more.
+        The flow may have another shape by now, because nothing of it is run.
+
+        Raises:
+            CheckpointMismatch: The checkpoint is of another flow, or its state cannot be read any more.
         """
         if self.flow != graph.name:
             raise CheckpointMismatch(f"this checkpoint is of flow {self.flow!r}, not of {graph.name!r}")
         try:
-            return place_from_data(graph, {**self.place, "node": None})
+            return position_from_data(graph, {**self.place, "node": None})
         except (KeyError, TypeError, ValueError) as problem:
             raise CheckpointMismatch(
                 f"flow {graph.name!r} has completed (run {self.run_id}), and its result cannot be read: {problem}"
             ) from problem
 
-    def place_in(self, graph: Graph, migrate: "Callable[[Checkpoint], Checkpoint] | None" = None) -> Position:
-        """Where this is in the flow as it is now. Raises: CheckpointMismatch that names what has changed."""
+    def position_in(self, graph: Graph, migrate: "Callable[[Checkpoint], Checkpoint] | None" = None) -> Position:
+        """Return the position in the flow as it is now.
+
+        Args:
+            graph: The flow.
+            migrate: Turns a checkpoint of an older shape of the flow into one of today's.
+
+        Raises:
+            CheckpointMismatch: The checkpoint does not fit. The text says what has changed.
+        """
         checkpoint = self
         if checkpoint.flow != graph.name and migrate is None:
             raise CheckpointMismatch(f"this checkpoint is of flow {self.flow!r}, not of {graph.name!r}")
@@ -168,13 +213,13 @@ class Checkpoint:
                 )
             checkpoint = replace(migrate(checkpoint), fingerprint=graph.fingerprint)
         try:
-            return place_from_data(graph, checkpoint.place)
+            return position_from_data(graph, checkpoint.place)
         except (KeyError, TypeError, ValueError) as problem:
             raise CheckpointMismatch(f"this checkpoint does not fit flow {graph.name!r}: {problem}") from problem
 
 
-def why(outcome: Outcome[Any]) -> str | None:
-    """Why a flow did not complete, in words; None if it did."""
+def reason_text(outcome: Outcome[S]) -> str | None:
+    """Return why a flow did not complete, in words, or None if it did."""
     match outcome:
         case Failed(error):
             return shorten(text_of(error))
@@ -184,105 +229,132 @@ def why(outcome: Outcome[Any]) -> str | None:
             return None
 
 
-def _changes(old: dict[str, Any], graph: Graph) -> str:
+def _changes(old: dict[str, object], graph: Graph) -> str:
     new = json.loads(json.dumps(graph.shape))
-    told = [f"{name!r} is new" for name in new.keys() - old.keys()]
-    told += [f"{name!r} is gone" for name in old.keys() - new.keys()]
-    told += [f"{name!r} has other routes or parts" for name in old.keys() & new.keys() if old[name] != new[name]]
-    return ", ".join(sorted(told)) or "it starts elsewhere"
+    changes = [f"{name!r} is new" for name in new.keys() - old.keys()]
+    changes += [f"{name!r} is gone" for name in old.keys() - new.keys()]
+    changes += [f"{name!r} has other routes or parts" for name in old.keys() & new.keys() if old[name] != new[name]]
+    return ", ".join(sorted(changes)) or "it starts elsewhere"
 
 
-def place_to_data(place: Position) -> dict[str, Any]:
-    """A place as JSON data. Raises: UsageError for a state that JSON cannot hold."""
-    data: dict[str, Any] = {"node": place.node, "step": place.step, "state": _dumped(place)}
-    match place.inside:
+def position_to_data(position: Position) -> dict[str, object]:
+    """Return a position as JSON data. Raises: UsageError if JSON cannot hold the state."""
+    data: dict[str, object] = {"node": position.node, "step": position.step, "state": _dumped_state(position)}
+    match position.inside:
         case None:
-            if place.end is not None:
-                data["end"] = place.end
-        case SubflowAt(inner):
-            data["inside"] = place_to_data(inner)
-        case ParallelAt(places):
-            data["inside"] = {name: place_to_data(inner) for name, inner in places.items()}
-        case ScatterAt() as at:
+            if position.end is not None:
+                data["end"] = position.end
+        case SubflowPosition(inner):
+            data["inside"] = position_to_data(inner)
+        case ParallelPosition(branches):
+            data["inside"] = {name: position_to_data(branch) for name, branch in branches.items()}
+        case ScatterPosition() as progress:
             data["inside"] = {
-                "watermark": at.watermark,
-                "ahead": sorted(at.ahead),
-                "results": _dumped_results(place, at),
-                "places": {str(index): place_to_data(inner) for index, inner in at.places.items()},
-                "pulled": at.pulled,
+                "watermark": progress.watermark,
+                "ahead": sorted(progress.ahead),
+                "results": _dumped_results(position, progress),
+                "places": {str(index): position_to_data(item) for index, item in progress.positions.items()},
+                "pulled": progress.pulled,
             }
     return data
 
 
-def _dumped(place: Position) -> Any:
-    kind, given = place.graph.state_type, type(place.state)
-    if _would_change(kind, given):
+def _dumped_state(position: Position) -> object:
+    kind, actual = position.graph.state_type, type(position.state)
+    if _type_would_change(kind, actual):
         raise UsageError(
-            f"the state of flow {place.graph.name!r} is a {given.__name__}, and would come back as"
-            f" {_name(kind)}: give Flow({place.graph.name!r}, …, state={given.__name__})"
+            f"the state of flow {position.graph.name!r} is a {actual.__name__}, and would come back as"
+            f" {_type_name(kind)}: give Flow({position.graph.name!r}, …, state={actual.__name__})"
         )
-    return dump(place.state)
+    return dump(position.state)
 
 
-def _dumped_results(place: Position, at: ScatterAt) -> dict[str, Any]:
-    node = place.graph.nodes[place.node or ""]
-    assert isinstance(node, Scatter)  # for the type checker: that is what it is inside of
-    for result in at.results.values():
-        if isinstance(node.body, Step) and _would_change(node.body.result_type, type(result)):
+def _dumped_results(position: Position, progress: ScatterPosition) -> dict[str, object]:
+    node = position.graph.nodes[position.node or ""]
+    assert isinstance(node, Scatter)  # only a scatter has a ScatterPosition inside
+    for result in progress.results.values():
+        if isinstance(node.body, Step) and _type_would_change(node.body.result_type, type(result)):
             raise UsageError(
                 f"node {node.name!r}: its body returns a {type(result).__name__}, which would come back as"
-                f" {_name(node.body.result_type)}: annotate what the body returns"
+                f" {_type_name(node.body.result_type)}: annotate what the body returns"
             )
-    return {str(index): dump(result) for index, result in at.results.items()}
+    return {str(index): dump(result) for index, result in progress.results.items()}
 
 
-def _would_change(kind: Any, given: type) -> bool:
-    """True: what is written as one type would be read as another."""
-    if kind is given or not (kind is Any or isinstance(kind, type)):
+def _type_would_change(kind: object, actual: type) -> bool:
+    """Whether a value of the type `actual` would have another type after it is read as `kind`."""
+    if kind is actual or not isinstance(kind, type):
         return False
-    types: list[Any] = [given] if kind is Any else [given, kind]
-    return any(is_dataclass(each) or issubclass(each, BaseModel) for each in types)
+    return any(is_dataclass(each) or issubclass(each, BaseModel) for each in (actual, kind))
 
 
-def _name(kind: Any) -> str:
-    return "plain JSON data" if kind is Any else f"a {kind.__name__}"
+def _type_name(kind: object) -> str:
+    return f"a {kind.__name__}" if isinstance(kind, type) and kind is not object else "plain JSON data"
 
 
-def place_from_data(graph: Graph, data: dict[str, Any], kind: Any = None, around: str = "") -> Position:
-    """Read `place_to_data()` back. Raises: ValueError, KeyError or TypeError that says what does not fit.
+def position_from_data(
+    graph: Graph, data: Mapping[str, object], kind: object = None, outer_visits: str = ""
+) -> Position:
+    """Read what `position_to_data` has written.
 
-    kind    the type of the state, where the graph itself does not know it
-    around  as in a Place
+    Args:
+        graph: The flow.
+        data: The position as JSON data.
+        kind: The type of the state, if the graph does not know it.
+        outer_visits: See `Position`.
+
+    Raises:
+        ValueError: The data does not fit the flow. The text says what. KeyError and TypeError are possible as well.
     """
-    name = data["node"]
-    if name is not None and name not in graph.nodes:
+    name, end = data["node"], data.get("end")
+    if name is not None and (not isinstance(name, str) or name not in graph.nodes):
         raise ValueError(f"it is at {name!r}, which is not a node of {graph.name!r}")
+    if end is not None and not isinstance(end, str):
+        raise ValueError(f"its end is {end!r}, which is not a name")
     kind = kind if graph.state_type is None else graph.state_type
     if kind is None:
         raise ValueError(f"the type of the state is not known: give Flow({graph.name!r}, …, state=YourState)")
-    place = Position(graph, name, load(kind, data["state"]), load(int, data["step"]), data.get("end"), None, around)
+    position = Position(graph, name, load(kind, data["state"]), load(int, data["step"]), end, None, outer_visits)
     if name is not None and data.get("inside") is not None:
-        place.inside = _inside_from_data(graph.nodes[name], data["inside"], kind, place.within)
-    return place
+        inside = _json_object(data["inside"])
+        position.inside = _inner_from_data(graph.nodes[name], inside, kind, position.inner_prefix)
+    return position
 
 
-def _inside_from_data(node: Node, data: dict[str, Any], kind: Any, around: str) -> Inside:
+def _inner_from_data(node: Node, data: Mapping[str, object], kind: object, outer_visits: str) -> InnerPosition:
     match node:
         case Step():
             raise ValueError(f"it is inside {node.name!r}, which is not a composite")
         case Subflow(child=child):
-            return SubflowAt(place_from_data(child.graph(), data, kind if node.into is None else None, around))
+            inner_kind = kind if node.into is None else None
+            return SubflowPosition(position_from_data(child.graph(), data, inner_kind, outer_visits))
         case Parallel(branches=branches):
             graphs = {key: child.graph() for key, child in branches.items()}
-            return ParallelAt({key: place_from_data(each, data[key], kind, around) for key, each in graphs.items()})
+            return ParallelPosition(
+                {
+                    key: position_from_data(graph, _json_object(data[key]), kind, outer_visits)
+                    for key, graph in graphs.items()
+                }
+            )
         case Scatter(body=body):
-            inner = None if isinstance(body, Step) else body.graph()
-            kind = body.result_type if isinstance(body, Step) else body.graph().state_type
-            results, places = data["results"].items(), data["places"].items()
-            return ScatterAt(
+            graph = None if isinstance(body, Step) else body.graph()
+            result_kind = body.result_type if isinstance(body, Step) else body.graph().state_type
+            results, positions = _json_object(data["results"]), _json_object(data["places"])
+            return ScatterPosition(
                 load(int, data["watermark"]),
                 load(set[int], data["ahead"]),
-                {int(index): load(kind, result) for index, result in results},
-                {} if inner is None else {int(at): place_from_data(inner, one, None, around) for at, one in places},
+                {int(index): load(result_kind, result) for index, result in results.items()},
+                {}
+                if graph is None
+                else {
+                    int(index): position_from_data(graph, _json_object(item), None, outer_visits)
+                    for index, item in positions.items()
+                },
                 load(int, data["pulled"]),
             )
+
+
+def _json_object(data: object) -> Mapping[str, object]:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{data!r} is not a JSON object")
+    return data

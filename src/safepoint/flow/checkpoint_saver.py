@@ -1,6 +1,19 @@
 """Owns the checkpoint of one execution in a store: who may use it, what is found there, and what is written.
 
-Knows nothing of how a flow is walked.
+Two processes may be given the same checkpoint id: a scheduler starts a job twice, a server is restarted before its
+predecessor has ended. What keeps them apart is the lease of the store, together with this order:
+
+1. Take the lease, then read the checkpoint. Read first, it could be out of date when the lease is taken: the other
+   process may have written another node, or have completed, in between, and this one would repeat that work.
+2. Decide by what was found (`choose_checkpoint`). A call that would overwrite an unfinished run, a newer revision of
+   the same run, or the record of a completed one, raises before any node runs.
+3. Hold the lease until after the last write. It is given back only when the end is in the store, so that the next
+   holder reads the end. `FlowRun` does this with an exit stack around the whole run.
+
+Each write increases `revision`, because "newer" cannot be decided by time: clocks of machines differ. Writes are
+coalesced, see `CoalescingWriter`; the writes at the end are made here directly, after the last node has ended.
+
+Knows nothing of how nodes run.
 """
 
 from collections.abc import Callable
@@ -18,12 +31,20 @@ from .checkpoint import Checkpoint
 from .execution import FlowExecution
 from .position import Position
 
-__all__ = ["CheckpointCompleted", "CheckpointSaver", "CheckpointUnfinished", "FlowJournal", "Resume", "chosen"]
+__all__ = [
+    "CheckpointCompleted",
+    "CheckpointSaver",
+    "CheckpointUnfinished",
+    "FlowJournal",
+    "Resume",
+    "choose_checkpoint",
+    "completed_error",
+]
 
 Resume: TypeAlias = Checkpoint | Literal["auto"] | None
 
-# The checkpoint of a completed run stays, so that nobody runs it again unknowingly. Nobody may ever delete it, so its
-# size is bounded: of a run whose checkpoint is longer than this, only that it has completed is kept, not its result.
+# The checkpoint of a completed run stays, so that the run is not repeated by mistake. It may never be deleted, so its
+# size is limited: a longer one is replaced by the fact that the run has completed, without its result.
 LONGEST_COMPLETED = 1_000_000
 
 
@@ -31,7 +52,7 @@ class CheckpointUnfinished(CheckpointError, UsageError):
     """This call would overwrite the checkpoint of a run that has not completed. Nothing was run.
 
     Attributes:
-        checkpoint: What the store has.
+        checkpoint: The checkpoint in the store.
     """
 
     def __init__(self, message: str, checkpoint: Checkpoint) -> None:
@@ -40,10 +61,10 @@ class CheckpointUnfinished(CheckpointError, UsageError):
 
 
 class CheckpointCompleted(CheckpointError, UsageError):
-    """The run with this checkpoint id has completed before, and its result cannot be given. Nothing was run.
+    """The run with this checkpoint id has completed before, and its result is not available. Nothing was run.
 
     Attributes:
-        checkpoint: What the store has: `completed_at` and `run_id` say which run it was.
+        checkpoint: The checkpoint in the store. Its `completed_at` and `run_id` say which run it was.
     """
 
     def __init__(self, message: str, checkpoint: Checkpoint) -> None:
@@ -52,7 +73,7 @@ class CheckpointCompleted(CheckpointError, UsageError):
 
 
 class FlowJournal(Journal):
-    """The record of one execution: what parts of its nodes have returned is in its checkpoint."""
+    """The journal of one execution: the results of `ctx.once` are in its checkpoint."""
 
     def __init__(self, execution: FlowExecution) -> None:
         super().__init__(execution.once)
@@ -61,23 +82,30 @@ class FlowJournal(Journal):
         self._written = len(self.results)
 
     async def flush(self, ctx: Context) -> None:
-        """Wait until a checkpoint with all results is written, where there is a store. Raises: what the store raised.
+        """Wait until a checkpoint with all results is written, if there is a store. Raises: what the store raised.
 
-        An agent in a node asks for this before each of its tool calls. Its conversation is not in the checkpoint, so
-        nothing is written for that.
+        An agent inside a node flushes before each of its tool calls. Its conversation is not in the checkpoint, so
+        that writes nothing.
         """
-        now = len(self.results)
-        if now == self._written:
+        count = len(self.results)
+        if count == self._written:
             return
         failure = await self._execution.save(ctx)
         if failure is not None:
             raise failure
-        self._written = now
+        self._written = count
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaver:
-    """Where an execution keeps its checkpoint, and what it was told to do with one that is there already."""
+    """The place of an execution's checkpoint in a store.
+
+    Attributes:
+        checkpoints: The store.
+        key: The id of the checkpoint.
+        resume: What the caller wants to do with a checkpoint that is there already.
+        migrate: Turns a checkpoint of an older shape of the flow into one of today's.
+    """
 
     checkpoints: Checkpoints
     key: str
@@ -85,17 +113,19 @@ class CheckpointSaver:
     migrate: Callable[[Checkpoint], Checkpoint] | None
 
     async def open(self, stack: AsyncExitStack, signal: AbortSignal) -> Checkpoint | None:
-        """Take the lease, which is given back with the stack, and choose the checkpoint to go on from.
+        """Take the lease and choose the checkpoint to continue from, in this order: see the module docstring.
 
-        The order matters: what is read without the lease may be out of date when the lease is taken.
+        Args:
+            stack: Gives the lease back when it is closed.
+            signal: Ends the wait for the store.
 
         Returns:
-            The checkpoint to go on from, or None to begin with the state.
+            The checkpoint to continue from, or None to begin with the state.
 
         Raises:
-            CheckpointInUse: Another run, here or in another process, has this id.
+            CheckpointInUse: Another run, in this process or elsewhere, has this id.
             CheckpointUnfinished: The run would overwrite one that has not completed.
-            CheckpointCompleted: A run has completed under this id, and this call does not go on with that one.
+            CheckpointCompleted: A run has completed under this id, and this call does not continue that one.
             CheckpointError: The store, or what is in it, cannot be read.
             AbortError: The signal was aborted first.
         """
@@ -106,36 +136,41 @@ class CheckpointSaver:
                 error.add_note("A flow takes the lease of its checkpoint_id by itself. Nothing of this run has begun.")
                 raise
             found = await Checkpoint.recall(self.checkpoints, self.key)
-        return chosen(self.key, found, self.resume)
+        return choose_checkpoint(self.key, found, self.resume)
 
     async def save(
-        self, place: Position, execution: FlowExecution, *, status: str = "running", reason: str | None = None
+        self, position: Position, execution: FlowExecution, *, status: str = "running", reason: str | None = None
     ) -> None:
-        """Write down where the run is. Raises: what the store raises; UsageError for a state that is not JSON."""
+        """Write the checkpoint of a run that has not completed.
+
+        Raises:
+            UsageError: The state cannot be written as JSON.
+            Exception: What the store raised.
+        """
         execution.revision += 1
-        checkpoint = Checkpoint.of(place, execution, status=status, reason=reason)
+        checkpoint = Checkpoint.of(position, execution, status=status, reason=reason)
         await self.checkpoints.save(self.key, checkpoint.to_json())
 
-    async def save_completed(self, place: Position, execution: FlowExecution, *, now: float) -> None:
-        """Write down that the run has completed, with its result unless that is too long."""
+    async def save_completed(self, position: Position, execution: FlowExecution, *, now: float) -> None:
+        """Write that the run has completed, with its result unless that is too long."""
         execution.revision += 1
-        checkpoint = replace(Checkpoint.of(place, execution, status="completed"), once={}, completed_at=now)
+        checkpoint = replace(Checkpoint.of(position, execution, status="completed"), once={}, completed_at=now)
         text = checkpoint.to_json()
         if len(text) > LONGEST_COMPLETED:
             text = replace(checkpoint, shape={}, place={}, executed=(), errors=()).to_json()
         await self.checkpoints.save(self.key, text)
 
 
-def chosen(key: str, found: Checkpoint | None, resume: Resume) -> Checkpoint | None:
-    """Which checkpoint a run goes on from.
+def choose_checkpoint(key: str, found: Checkpoint | None, resume: Resume) -> Checkpoint | None:
+    """Choose the checkpoint that a run continues from.
 
     Args:
         key: The id, for messages.
-        found: What the store has under it.
-        resume: What the caller has asked for.
+        found: The checkpoint in the store.
+        resume: What the caller wants.
 
     Returns:
-        The checkpoint to go on from, a completed one included; None to begin with the state.
+        The checkpoint to continue from, possibly a completed one; None to begin with the state.
 
     Raises:
         CheckpointUnfinished: The caller would overwrite an unfinished run, or a newer state of the same one.
@@ -146,7 +181,7 @@ def chosen(key: str, found: Checkpoint | None, resume: Resume) -> Checkpoint | N
     if resume == "auto":
         return found
     if resume is None or resume.run_id != found.run_id:
-        raise completed(key, found) if found.completed else _unfinished(key, found)
+        raise completed_error(key, found) if found.completed else _unfinished_error(key, found)
     if found.completed:
         return found
     if found.revision > resume.revision:
@@ -159,18 +194,18 @@ def chosen(key: str, found: Checkpoint | None, resume: Resume) -> Checkpoint | N
     return resume
 
 
-def completed(key: str, found: Checkpoint) -> CheckpointCompleted:
-    """The error for a run that is not to be run again."""
+def completed_error(key: str, found: Checkpoint) -> CheckpointCompleted:
+    """Return the error for a run that has completed and must not run again."""
     at = "" if found.completed_at is None else f" at {datetime.fromtimestamp(found.completed_at, UTC):%Y-%m-%d %X} UTC"
-    gives = '; resume="auto" gives its result' if found.place else "; its result was too long to be kept"
+    result = '; resume="auto" gives its result' if found.place else "; its result was too long to be kept"
     return CheckpointCompleted(
         f"flow {found.flow!r} has completed under checkpoint {key!r}{at} (run {found.run_id}), and was not run again"
-        f"{gives}. For a new run use another checkpoint_id, or delete it first: `await store.delete({key!r})`",
+        f"{result}. For a new run use another checkpoint_id, or delete it first: `await store.delete({key!r})`",
         found,
     )
 
 
-def _unfinished(key: str, found: Checkpoint) -> CheckpointUnfinished:
+def _unfinished_error(key: str, found: Checkpoint) -> CheckpointUnfinished:
     return CheckpointUnfinished(
         f"checkpoint {key!r} has a run of flow {found.flow!r} that has not completed: it is at"
         f" {found.cursor or 'its end'}, last seen {found.status} (run {found.run_id}). Nothing was run, and it was left"

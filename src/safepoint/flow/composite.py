@@ -1,7 +1,7 @@
 """Owns the nodes that contain flows: one inside (sub-flow), or several side by side (parallel).
 
-A composite is at a place inside until it is left: what is finished there is not repeated after a resume, what is not
-is not lost. Knows nothing of how a flow inside is walked: it is handed the walk.
+The position inside a composite is kept until the node has ended: after a resume, what has finished inside is not
+repeated, and what has not is continued. Knows nothing of how a flow inside runs: it is given a function for that.
 """
 
 import asyncio
@@ -13,58 +13,65 @@ from ..abort import AbortController, AbortError
 from ..run.context import Context
 from .execution import FlowExecution
 from .graph import OnFailure, Parallel, Subflow
-from .node_results import BodyReturned, NodeDone, NodeEnd, NodeFailed, NodeInterrupted, StepEnd, Walked, WalkFinished
-from .position import ParallelAt, Position, SubflowAt
+from .node_results import BodyReturned, GraphEnd, GraphFinished, NodeDone, NodeEnd, NodeFailed, NodeInterrupted, StepEnd
+from .position import ParallelPosition, Position, SubflowPosition
 from .state import clone, merge
 
-__all__ = ["BranchGroup", "Walk", "run_parallel", "run_subflow"]
+__all__ = ["BranchGroup", "RunGraph", "run_parallel", "run_subflow"]
 
-Walk: TypeAlias = Callable[[FlowExecution, Context, Position], Awaitable[Walked]]
+RunGraph: TypeAlias = Callable[[FlowExecution, Context, Position], Awaitable[GraphEnd]]
 
 
-async def run_subflow(execution: FlowExecution, ctx: Context, place: Position, node: Subflow, walk: Walk) -> NodeEnd:
-    """Walk the flow inside; only its end is an output of the node."""
-    at = place.inside
-    if not isinstance(at, SubflowAt):
-        state = clone(place.state)
-        inner = state if node.into is None else node.into(state)
-        at = SubflowAt(Position.start(node.child.graph(), inner, place.within))
-        place.inside = at
-    match await walk(execution, ctx.child(node.name), at.place):
-        case WalkFinished(end):
+async def run_subflow(
+    execution: FlowExecution, ctx: Context, position: Position, node: Subflow, run_graph: RunGraph
+) -> NodeEnd:
+    """Run the flow inside. The name of its end is the output of the node."""
+    inner = position.inside
+    if not isinstance(inner, SubflowPosition):
+        state = clone(position.state)
+        child_state = state if node.into is None else node.into(state)
+        inner = SubflowPosition(Position.start(node.child.graph(), child_state, position.inner_prefix))
+        position.inside = inner
+    match await run_graph(execution, ctx.child(node.name), inner.position):
+        case GraphFinished(end):
             if node.out is None:
-                return NodeDone(end, at.place.state if node.into is None else place.state)
-            state = clone(place.state)
-            node.out(state, clone(at.place.state))  # it may fail half-way: then it is called again
+                return NodeDone(end, inner.position.state if node.into is None else position.state)
+            state = clone(position.state)
+            node.out(state, clone(inner.position.state))  # a copy: if it fails half-way, it is called again
             return NodeDone(end, state)
         case NodeInterrupted() | NodeFailed() as ended:
             return ended
 
 
-async def run_parallel(execution: FlowExecution, ctx: Context, place: Position, node: Parallel, walk: Walk) -> NodeEnd:
-    """Walk all branches at once, each on its own copy of the state, and join what they have changed."""
-    at = place.inside
-    if not isinstance(at, ParallelAt):
+async def run_parallel(
+    execution: FlowExecution, ctx: Context, position: Position, node: Parallel, run_graph: RunGraph
+) -> NodeEnd:
+    """Run all branches at once, each on its own copy of the state, and join what they have changed."""
+    inside = position.inside
+    if not isinstance(inside, ParallelPosition):
         graphs = {name: child.graph() for name, child in node.branches.items()}
-        at = ParallelAt(
-            {name: Position.start(graph, clone(place.state), place.within) for name, graph in graphs.items()}
+        inside = ParallelPosition(
+            {
+                name: Position.start(graph, clone(position.state), position.inner_prefix)
+                for name, graph in graphs.items()
+            }
         )
-        place.inside = at
-    siblings = BranchGroup(ctx, node.name, node.on_failure)
+        position.inside = inside
+    branches = BranchGroup(ctx, node.name, node.on_failure)
 
-    async def branch(name: str, part: Position) -> None:
-        inner = siblings.ctx if part.graph.is_just(name) else siblings.ctx.child(name)
-        siblings.ended(await walk(execution, inner, part))
+    async def run_branch(name: str, branch: Position) -> None:
+        branch_ctx = branches.ctx if branch.graph.is_single_step(name) else branches.ctx.child(name)
+        branches.record(await run_graph(execution, branch_ctx, branch))
 
     async with asyncio.TaskGroup() as group:
-        for name, part in at.places.items():
-            if part.node is not None:
-                group.create_task(branch(name, part), name=f"{siblings.ctx.operation}/{name}")
-    ended = siblings.verdict(execution.operation(ctx, node.name))
+        for name, branch in inside.positions.items():
+            if branch.node is not None:
+                group.create_task(run_branch(name, branch), name=f"{branches.ctx.operation}/{name}")
+    ended = branches.combined(execution.operation(ctx, node.name))
     if isinstance(ended, NodeInterrupted) or (ended is not None and node.on_failure == "interrupt"):
         return ended
-    state = clone(place.state)
-    states = {name: clone(part.state) for name, part in at.places.items() if part.node is None}
+    state = clone(position.state)
+    states = {name: clone(branch.state) for name, branch in inside.positions.items() if branch.node is None}
     if node.join is None:
         state = merge(state, states)
     else:
@@ -73,40 +80,45 @@ async def run_parallel(execution: FlowExecution, ctx: Context, place: Position, 
 
 
 class BranchGroup:
-    """Parts that run side by side under one signal of their own: when one fails, the others may be interrupted."""
+    """Parts of a node that run side by side under one signal: if one fails, the others may be interrupted.
+
+    Attributes:
+        failures: The parts that failed.
+        ctx: The context of the parts.
+    """
 
     def __init__(self, ctx: Context, name: str, on_failure: OnFailure) -> None:
         self._outer = ctx
         self._controller = AbortController(ctx.signal)
         self._interrupts = on_failure == "interrupt"
         self._interrupted = False
-        self._late: list[Exception] = []
-        self.broken: list[NodeFailed] = []
+        self._late_errors: list[Exception] = []  # raised by parts after they were interrupted
+        self.failures: list[NodeFailed] = []
         self.ctx = ctx.child(name, signal=self._controller.signal)
 
-    def ended(self, ended: Walked | StepEnd) -> None:
-        """One part has ended."""
+    def record(self, ended: GraphEnd | StepEnd) -> None:
+        """Record the end of one part, and interrupt the others if it failed and they are to be interrupted."""
         match ended:
             case NodeFailed(error):
-                self.broken.append(ended)
+                self.failures.append(ended)
                 if self._interrupts:
                     self._controller.abort(error)
             case NodeInterrupted(error):
                 self._interrupted = True
                 if error is not None and not _is_abort(error):
-                    self._late.append(error)
-            case WalkFinished() | BodyReturned():
+                    self._late_errors.append(error)
+            case GraphFinished() | BodyReturned():
                 pass
 
-    def verdict(self, operation: str) -> NodeInterrupted | NodeFailed | None:
-        """What became of all of them; None: all are done. A stop comes before a failure."""
-        stopped = self._interrupted and not (self.broken and self._interrupts)
+    def combined(self, operation: str) -> NodeInterrupted | NodeFailed | None:
+        """Return the end of the whole node, or None if all parts are done. A stop comes before a failure."""
+        stopped = self._interrupted and not (self.failures and self._interrupts)
         if self._outer.signal.aborted or stopped:
             return NodeInterrupted()
-        errors = [*(broken.error for broken in self.broken), *self._late]
+        errors = [*(failure.error for failure in self.failures), *self._late_errors]
         if len(errors) > 1:
             return NodeFailed(ExceptionGroup(f"{len(errors)} parts of {operation!r} failed", errors), operation)
-        return self.broken[0] if self.broken else None
+        return self.failures[0] if self.failures else None
 
 
 def _is_abort(error: Exception) -> bool:

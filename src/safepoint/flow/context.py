@@ -1,6 +1,7 @@
-"""Owns what a node is given beside the state. Knows nothing of routes."""
+"""Owns the context of a node: what it gets beside the state. Knows nothing of routes."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
 from ..run.context import Context
@@ -10,7 +11,7 @@ from .execution import FlowExecution, NodeError
 from .position import Position
 from .state import clone
 
-__all__ = ["NodeContext"]
+__all__ = ["NodeContext", "add_collected_errors", "collected_errors", "commit_errors", "fill_node_context"]
 
 Services = TypeVar("Services")
 T = TypeVar("T")
@@ -19,39 +20,45 @@ T = TypeVar("T")
 class NodeContext(Context, Generic[Services]):
     """The context of one attempt of one node.
 
-    services         what the caller gave to `execute`
-    attempt          1 for the first
-    idempotency_key  the same in every attempt of this visit, and after a resume: for effects that must happen once
+    Attributes:
+        services: What the caller gave to `execute`.
+        attempt: 1 for the first attempt.
+        idempotency_key: The same in every attempt of this visit, and after a resume: for effects that must happen
+            once.
     """
 
-    __slots__ = ("_calls", "_execution", "_pending", "_place", "_working", "attempt", "idempotency_key", "services")
+    __slots__ = (
+        "_collected",
+        "_execution",
+        "_inner_count",
+        "_position",
+        "_working",
+        "attempt",
+        "idempotency_key",
+        "services",
+    )
 
     services: Services
     attempt: int
     idempotency_key: str
-
-    def _prepare(self, execution: FlowExecution, place: Position | None, working: Any, attempt: int, key: str) -> None:
-        self.services = execution.services
-        self.attempt = attempt
-        self.idempotency_key = key
-        self._execution = execution
-        self._place = place  # None: there is no state to keep, as for an item of a scatter
-        self._working = working
-        self._calls = 0
-        self._pending: list[NodeError] = []
+    _collected: list[NodeError]
+    _execution: FlowExecution
+    _inner_count: int
+    _position: Position | None
+    _working: object
 
     def inner_key(self, name: str) -> str:
-        """The key of a flow that the node calls: one per call, the same ones when the node is repeated."""
-        self._calls += 1
-        return f"{self.idempotency_key}/{name}#{self._calls}"
+        """Return a key for a flow that this node calls: a new one each time, the same ones if the node is repeated."""
+        self._inner_count += 1
+        return f"{self.idempotency_key}/{name}#{self._inner_count}"
 
     @overload
-    async def once(self, key: str, fn: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
+    async def once(self, key: str, fn: Callable[[], Awaitable[T]]) -> T: ...
 
     @overload
     async def once(self, key: str, fn: Callable[[], T]) -> T: ...
 
-    async def once(self, key: str, fn: Callable[[], Any]) -> Any:
+    async def once(self, key: str, fn: Callable[[], object]) -> object:
         """Run a part of this node once, even if the node runs again: what `fn` returned is recorded under `key`.
 
         With a store it is in the checkpoint before this returns. It is the same for all attempts of one visit.
@@ -61,7 +68,7 @@ class NodeContext(Context, Generic[Services]):
             fn: A function without parameters, sync (it runs in a thread) or async. It returns plain JSON data.
 
         Returns:
-            What `fn` returned, now or then.
+            What `fn` returned, in this run of the node or in an earlier one.
 
         Raises:
             AbortError: The run was stopped before the part had a result.
@@ -70,9 +77,15 @@ class NodeContext(Context, Generic[Services]):
         return await once(self, self.idempotency_key, key, fn)
 
     def collect_error(self, code: str, message: str, recoverable: bool = True) -> None:
-        """Note that something went wrong that the flow can live with. After an abort nothing is believed."""
+        """Record an error that the flow can continue after. After an abort it is ignored.
+
+        Args:
+            code: What kind of error it is, for programs.
+            message: What happened, for people.
+            recoverable: Whether the node could go on.
+        """
         if not self.signal.aborted:
-            self._pending.append(
+            self._collected.append(
                 NodeError(
                     code=code,
                     message=message,
@@ -83,51 +96,83 @@ class NodeContext(Context, Generic[Services]):
             )
 
     async def safe_point(self) -> None:
-        """Keep what the node has written to the state so far; stop here if a stop waits. Raises: AbortError.
+        """Keep what the node has written to the state so far, and stop here if a stop waits for a safe point.
 
-        A node that is stopped or fails later begins again with the state as it was here.
+        If the node is stopped or fails later, it begins again with the state as it is now.
+
+        Raises:
+            AbortError: The run was stopped.
         """
         self.signal.raise_if_aborted()
         self.raise_if_abandoned("safe_point()")
-        if self._place is not None:
-            self._place.state = clone(self._working)
-        self._keep_errors()
+        if self._position is not None:
+            self._position.state = clone(self._working)
+        commit_errors(self)
         failure = await self._execution.save(self)
         if failure is not None:
             raise failure
         await super().safe_point()
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        carry, about = super().__reduce__()
-        return _carried, (
-            carry,
-            about,
-            self._execution.key,
-            self._execution.depth,
-            self.services,
-            self.attempt,
-            self.idempotency_key,
-        )
-
-    def _keep_errors(self) -> None:
-        if self._pending:
-            self._execution.errors += self._pending
-            self._pending = []
+    def __reduce__(self) -> "tuple[Callable[..., NodeContext[Any]], tuple[object, ...]]":
+        restore, arguments = super().__reduce__()
+        execution = self._execution
+        identity = _NodeIdentity(execution.key, execution.depth, self.services, self.attempt, self.idempotency_key)
+        return _restored, (restore, arguments, identity)
 
 
-def _carried(
-    carry: Callable[..., Context],
-    about: tuple[object, ...],
-    key: str,
-    depth: int,
-    services: Any,
-    attempt: int,
-    visit: str,
-) -> NodeContext[Any]:
-    """In another process: there is no state to keep at a safe point, and no checkpoint to write."""
-    ctx = carry(*about).child("", context_class=NodeContext)
-    assert isinstance(ctx, NodeContext)
+def fill_node_context(
+    ctx: NodeContext[Any], execution: FlowExecution, position: Position | None, working: object, attempt: int, key: str
+) -> None:
+    """Set what a new NodeContext has beside the fields of a Context.
+
+    Args:
+        ctx: The context.
+        execution: The execution of the flow.
+        position: Where a safe point keeps the state. None if there is no state, as for an item of a scatter.
+        working: The copy of the state that the node works on.
+        attempt: The number of the attempt.
+        key: The idempotency key of the visit.
+    """
+    ctx.services, ctx.attempt, ctx.idempotency_key = execution.services, attempt, key
+    ctx._execution, ctx._position, ctx._working = execution, position, working
+    ctx._inner_count, ctx._collected = 0, []
+
+
+def collected_errors(ctx: NodeContext[Any]) -> list[NodeError]:
+    """Return the errors that the node has collected and that are not part of the execution yet."""
+    return ctx._collected
+
+
+def add_collected_errors(ctx: NodeContext[Any], errors: list[NodeError]) -> None:
+    """Add errors that the node has collected in another process."""
+    ctx._collected += errors
+
+
+def commit_errors(ctx: NodeContext[Any]) -> None:
+    """Make the collected errors part of the execution. Those of a failed attempt never get there."""
+    if ctx._collected:
+        ctx._execution.errors += ctx._collected
+        ctx._collected = []
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeIdentity:
+    """What a node needs to know of itself in another process."""
+
+    key: str
+    depth: int
+    services: object
+    attempt: int
+    idempotency_key: str
+
+
+def _restored(
+    restore: Callable[..., Context], arguments: tuple[object, ...], node: _NodeIdentity
+) -> "NodeContext[Any]":
+    """Make the context of a node in another process, with no state to keep at a safe point and no checkpoint."""
+    ctx: NodeContext[Any] = restore(*arguments).child("", context_class=NodeContext)
     ctx.path = ctx.path[:-1]
     ctx.journal = ChildProcessJournal()
-    ctx._prepare(FlowExecution(key, depth, services), None, None, attempt, visit)
+    execution = FlowExecution(node.key, node.depth, node.services)
+    fill_node_context(ctx, execution, None, None, node.attempt, node.idempotency_key)
     return ctx

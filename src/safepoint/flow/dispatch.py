@@ -1,11 +1,27 @@
-"""Owns the walk through a flow: look at the signal, run the node, follow its output, again.
+"""Owns the loop that runs a flow: check the signal, run the node, follow the route of its output, again.
 
-Leaves are interrupted, the walk never is: it reads what came back, writes it down and stops at its next look.
+The loop itself is never interrupted, only what it awaits: the function of a node, a write to the store. So at each
+turn of the loop exactly one of two things is true, and both can be resumed. Either a node has ended well, and
+`Position.advance` has moved on with its state; or it has not, and the position is still at that node with the state
+before it. If an abort could interrupt the loop between a node's end and `advance`, a completed node would run twice.
+
+The order inside a turn matters as well:
+
+1. The signal and the stop are checked before the node, never between its end and its record. A stop that arrives while
+   a node completes therefore stops the flow *after* it, and the cursor names the next node.
+2. The position advances, then the event is emitted, then the checkpoint is written, then the next node begins. A crash
+   before the write repeats the node with the same idempotency key. If the next node began before the write, a crash
+   could repeat two nodes, and a node would see effects of its successor.
+3. A failed write ends the flow as a failure that no route may handle (`_follow_failure_route`): the route would run
+   nodes although the progress before them may be lost.
+
+Clean-ups run once, after the loop, on every path: completion, stop, failure, and an exception that is meant for the
+task, such as a cancellation. That exception is held back until they have run. They are shielded from stops and limited
+in time.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from ..abort import AbortSignal
 from ..abort.guard import external_cancel_count
@@ -18,18 +34,18 @@ from ..run.policy import Policy
 from ..run.settle import run_cleanup
 from ..run.stop import Stop, StopAt
 from .composite import run_parallel, run_subflow
-from .context import NodeContext
+from .context import NodeContext, fill_node_context
 from .execution import FlowExecution
 from .graph import Cleanup, End, Node, Parallel, Scatter, Step, Subflow
-from .node_results import NodeDone, NodeEnd, NodeFailed, NodeInterrupted, Walked, WalkFinished
+from .node_results import GraphEnd, GraphFinished, NodeDone, NodeEnd, NodeFailed, NodeInterrupted
 from .position import Position
 from .scatter import run_scatter
 from .state import clone
-from .step import disruption, run_step
+from .step import disruption_error, run_step
 
-__all__ = ["StepLimitExceeded", "walk"]
+__all__ = ["StepLimitExceeded", "run_graph"]
 
-# A clean-up whose time is up is interrupted; one that goes on is left behind after this.
+# A clean-up that exceeds its time limit is interrupted. If it goes on after that, it is abandoned this much later.
 LEAVE_SECONDS = 0.25
 
 
@@ -37,104 +53,110 @@ class StepLimitExceeded(SafepointError):
     """A flow took more steps than `max_steps`: a cycle that does not end, or a limit that is too low."""
 
 
-async def walk(execution: FlowExecution, ctx: Context, place: Position) -> Walked:
-    """From this place to an end, an interruption or an error; then the flow's clean-ups, on every path."""
-    if not place.graph.cleanups:
-        return await _walk(execution, ctx, place)
-    walked: Walked = NodeInterrupted()
+async def run_graph(execution: FlowExecution, ctx: Context, position: Position) -> GraphEnd:
+    """Run a graph from this position to an end, an interruption or a failure, then its clean-ups."""
+    if not position.graph.cleanups:
+        return await _run_nodes(execution, ctx, position)
+    ended: GraphEnd = NodeInterrupted()
     passing: BaseException | None = None
     try:
-        walked = await _walk(execution, ctx, place)
-    except GeneratorExit:  # it is being thrown away: nothing can be awaited any more
+        ended = await _run_nodes(execution, ctx, position)
+    except GeneratorExit:  # the coroutine is being closed: it cannot await any more
         raise
-    except BaseException as error:  # meant for the task: it goes on its way after the clean-ups
+    except BaseException as error:  # meant for the task: it is raised after the clean-ups
         passing = error
-    for cleanup in place.graph.cleanups:
-        call = _cleanup_call(execution, ctx, place, cleanup)
+    for cleanup in position.graph.cleanups:
+        call = _cleanup_call(execution, ctx, position, cleanup)
         passing = await run_cleanup(ctx, call, cleanup.within + 4 * LEAVE_SECONDS) or passing
     if passing is not None:
         raise passing
-    return walked
+    return ended
 
 
-async def _walk(execution: FlowExecution, ctx: Context, place: Position) -> Walked:
-    graph = place.graph
-    while place.node is not None:
+async def _run_nodes(execution: FlowExecution, ctx: Context, position: Position) -> GraphEnd:
+    graph = position.graph
+    while position.node is not None:
         if ctx.signal.aborted or ctx.stop.due(StopAt.SAFE_POINT):
             return NodeInterrupted()
-        name = place.node
-        if place.step >= graph.max_steps:
-            return NodeFailed(_too_many(place), execution.operation(ctx, name))
-        ended = await _run(execution, ctx, place, graph.nodes[name])
+        name = position.node
+        if position.step >= graph.max_steps:
+            return NodeFailed(_too_many_steps(position), execution.operation(ctx, name))
+        ended = await _run_node(execution, ctx, position, graph.nodes[name])
         if isinstance(ended, NodeFailed):
-            ended = _routed(execution, ctx, place, ended)
+            ended = _follow_failure_route(execution, ctx, position, ended)
         if not isinstance(ended, NodeDone):
             return ended
         target = graph.routes[name][ended.output]
         execution.executed.append(execution.operation(ctx, name))
         if isinstance(target, End):
-            place.arrive(target.name, ended.state)
+            position.finish(target.name, ended.state)
         else:
-            place.go(target, ended.state)
+            position.advance(target, ended.state)
         if ctx.has_listener:
-            ctx.emit(NodeEnded(**ctx.child(name).stamp(), output=ended.output, target=place.node))
-        if execution.saver is not None and (failure := await execution.save(ctx)) is not None:
+            ctx.emit(NodeEnded(**ctx.child(name).stamp(), output=ended.output, target=position.node))
+        if execution.writer is not None and (failure := await execution.save(ctx)) is not None:
             return NodeFailed(failure, execution.operation(ctx, name))
-    return WalkFinished(place.end or "done")
+    return GraphFinished(position.end or "done")
 
 
-async def _run(execution: FlowExecution, ctx: Context, place: Position, node: Node) -> NodeEnd:
+async def _run_node(execution: FlowExecution, ctx: Context, position: Position, node: Node) -> NodeEnd:
     try:
         match node:
             case Step():
-                return await run_step(execution, ctx, place, node)
+                return await run_step(execution, ctx, position, node)
             case Subflow():
-                return await run_subflow(execution, ctx, place, node, walk)
+                return await run_subflow(execution, ctx, position, node, run_graph)
             case Parallel():
-                return await run_parallel(execution, ctx, place, node, walk)
+                return await run_parallel(execution, ctx, position, node, run_graph)
             case Scatter():
-                return await run_scatter(execution, ctx, place, node, walk)
+                return await run_scatter(execution, ctx, position, node, run_graph)
     except Exception as error:  # from the caller's own functions: into, out, join, items, gather
         return NodeInterrupted() if ctx.signal.aborted else NodeFailed(error, execution.operation(ctx, node.name))
 
 
-def _routed(execution: FlowExecution, ctx: Context, place: Position, broken: NodeFailed) -> NodeDone | NodeFailed:
-    """A failure or a timeout goes by its route, where there is one. One of the store does not: it may have lost it."""
-    assert place.node is not None  # for the type checker: it is at the node that broke
-    if execution.saver is not None and execution.saver.error is not None:
-        return broken
-    routes = place.graph.routes[place.node]
-    itself = broken.operation == execution.operation(ctx, place.node)
-    for output, taken in (("timeout", broken.timed_out and itself), ("failed", True)):
-        if taken and output in routes:
-            execution.record(ctx, broken.error, broken.operation)
-            return NodeDone(output, place.state if broken.kept is None else broken.kept)
-    return broken
+def _follow_failure_route(
+    execution: FlowExecution, ctx: Context, position: Position, failure: NodeFailed
+) -> NodeDone | NodeFailed:
+    """Turn a failure or a timeout into an output if the node has a route for it.
+
+    A failure of the store is never routed: see the module docstring.
+    """
+    assert position.node is not None  # the node that failed
+    if execution.writer is not None and execution.writer.error is not None:
+        return failure
+    routes = position.graph.routes[position.node]
+    is_own_failure = failure.operation == execution.operation(ctx, position.node)
+    for output, applies in (("timeout", failure.timed_out and is_own_failure), ("failed", True)):
+        if applies and output in routes:
+            execution.record(ctx, failure.error, failure.operation)
+            return NodeDone(output, position.state if failure.kept is None else failure.kept)
+    return failure
 
 
-def _too_many(place: Position) -> StepLimitExceeded:
+def _too_many_steps(position: Position) -> StepLimitExceeded:
     return StepLimitExceeded(
-        f"flow {place.graph.name!r} took {place.step} steps and is at {place.node!r}: let a cycle end, or raise"
-        f" max_steps={place.graph.max_steps}"
+        f"flow {position.graph.name!r} took {position.step} steps and is at {position.node!r}: let a cycle end, or"
+        f" raise max_steps={position.graph.max_steps}"
     )
 
 
-def _cleanup_call(execution: FlowExecution, ctx: Context, place: Position, cleanup: Cleanup) -> Callable[[], Any]:
+def _cleanup_call(
+    execution: FlowExecution, ctx: Context, position: Position, cleanup: Cleanup
+) -> Callable[[], Awaitable[None]]:
     policy = Policy(timeout=cleanup.within, abandon_after=LEAVE_SECONDS)
-    threaded = cleanup.kind == "thread"
 
     async def call() -> None:
-        outer, before = ctx.child("cleanup", signal=AbortSignal.never()), external_cancel_count()
-        outer.stop = Stop(None, ctx.clock)  # deaf also to a stop at a safe point
+        outer, cancels_before = ctx.child("cleanup", signal=AbortSignal.never()), external_cancel_count()
+        outer.stop = Stop(None, ctx.clock)  # a stop at a safe point does not reach it either
         run = LeafRun(outer, cleanup.name, cleanup.kind, policy, context=NodeContext)
-        working = clone(place.state)
-        node_ctx: Any = run.ctx
+        working = clone(position.state)
         operation = execution.operation(ctx, f"cleanup/{cleanup.name}")
-        node_ctx._prepare(execution, None, working, 1, f"{execution.key}:{operation}:{place.visit}")
+        key = f"{execution.key}:{operation}:{position.visit}"
+        fill_node_context(run.ctx, execution, None, working, 1, key)
         try:
-            await (in_thread if threaded else in_task)(run, cleanup.call, working)
+            await (in_thread if cleanup.kind == "thread" else in_task)(run, cleanup.call, working)
         except asyncio.CancelledError as error:
-            raise disruption(error, before, operation) from error
+            raise disruption_error(error, cancels_before, operation) from error
 
-    call.__qualname__ = cleanup.name  # by which a warning speaks of it
+    call.__qualname__ = cleanup.name  # warnings name it by this
     return call

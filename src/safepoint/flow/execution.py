@@ -1,4 +1,4 @@
-"""Owns what all parts of one execution of a flow share: services, what ran, what was collected, where it is saved.
+"""Owns what all parts of one execution of a flow share: services, what ran, collected errors, the checkpoint writer.
 
 Knows nothing of the order in which nodes run.
 """
@@ -12,15 +12,23 @@ from ..abort import AbortSignal, Guard
 from ..errors import shorten, text_of
 from ..run.context import Context
 
-__all__ = ["FlowExecution", "NodeError", "SaveProgress"]
+__all__ = ["CoalescingWriter", "FlowExecution", "NodeError"]
 
-# A scatter may have a hundred thousand items: in there, a checkpoint is written at most this often.
+# Inside a scatter, which may have a hundred thousand items, a checkpoint is written at most this often.
 ITEM_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeError:
-    """What a node collected. It does not stop the flow; it travels with the state."""
+    """An error that a node collected. It does not stop the flow, and travels with the state.
+
+    Attributes:
+        code: What kind of error it is, for programs.
+        message: What happened, for people.
+        operation: The path of the node.
+        recoverable: Whether the node could go on.
+        timestamp: When it was collected, in seconds since 1970.
+    """
 
     code: str
     message: str
@@ -29,39 +37,52 @@ class NodeError:
     timestamp: float
 
 
-class SaveProgress:
-    """Writes the checkpoint down. Of several who ask at once, the last writing serves all that came before it.
+class CoalescingWriter:
+    """Writes the checkpoint; concurrent requests share a write.
 
-    `error`: why the last one failed. A flow does not go on as if it had been written, whatever its routes say.
+    Parallel branches ask for a checkpoint at about the same time, and each write holds the whole position tree. So one
+    write serves every request that was made before it began. A request that is made while a write is in progress is
+    not served by it, because the write may have read the position before the change that the request is about: it
+    waits for the next write. `save` therefore takes a number before it waits for the lock, and reads the newest number
+    after it has the lock and before it writes.
+
+    Attributes:
+        error: Why the last write failed, or None. While it is set no route may handle the failure of a node: the flow
+            would go on with progress that is nowhere recorded.
     """
 
     def __init__(self, write: Callable[[], Awaitable[object]]) -> None:
         self.error: Exception | None = None
         self._write = write
-        self._turn = asyncio.Lock()
-        self._asked = 0
+        self._lock = asyncio.Lock()
+        self._requested = 0
         self._written = 0
-        self._last = float("-inf")
+        self._last_item = float("-inf")
 
     async def save(self, signal: AbortSignal) -> None:
-        """Returns when what is true now is written. Raises: AbortError; what the store raised."""
-        self._asked += 1
-        mine = self._asked
+        """Return when everything that is true at the time of the call is written.
+
+        Raises:
+            AbortError: The signal was aborted first.
+            Exception: What the store raised.
+        """
+        self._requested += 1
+        number = self._requested
         with Guard(signal):
-            async with self._turn:
-                if self._written < mine:
-                    including = self._asked
-                    await self._try()
+            async with self._lock:
+                if self._written < number:
+                    including = self._requested
+                    await self._write_now()
                     self._written = including
 
     def is_due(self, now: float) -> bool:
-        """For an item of a scatter, which need not be written at once: True, every so often."""
-        if now - self._last < ITEM_SECONDS:
+        """Whether an item of a scatter should ask for a write: True at most once per `ITEM_SECONDS`."""
+        if now - self._last_item < ITEM_SECONDS:
             return False
-        self._last = now
+        self._last_item = now
         return True
 
-    async def _try(self) -> None:
+    async def _write_now(self) -> None:
         try:
             await self._write()
         except Exception as error:
@@ -72,12 +93,19 @@ class SaveProgress:
 
 @dataclass(slots=True)
 class FlowExecution:
-    """One execution, over all its interruptions.
+    """One execution of a flow, over all its interruptions.
 
-    depth     how deep in the tree of operations the flow begins
-    once      what parts of nodes have returned, by the key of the node and of the part: it travels in the checkpoint
-    revision  how many checkpoints were made of it: of two, the one with the higher number is newer
-    in_item   inside an item of a scatter, where a checkpoint is written only every so often
+    Attributes:
+        key: The id of the run, from which the idempotency keys of the nodes are made.
+        depth: How deep in the tree of operations the flow begins.
+        services: What the caller gave to the nodes. Its type is that of `NodeContext.services`.
+        abandon_after: For nodes whose policy has none: see `Policy`.
+        executed: The paths of the nodes that have ended, in order.
+        errors: What the nodes collected.
+        once: The results of `ctx.once`, by the key of the node and of the part. They travel in the checkpoint.
+        revision: How many checkpoints were made of this run. Of two checkpoints, the higher number is newer.
+        writer: Writes the checkpoint, if there is a store.
+        in_item: Whether this is the execution inside a scatter, where a checkpoint is written only now and then.
     """
 
     key: str
@@ -88,25 +116,29 @@ class FlowExecution:
     errors: list[NodeError] = field(default_factory=list)
     once: dict[str, str] = field(default_factory=dict)
     revision: int = 0
-    saver: SaveProgress | None = None
+    writer: CoalescingWriter | None = None
     in_item: bool = False
 
     def operation(self, ctx: Context, name: str) -> str:
-        """The path of a node, from the root of the flow."""
+        """Return the path of a node, from the root of the flow."""
         return "/".join((*ctx.path[self.depth :], name))
 
     async def save(self, ctx: Context) -> Exception | None:
-        """Write the checkpoint, where there is a store. Gives back why that failed: an abort is no failure."""
-        if self.saver is None or (self.in_item and not self.saver.is_due(ctx.clock.monotonic())):
+        """Write the checkpoint, if there is a store.
+
+        Returns:
+            Why that failed, or None. An abort is no failure: the flow stops at its next check anyway.
+        """
+        if self.writer is None or (self.in_item and not self.writer.is_due(ctx.clock.monotonic())):
             return None
         try:
-            await self.saver.save(ctx.signal)
+            await self.writer.save(ctx.signal)
         except Exception as error:
             return None if ctx.signal.aborted else error
         return None
 
     def record(self, ctx: Context, error: BaseException, operation: str) -> None:
-        """Write down a failure that the flow has a route for."""
+        """Add a failure that the flow handles by a route to the collected errors."""
         self.errors.append(
             NodeError(
                 code=type(error).__name__,

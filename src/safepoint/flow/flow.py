@@ -1,12 +1,12 @@
-"""Owns how a flow is written down: nodes, routes, composites, clean-ups, and how it is set going.
+"""Owns the definition of flows by users: nodes, routes, composites, clean-ups, and how a run is started.
 
-Knows nothing of the walk. A flow is Work: it can be a tool, a turn, or a node of another flow.
+A flow is Work: it can be a tool, a turn, or a node of another flow. Knows nothing of how nodes run.
 """
 
 import uuid
 from collections.abc import Callable, Mapping
 from operator import is_not
-from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, get_args, overload
+from typing import Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack, cast, get_args, overload
 
 from ..abort import AbortSignal
 from ..abort.clock import check_seconds
@@ -29,6 +29,7 @@ from .graph import (
     End,
     FlowError,
     Graph,
+    Items,
     Node,
     OnFailure,
     Parallel,
@@ -42,22 +43,31 @@ from .graph import (
 )
 from .mermaid import draw
 from .nested_flow import run_inside
-from .node_options import NodeOptions, checked_name, checked_options, checked_plain, checked_policy, field, make_step
+from .node_options import (
+    NodeOptions,
+    checked_name,
+    checked_on_failure,
+    field_reader,
+    make_step,
+    require_known_options,
+    require_sync,
+)
 from .position import Position
 from .result import FlowResult
 from .state import clone, first_parameter
-from .step import adapted
+from .step import as_work
 
 __all__ = ["Flow"]
 
 State = TypeVar("State")
 Services = TypeVar("Services")
-F = TypeVar("F", bound=Callable[..., Any])
+ChildState = TypeVar("ChildState")
+F = TypeVar("F", bound=Callable[..., object])
 MAX_STEPS = 100_000
 
 
 class RunOptions(TypedDict, Generic[Services], total=False):
-    """How to run a flow: see `Flow.execute`."""
+    """The options of a run: see `Flow.execute`."""
 
     signal: AbortSignal | None
     timeout: float | None
@@ -70,28 +80,36 @@ class RunOptions(TypedDict, Generic[Services], total=False):
 
 
 class Flow(Generic[State, Services]):
-    """Nodes and the routes between them.
+    """Nodes and the routes between them."""
 
-    start      the first node
-    max_steps  how many nodes may run in one execution: the bound of cycles
-    state      the type of the state, where the nodes' annotations do not tell it
-    """
-
-    handles_abort = True  # as work it is not interrupted from outside: it stops by itself, leaf by leaf
-    resumes_from_kept = True  # as a tool it is handed what an earlier run of the same call has left behind
+    # When it runs as Work, nothing interrupts it from outside: it stops by itself, leaf by leaf.
+    handles_abort = True
+    # As a tool it gets what an earlier, stopped run of the same call has kept.
+    resumes_from_kept = True
 
     def __init__(self, name: str, start: str, *, max_steps: int = MAX_STEPS, state: type[State] | None = None) -> None:
+        """Make a flow without nodes.
+
+        Args:
+            name: The name in events, receipts and checkpoints.
+            start: The first node.
+            max_steps: How many nodes may run in one execution, so that a cycle cannot run forever.
+            state: The type of the state, if the annotations of the nodes do not say it.
+
+        Raises:
+            UsageError: An argument is wrong.
+        """
         if max_steps < 1:
             raise UsageError(f"max_steps must be 1 or more, not {max_steps!r}")
         self.name = checked_name(name, "flow")
         self._start = start
         self._max_steps = max_steps
-        self._state_type: Any = state
+        self._state_type: object = state
         self._nodes: dict[str, Node] = {}
         self._routes: dict[str, dict[str, Target]] = {}
         self._cleanups: list[Cleanup] = []
         self._graph: Graph | None = None
-        self._inside: list[Graph] = []
+        self._inner_graphs: list[Graph] = []
 
     @overload
     def node(self, name: F, /) -> F: ...
@@ -102,74 +120,110 @@ class Flow(Generic[State, Services]):
     @overload
     def node(self, name: str, fn: F, /, **options: Unpack[NodeOptions]) -> F: ...
 
-    def node(self, name: Any = None, fn: Any = None, /, **options: Unpack[NodeOptions]) -> Any:
+    def node(self, name: Any = None, fn: Any = None, /, **options: Unpack[NodeOptions]) -> object:
         """Add a node: `@flow.node`, `@flow.node(outputs=…)`, or `flow.node("name", function, …)`.
 
-        outputs  what the function may return, by default ("done",); None means the only one
-        retry    a Retry: every attempt has a fresh copy of the state
-        final    believe its result even if the stop came while it ran; the default for on_abort="finish"
-        and every field of a Policy: on_abort, timeout, grace, warn_after, abandon_after, isolation
+        Args:
+            name: The name of the node; by default that of the function.
+            fn: The function: `fn(state)` or `fn(state, ctx)`, sync or async. It returns one of the outputs.
+            **options: Any of these, and every field of a Policy (`on_abort`, `timeout`, `grace`, …):
+                outputs: What the function may return, by default ("done",). None stands for the only one.
+                retry: A Retry. Every attempt gets a fresh copy of the state.
+                final: True if the result counts even when a stop came while the node ran. The default for
+                    on_abort="finish".
+
+        Returns:
+            The function; without one, a decorator.
+
+        Raises:
+            FlowError: The name, the function or an option is wrong.
         """
         if callable(name):
-            return self.node(None, name)  # type: ignore[call-overload]
+            name, fn = None, name
         if fn is None:
             return lambda fn: self.node(name, fn, **options)
         self._add(make_step(name, fn, **options))
         return fn
 
     def route(self, node: str, target: Target | None = None, /, **targets: Target) -> None:
-        """Say where each output of a node leads: another node, END or End("name"). A lone target is for "done"."""
+        """Set where the outputs of a node lead.
+
+        Args:
+            node: The name of the node.
+            target: Where "done" leads: the name of another node, END or End("name").
+            **targets: Where other outputs lead.
+
+        Raises:
+            FlowError: An output has a route already, or a target is neither a name nor an End.
+        """
         if target is not None:
             targets["done"] = target
         routes = self._routes.setdefault(node, {})
-        for output, to in targets.items():
+        for output, leads_to in targets.items():
             if output in routes:
                 raise FlowError(f"node {node!r}: output {output!r} has a route already, to {routes[output]!r}")
-            if not isinstance(to, str | End):
-                raise FlowError(f"node {node!r}: output {output!r} must lead to a node's name or an End, not {to!r}")
-            routes[output] = to
+            if not isinstance(leads_to, str | End):
+                raise FlowError(
+                    f"node {node!r}: output {output!r} must lead to a node's name or an End, not {leads_to!r}"
+                )
+            routes[output] = leads_to
         self._graph = None
 
     def subflow(
         self,
         name: str,
-        child: "Flow[Any, Any]",
+        child: "Flow[ChildState, Any]",
         *,
-        into: Callable[[State], Any] | None = None,
-        out: Callable[[State, Any], object] | None = None,
+        into: Callable[[State], ChildState] | None = None,
+        out: Callable[[State, ChildState], object] | None = None,
     ) -> None:
         """Add a flow as a node. Its ends are the outputs: END is "done", End("found") is "found".
 
-        into  makes the child's state; without it, the child works on this state
-        out   `out(state, child_state)` brings back what the child found
+        Args:
+            name: The name of the node.
+            child: The flow.
+            into: Makes the child's state; without it, the child works on this flow's state.
+            out: `out(state, child_state)` brings back what the child found.
+
+        Raises:
+            FlowError: An argument is wrong.
         """
-        checked_plain(name, into=into, out=out)
+        require_sync(name, into=into, out=out)
         self._add(Subflow(checked_name(name, "node"), child, into, out))
 
     def parallel(
         self,
         name: str,
-        branches: Mapping[str, "Flow[State, Any] | Callable[..., Any]"],
+        branches: Mapping[str, "Flow[State, Any] | Callable[..., object]"],
         *,
         join: Callable[[State, dict[str, State]], object] | None = None,
         on_failure: OnFailure = "interrupt",
     ) -> None:
-        """Add several branches that run at once, each a function or a flow, each on its own copy of the state.
+        """Add a node of several branches that run at once, each on its own copy of the state.
 
-        join        `join(state, {branch: its state})`; without it, the fields that each branch changed
-        on_failure  "interrupt" the others at once, or let them end and "collect" what there is
+        Args:
+            name: The name of the node.
+            branches: A function or a flow for each branch.
+            join: `join(state, {branch: its state})` brings back what the branches did. Without it, the state gets the
+                fields that they changed.
+            on_failure: What happens to the other branches if one fails: "interrupt" them at once, or let them end and
+                "collect" what there is.
+
+        Raises:
+            FlowError: An argument is wrong.
         """
         if not branches:
             raise FlowError(f"node {name!r}: a parallel node needs at least one branch")
-        checked_plain(name, join=join)
+        require_sync(name, join=join)
         flows = {key: self._branch(key, body) for key, body in branches.items()}
-        self._add(Parallel(checked_name(name, "node"), flows, join, checked_policy(on_failure)))
+        self._add(Parallel(checked_name(name, "node"), flows, join, checked_on_failure(on_failure)))
 
-    def _branch(self, name: str, body: "Flow[State, Any] | Callable[..., Any]") -> "Flow[Any, Any]":
+    def _branch(self, name: str, body: "Flow[State, Any] | Callable[..., object]") -> "AnyFlow":
         checked_name(name, "branch")
         if isinstance(body, Flow):
             return body
-        flow: Flow[Any, Any] = Flow(name, start=name, state=self._state_type)
+        flow: AnyFlow = Flow(name, start=name)
+        flow._state_type = self._state_type
         flow.node(name, body)
         flow.route(name, END)
         return flow
@@ -178,31 +232,50 @@ class Flow(Generic[State, Services]):
         self,
         name: str,
         *,
-        items: Callable[[State], Any] | str,
-        body: "Flow[Any, Any] | Callable[..., Any]",
+        items: Callable[[State], Items] | str,
+        body: "AnyFlow | Callable[..., object]",
         gather: Callable[[State, list[Any]], object] | None = None,
         concurrency: int = 8,
         on_failure: OnFailure = "interrupt",
         **options: Unpack[NodeOptions],
     ) -> None:
-        """Add a node that does the same to many items, so many at once.
+        """Add a node that does the same to many items, several at once.
 
-        items   `items(state)`, or a field's name: a list, an iterable or an async iterable
-        body    `body(item, ctx) -> result`, or a flow whose state the item is and whose last state is the result
-        gather  `gather(state, results)`, in the order of the items
+        Args:
+            name: The name of the node.
+            items: `items(state)`, or the name of a field: a list, an iterable or an async iterable.
+            body: `body(item, ctx) -> result`, or a flow that has the item as its state and whose last state is the
+                result.
+            gather: `gather(state, results)` brings back the results, in the order of the items.
+            concurrency: How many items run at once.
+            on_failure: What happens to the other items if one fails: "interrupt" them at once, or let them end and
+                "collect" what there is.
+            **options: For a function as the body: those of `node`.
+
+        Raises:
+            FlowError: An argument is wrong.
         """
         if concurrency < 1:
             raise FlowError(f"node {name!r}: concurrency must be 1 or more, not {concurrency!r}")
-        checked_plain(name, items=items, gather=gather)
-        part: Step | ChildFlow
+        require_sync(name, items=items, gather=gather)
+        step_or_flow: Step | ChildFlow
         if isinstance(body, Flow):
             if options:
                 raise FlowError(f"node {name!r}: its body is a flow: give retry and policies to the nodes in there")
-            part = body
+            step_or_flow = body
         else:
-            part = make_step(f"{name}-item", body, **options)
-        pull = field(items) if isinstance(items, str) else items
-        self._add(Scatter(checked_name(name, "node"), pull, part, gather, concurrency, checked_policy(on_failure)))
+            step_or_flow = make_step(f"{name}-item", body, **options)
+        read_items = field_reader(items) if isinstance(items, str) else items
+        self._add(
+            Scatter(
+                checked_name(name, "node"),
+                read_items,
+                step_or_flow,
+                gather,
+                concurrency,
+                checked_on_failure(on_failure),
+            )
+        )
 
     @overload
     def cleanup(self, fn: F, /) -> F: ...
@@ -210,10 +283,17 @@ class Flow(Generic[State, Services]):
     @overload
     def cleanup(self, fn: None = None, /, *, within: float = 5.0) -> Callable[[F], F]: ...
 
-    def cleanup(self, fn: Any = None, /, *, within: float = 5.0) -> Any:
-        """Add a function that runs when the flow is left, on every path: deaf to stops, but bounded.
+    def cleanup(self, fn: Any = None, /, *, within: float = 5.0) -> object:
+        """Add a function that runs when the flow ends, on every path. Stops do not interrupt it.
 
-        It sees a copy of the state; what it writes there is not kept. What it raises becomes a warning.
+        It gets a copy of the state, and what it writes there is not kept. What it raises becomes a warning.
+
+        Args:
+            fn: The function: `fn(state)` or `fn(state, ctx)`, sync or async.
+            within: How many seconds it may take.
+
+        Returns:
+            The function; without one, a decorator.
         """
         check_seconds("within", within)
         if fn is None:
@@ -221,7 +301,7 @@ class Flow(Generic[State, Services]):
         return self._cleanup(fn, within)
 
     def _cleanup(self, fn: F, within: float) -> F:
-        self._cleanups.append(Cleanup(name_of(fn), adapted(fn), kind_of(fn, Policy()), within))
+        self._cleanups.append(Cleanup(name_of(fn), as_work(fn), kind_of(fn, Policy()), within))
         self._graph = None
         return fn
 
@@ -232,26 +312,26 @@ class Flow(Generic[State, Services]):
         self._graph = None
 
     def graph(self) -> Graph:
-        """The flow, checked. Raises: FlowError that lists every problem with its fix."""
+        """Return the checked definition. Raises: FlowError that lists every problem with its fix."""
         return self._checked(())
 
-    def _checked(self, around: "tuple[Flow[Any, Any], ...]") -> Graph:
-        if any(flow is self for flow in around):
+    def _checked(self, enclosing: "tuple[AnyFlow, ...]") -> Graph:
+        if any(flow is self for flow in enclosing):
             raise FlowError(f"flow {self.name!r} contains itself: a flow cannot be a node inside itself")
         parts = [child for node in self._nodes.values() for child in children(node).values()]
-        inside = [part._checked((*around, self)) if isinstance(part, Flow) else part.graph() for part in parts]
+        inner = [part._checked((*enclosing, self)) if isinstance(part, Flow) else part.graph() for part in parts]
         graph = self._graph
-        if graph is None or len(inside) != len(self._inside) or any(map(is_not, inside, self._inside)):
+        if graph is None or len(inner) != len(self._inner_graphs) or any(map(is_not, inner, self._inner_graphs)):
             graph = self._compile()
-            self._graph, self._inside = graph, inside
+            self._graph, self._inner_graphs = graph, inner
         return graph
 
     def _compile(self) -> Graph:
         routes = {name: dict(self._routes.get(name, {})) for name in {**self._nodes, **self._routes}}
         found = list(problems(self._start, self._nodes, routes))
         if found:
-            told = "".join(f"\n  - {problem}" for problem in found)
-            raise FlowError(f"flow {self.name!r} does not fit together:{told}")
+            text = "".join(f"\n  - {problem}" for problem in found)
+            raise FlowError(f"flow {self.name!r} does not fit together:{text}")
         return Graph(
             self.name,
             self._start,
@@ -263,8 +343,9 @@ class Flow(Generic[State, Services]):
             shape_of(self._nodes, routes),
         )
 
-    def _find_state_type(self) -> Any:
-        known = [self._state_type, *get_args(getattr(self, "__orig_class__", None))[:1]]
+    def _find_state_type(self) -> object:
+        """Return the type of the state: as given, or as the nodes annotate it; None if nothing says it."""
+        known: list[object] = [self._state_type, *get_args(getattr(self, "__orig_class__", None))[:1]]
         for node in self._nodes.values():
             match node:
                 case Step(fn=fn):
@@ -276,78 +357,97 @@ class Flow(Generic[State, Services]):
                 case Subflow(into=fn, out=other) | Scatter(items=fn, gather=other):
                     known += [first_parameter(each) for each in (fn, other) if each is not None]
         known = [kind for kind in known if kind is not None and not isinstance(kind, TypeVar)]
-        return next((kind for kind in known if kind is not Any), known[0] if known else None)
+        return next((kind for kind in known if kind is not object), known[0] if known else None)
 
     @property
-    def input_type(self) -> Any:
-        """What it is given as a tool of an agent: the type of the state."""
-        return self._find_state_type() or Any
+    def input_type(self) -> object:
+        """The type of its input as a tool of an agent: that of the state."""
+        return self._find_state_type() or object
 
     def to_mermaid(self) -> str:
-        """The flow as a picture."""
+        """Return the flow as a Mermaid chart."""
         return draw(self.graph())
 
     async def execute(
         self, state: State | None = None, /, **options: Unpack[RunOptions[Services]]
     ) -> FlowResult[State]:
-        """Run it and say how it ended. Raises nothing for what a node did; UsageError for a wrong call.
+        """Run the flow and return how it ended. What a node raises is in the result.
 
-        signal, timeout   either ends it; nodes see one signal
-        services          what nodes find in `ctx.services`
-        abandon_after     seconds after an abort, nodes that go on are left behind: a hard ceiling
-        resume            a Checkpoint to go on from, instead of a state; `migrate` mends one of an older shape; or
-                          "auto", beside a state: go on from what the store has, or begin if it has nothing
-        checkpoints       a store: a checkpoint is written before the first node and after every node, under
-                          `checkpoint_id`, of which this run has the lease until it has ended
+        Args:
+            state: The state to begin with.
+            **options: Any of these:
+                signal: Stops the run.
+                timeout: Seconds after which the run is stopped. Nodes see one signal for both.
+                services: What nodes find in `ctx.services`.
+                abandon_after: Seconds after an abort at which nodes that still run are abandoned.
+                resume: A Checkpoint to continue from, instead of a state. Or "auto", beside a state: continue from
+                    what the store has, or begin if it has nothing.
+                migrate: Turns a checkpoint of an older shape of the flow into one of today's.
+                checkpoints: A store. A checkpoint is written before the first node and after every node.
+                checkpoint_id: The name of the checkpoint in the store. The run holds its lease until it has ended.
 
-        Raises also, before anything is run: CheckpointInUse, CheckpointUnfinished, CheckpointCompleted.
+        Raises:
+            UsageError: The options do not go together.
+            CheckpointInUse: Another run has this checkpoint id. Nothing was run, as for the next two.
+            CheckpointUnfinished: The run would overwrite one that has not completed.
+            CheckpointCompleted: The run has completed before, and its result is not available.
         """
         return await self._run(caller(1), state, options)
 
     def start(self, state: State | None = None, /, **options: Unpack[RunOptions[Services]]) -> FlowRun[State]:
-        """The same, as a FlowRun: its events can be iterated, and it can be stopped at a safe point."""
+        """Make a run with the options of `execute`, and return its handle: to stop it and to iterate its events."""
         return self._run(caller(1), state, options)
 
     def _run(self, origin: str | None, state: State | None, options: RunOptions[Services]) -> FlowRun[State]:
         graph = self.graph()
         if "deadline" in options:
             take_deadline(cast("dict[str, object]", options), stacklevel=4)
-        checked_options(options, RunOptions)
+        require_known_options(options, RunOptions)
         resume, store, key = options.get("resume"), options.get("checkpoints"), options.get("checkpoint_id")
         _check_resume(state, resume, store)
         if (store is None) != (key is None):
             raise UsageError("checkpoints= and checkpoint_id= belong together: a store, and the name in it")
         if isinstance(resume, Checkpoint):
-            place, execution = resume.place_in(graph, options.get("migrate")), resume.execution()
+            position, execution = resume.position_in(graph, options.get("migrate")), resume.execution()
         else:
-            place, execution = Position.start(graph, clone(state)), FlowExecution(uuid.uuid4().hex)
+            position, execution = Position.start(graph, clone(state)), FlowExecution(uuid.uuid4().hex)
         execution.services = options.get("services")
         execution.abandon_after = limit = options.get("abandon_after")
         if limit is not None:
             check_seconds("abandon_after", limit)
+        saver = None
+        if store is not None and key is not None:
+            saver = CheckpointSaver(store, key, resume, options.get("migrate"))
         return FlowRun(
-            place,
+            position,
             execution,
             signal=options.get("signal"),
             timeout=options.get("timeout"),
             origin=origin,
-            saving=None
-            if store is None or key is None
-            else CheckpointSaver(store, key, resume, options.get("migrate")),
+            saver=saver,
         )
 
     async def __call__(self, ctx: Context, value: State | Checkpoint | PartialWork, /) -> State:
-        """As work: a state, or the partial of a stopped run. Raises: AbortError with a Checkpoint; what a node raised.
+        """Run the flow as Work.
 
-        Given the context of a run, it is that run; given the context of a leaf, it is a run inside. In a tool call it
-        also goes on from `ctx.kept`.
+        Args:
+            ctx: The context of a run, which this then is, or of a leaf, in which this becomes a child run.
+            value: A state, or what a stopped run left behind: its `partial`, or the `ctx.kept` of a tool call.
+
+        Raises:
+            AbortError: The run was stopped. Its `partial` is a Checkpoint.
+            Exception: What a node raised.
         """
         state: State = await run_inside(self.graph(), ctx, value)
         return state
 
 
+# A flow whose state and services this module does not know.
+AnyFlow: TypeAlias = Flow[Any, Any]
+
+
 def _check_resume(state: object, resume: object, store: Checkpoints | None) -> None:
-    """Raises: UsageError for what does not go together."""
+    """Raises: UsageError if the arguments do not go together."""
     if resume == "auto":
         if state is None or store is None:
             raise UsageError('resume="auto" needs a state to begin with, checkpoints= and checkpoint_id=')

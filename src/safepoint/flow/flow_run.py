@@ -1,4 +1,7 @@
-"""Owns one execution of a flow: from the start or a checkpoint to the result, saved before anyone is told."""
+"""Owns the handle of one execution of a flow, from the start or a checkpoint to the result.
+
+The end is written to the store before the result is returned. Knows nothing of how nodes run.
+"""
 
 import logging
 from contextlib import AsyncExitStack
@@ -11,153 +14,164 @@ from ..errors import describe
 from ..run.context import Context
 from ..run.outcome import Completed, Outcome
 from ..run.run_handle import RunHandle
-from .checkpoint import Checkpoint, why
-from .checkpoint_saver import CheckpointSaver, FlowJournal, completed
-from .dispatch import walk
-from .execution import FlowExecution, NodeError, SaveProgress
-from .node_results import NodeFailed, NodeInterrupted, WalkFinished
+from .checkpoint import Checkpoint, reason_text
+from .checkpoint_saver import CheckpointSaver, FlowJournal, completed_error
+from .dispatch import run_graph
+from .execution import CoalescingWriter, FlowExecution, NodeError
+from .node_results import GraphFinished, NodeFailed, NodeInterrupted
 from .position import Position
 from .result import FlowResult
 
-__all__ = ["FlowRun", "travel"]
+__all__ = ["FlowRun", "run_to_end"]
 
 State = TypeVar("State")
 log = logging.getLogger("safepoint")
-# How long the last checkpoint may take; then the result comes without it, and says so.
+# How long the last checkpoint may take. After that the result is returned without it, and says so.
 SAVE_SECONDS = 30.0
 
 
-async def travel(execution: FlowExecution, ctx: Context, place: Position) -> Any:
-    """Walk to the end and give the state. Raises: AbortError when it was stopped; what a node raised."""
-    match await walk(execution, ctx, place):
-        case WalkFinished():
-            return place.state
+async def run_to_end(execution: FlowExecution, ctx: Context, position: Position) -> Any:
+    """Run the flow from this position and return its last state, whose type only its nodes know.
+
+    Raises:
+        AbortError: The run was stopped.
+        Exception: What a node raised.
+    """
+    match await run_graph(execution, ctx, position):
+        case GraphFinished():
+            return position.state
         case NodeInterrupted():
-            ctx.stop.abort_run()  # a stop at a safe point has been honoured: from here on it is an abort
-            raise error_from(ctx.signal.reason or ctx.stop.reason, place.state)
+            ctx.stop.abort_run()  # the stop has reached its safe point: from now on it is an abort
+            raise error_from(ctx.signal.reason or ctx.stop.reason, position.state)
         case NodeFailed(error, operation):
-            error.add_note(f"in node {operation!r} of flow {place.graph.name!r}")
+            error.add_note(f"in node {operation!r} of flow {position.graph.name!r}")
             raise error
 
 
 class FlowRun(RunHandle[State, FlowResult[State]], Generic[State]):
-    """A flow that runs: await it for its FlowResult, iterate it for its events, stop it."""
+    """A run of a flow: await it for its FlowResult, iterate it for its events, stop it."""
 
     def __init__(
         self,
-        place: Position,
+        position: Position,
         execution: FlowExecution,
         *,
         signal: AbortSignal | None,
         timeout: float | None,
         origin: str | None,
-        saving: CheckpointSaver | None,
+        saver: CheckpointSaver | None,
     ) -> None:
-        super().__init__(place.graph.name, signal=signal, timeout=timeout, run_id=execution.key, origin=origin)
-        self._place = place
+        super().__init__(position.graph.name, signal=signal, timeout=timeout, run_id=execution.key, origin=origin)
+        self._position = position
         self._execution = execution
-        self._saving = saving
+        self._saver = saver
         self._already_completed = False
         self._ctx.journal = FlowJournal(execution)
-        self._ctx.receipt_builder.resume = place.cursor
+        self._ctx.receipt_builder.resume = position.cursor
 
     @property
     def cursor(self) -> str | None:
-        """Where it is now."""
-        return self._place.cursor
+        """The path of the node that runs, or that would run next."""
+        return self._position.cursor
 
     async def _run(self) -> FlowResult[State]:
-        """Nobody else has the checkpoint from before the first look at it until after the last writing."""
-        if self._saving is None:
+        """Run the flow. The lease of the checkpoint is held from before it is read until after the last write."""
+        if self._saver is None:
             return await super()._run()
         stack = AsyncExitStack()
         try:
-            await self._open(self._saving, stack)
+            await self._open(self._saver, stack)
             return await super()._run()
         finally:
             await self._close(stack)
 
-    async def _open(self, saving: CheckpointSaver, stack: AsyncExitStack) -> None:
-        """Raises: what keeps the run from beginning. A stop is none of that: it has an outcome like any other."""
+    async def _open(self, saver: CheckpointSaver, stack: AsyncExitStack) -> None:
+        """Take the lease and continue from what the store has.
+
+        Raises what keeps the run from beginning. A stop does not: a run that is stopped here has an outcome like any
+        other.
+        """
         try:
-            found = await saving.open(stack, self.signal)
+            found = await saver.open(stack, self.signal)
         except Exception:
             if not self.signal.aborted:
                 raise
-            self._saving = None  # what is in the store is not known, and nothing has begun: nothing is written
+            self._saver = None  # nothing has begun, and what the store has is not known: it must not be overwritten
             return
-        if found is not None and found is not saving.resume:
-            self._go_on_from(found, saving)
+        if found is not None and found is not saver.resume:
+            self._continue_from(found, saver)
 
-    def _go_on_from(self, found: Checkpoint, saving: CheckpointSaver) -> None:
+    def _continue_from(self, found: Checkpoint, saver: CheckpointSaver) -> None:
         if not found.completed:
-            self._place = found.place_in(self._place.graph, saving.migrate)
+            self._position = found.position_in(self._position.graph, saver.migrate)
         elif found.place:
-            self._place, self._already_completed = found.end_in(self._place.graph), True
+            self._position, self._already_completed = found.final_position_in(self._position.graph), True
         else:
-            raise completed(saving.key, found)
+            raise completed_error(saver.key, found)
         before, self._execution = self._execution, found.execution()
         self._execution.services, self._execution.abandon_after = before.services, before.abandon_after
         self._ctx.journal = FlowJournal(self._execution)
         self.id = self._ctx.run_id = found.run_id
-        self._ctx.receipt_builder.resume = self._place.cursor
+        self._ctx.receipt_builder.resume = self._position.cursor
 
     async def _close(self, stack: AsyncExitStack) -> None:
         try:
             with shield(SAVE_SECONDS):
                 await stack.aclose()
-        except Exception as error:  # how the flow ended does not change by that
+        except Exception as error:  # this does not change how the flow ended
             message = f"the lease of its checkpoint could not be given back: {describe(error)}"
             log.warning("%s: %s", self._ctx.operation, message, extra=self._ctx.log_fields())
 
     async def _work(self, ctx: Context, value: None, /) -> State:
         if self._already_completed:
-            state: State = self._place.state
+            state: State = self._position.state
             return state
         try:
-            if self._saving is not None:
-                self._execution.saver = SaveProgress(self._save)
-                # Before the first node: after a crash in it, its idempotency key must be the one it had.
+            if self._saver is not None:
+                self._execution.writer = CoalescingWriter(self._save)
+                # Write before the first node: if the process dies in it, the node must get the same idempotency key.
                 failure = await self._execution.save(ctx)
                 if failure is not None:
                     raise failure
-            result: State = await travel(self._execution, ctx, self._place)
+            result: State = await run_to_end(self._execution, ctx, self._position)
             return result
         finally:
-            ctx.receipt_builder.resume = self._place.cursor
+            ctx.receipt_builder.resume = self._position.cursor
 
     async def _result(self, outcome: Outcome[State]) -> FlowResult[State]:
-        place, execution = self._place, self._execution
+        position, execution = self._position, self._execution
         if not isinstance(outcome, Completed):
-            outcome = replace(outcome, partial=place.state)
-        if self._saving is not None and not self._already_completed:
-            await self._save_end(self._saving, outcome)
+            outcome = replace(outcome, partial=position.state)
+        if self._saver is not None and not self._already_completed:
+            await self._save_end(self._saver, outcome)
         return FlowResult(
             outcome,
-            place.state,
-            None if isinstance(outcome, Completed) else place.cursor,
+            position.state,
+            None if isinstance(outcome, Completed) else position.cursor,
             tuple(execution.executed),
             tuple(execution.errors),
             self.id,
-            place,
+            position,
             dict(execution.once),
             execution.revision,
             self._already_completed,
         )
 
     async def _save(self) -> None:
-        assert self._saving is not None  # for the type checker: only then is there a saver
-        await self._saving.save(self._place, self._execution)
+        assert self._saver is not None  # it is only called if there is one
+        await self._saver.save(self._position, self._execution)
 
-    async def _save_end(self, saving: CheckpointSaver, outcome: Outcome[State]) -> None:
+    async def _save_end(self, saver: CheckpointSaver, outcome: Outcome[State]) -> None:
         try:
             with shield(SAVE_SECONDS):
                 if isinstance(outcome, Completed):
-                    await saving.save_completed(self._place, self._execution, now=self._ctx.clock.time())
+                    await saver.save_completed(self._position, self._execution, now=self._ctx.clock.time())
                 else:
-                    await saving.save(self._place, self._execution, status=outcome.status, reason=why(outcome))
-        except Exception as error:  # how the flow ended does not change by that
-            message = f"checkpoint {saving.key!r} could not be written: {describe(error)}"
+                    await saver.save(
+                        self._position, self._execution, status=outcome.status, reason=reason_text(outcome)
+                    )
+        except Exception as error:  # this does not change how the flow ended
+            message = f"checkpoint {saver.key!r} could not be written: {describe(error)}"
             log.warning("%s: %s", self._ctx.operation, message, extra=self._ctx.log_fields())
             at = self._ctx.clock.time()
             self._execution.errors.append(

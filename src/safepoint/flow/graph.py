@@ -1,8 +1,11 @@
-"""Owns what a flow is made of: nodes, routes and ends, as frozen data, and whether they fit together. Runs nothing."""
+"""Owns the definition of a flow as frozen data: nodes, routes and ends, and the check that they fit together.
+
+Runs nothing.
+"""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -11,20 +14,41 @@ from ..run.policy import Policy
 from ..run.receipt import LeafKind
 from ..run.retry import Retry
 
-__all__ = ["END", "Cleanup", "End", "FlowError", "Graph", "Node", "Parallel", "Scatter", "Step", "Subflow", "Target"]
+__all__ = [
+    "END",
+    "ChildFlow",
+    "Cleanup",
+    "End",
+    "FlowError",
+    "Graph",
+    "Items",
+    "Node",
+    "OnFailure",
+    "Parallel",
+    "Scatter",
+    "Step",
+    "Subflow",
+    "Target",
+    "children",
+    "problems",
+    "shape_of",
+]
 
 OnFailure: TypeAlias = Literal["interrupt", "collect"]
-# Outputs that every node has without declaring them: unrouted, they fail the flow.
-IMPLIED = ("failed", "timeout")
+# The items of a scatter.
+Items: TypeAlias = Iterable[object] | AsyncIterable[object]
+
+# Outputs that every node has without declaring them. Without a route they make the flow fail.
+IMPLIED_OUTPUTS = ("failed", "timeout")
 
 
 class FlowError(UsageError):
-    """A flow's definition does not fit together: the message lists every problem, each with its fix."""
+    """The definition of a flow does not fit together. The text lists every problem, each with its fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where a flow ends. A flow that contains this one routes by the name."""
+    """An end of a flow. A flow that contains this one routes by its name."""
 
     name: str = "done"
 
@@ -34,37 +58,50 @@ Target: TypeAlias = str | End
 
 
 class ChildFlow(Protocol):
-    """A flow inside another, as far as a graph needs to know it."""
+    """A flow inside another one, as far as a graph needs to know it."""
 
     def graph(self) -> "Graph":
-        """What it is made of. Raises: FlowError."""
+        """Return its definition. Raises: FlowError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A node that is a function: `(state, ctx) -> output`; `call` is the same in the shape of Work."""
+    """A node that is a function.
+
+    Attributes:
+        name: The name of the node.
+        fn: The function: `(state, ctx) -> output`.
+        call: The function in the shape of Work: `(ctx, state)`.
+        outputs: What it may return.
+        policy: How it is stopped.
+        retry: How often it is tried.
+        final: Whether its result counts even if a stop came while it ran.
+        kind: Where it runs.
+        result_type: The annotated type of what it returns; `object` if that is not known.
+        shape: The kind of node, in checkpoints.
+    """
 
     name: str
-    fn: Callable[..., Any]
+    fn: Callable[..., object]
     call: Callable[..., Any]
     outputs: tuple[str, ...]
     policy: Policy
     retry: Retry | None
     final: bool
     kind: LeafKind
-    result_type: Any
+    result_type: object
     shape = "step"
 
 
 @dataclass(frozen=True, slots=True)
 class Subflow:
-    """A node that is a flow."""
+    """A node that is a flow. `into` makes the state of the flow, `out` brings back what it found."""
 
     name: str
     child: ChildFlow
-    into: Callable[[Any], Any] | None
-    out: Callable[[Any, Any], object] | None
+    into: Callable[..., object] | None
+    out: Callable[..., object] | None
     shape = "subflow"
 
     @property
@@ -74,11 +111,11 @@ class Subflow:
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """A node that is several flows at once, each on a copy of the state."""
+    """A node that is several flows at once, each on a copy of the state. `join` puts the copies together."""
 
     name: str
     branches: Mapping[str, ChildFlow]
-    join: Callable[[Any, dict[str, Any]], object] | None
+    join: Callable[..., object] | None
     on_failure: OnFailure
     outputs: tuple[str, ...] = ("done",)
     shape = "parallel"
@@ -89,9 +126,9 @@ class Scatter:
     """A node that does one thing to many items. The body is a step `(item, ctx) -> result`, or a flow."""
 
     name: str
-    items: Callable[[Any], Any]
+    items: Callable[..., Items]
     body: Step | ChildFlow
-    gather: Callable[[Any, list[Any]], object] | None
+    gather: Callable[..., object] | None
     concurrency: int
     on_failure: OnFailure
     outputs: tuple[str, ...] = ("done",)
@@ -103,7 +140,7 @@ Node: TypeAlias = Step | Subflow | Parallel | Scatter
 
 @dataclass(frozen=True, slots=True)
 class Cleanup:
-    """What runs when the flow is left, on every path."""
+    """A function that runs when the flow ends, on every path, within a number of seconds."""
 
     name: str
     call: Callable[..., Any]
@@ -113,7 +150,18 @@ class Cleanup:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A flow that fits together."""
+    """A flow whose parts fit together.
+
+    Attributes:
+        name: The name of the flow.
+        start: The first node.
+        nodes: The nodes by name.
+        routes: For each node, where each of its outputs leads.
+        cleanups: What runs when the flow ends.
+        max_steps: How many nodes may run in one execution.
+        state_type: The type of the state; `object` if only JSON data is known, None if nothing is.
+        shape: The nodes and routes as JSON data: see `shape_of`.
+    """
 
     name: str
     start: str
@@ -121,28 +169,31 @@ class Graph:
     routes: Mapping[str, Mapping[str, Target]]
     cleanups: tuple[Cleanup, ...]
     max_steps: int
-    state_type: Any
-    shape: Mapping[str, Any] = field(default_factory=dict)
+    state_type: object
+    shape: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The names of its ends, each once."""
+        """The names of the ends, each once."""
         targets = (target for routes in self.routes.values() for target in routes.values())
         return tuple(dict.fromkeys(target.name for target in targets if isinstance(target, End)))
 
-    def is_just(self, name: str) -> bool:
-        """True: it is one function under this name, as in a branch that is no flow. Paths name it once."""
+    def is_single_step(self, name: str) -> bool:
+        """Whether this is one function with the name of the flow, as for a branch that is a function.
+
+        In paths the name then appears only once.
+        """
         return self.name == name and list(self.nodes) == [name] and isinstance(self.nodes[name], Step)
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the shape does."""
+        """A text that changes when the shape does."""
         text = json.dumps([self.start, self.shape], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def children(node: Node) -> Mapping[str, ChildFlow]:
-    """The flows inside a node, by name."""
+    """Return the flows inside a node, by name."""
     match node:
         case Step():
             return {}
@@ -154,18 +205,20 @@ def children(node: Node) -> Mapping[str, ChildFlow]:
             return {} if isinstance(body, Step) else {"": body}
 
 
-def shape_of(nodes: Mapping[str, Node], routes: Mapping[str, Mapping[str, Target]]) -> dict[str, Any]:
-    """The shape as JSON data: what must be the same for a checkpoint to fit."""
-    shape: dict[str, Any] = {}
+def shape_of(nodes: Mapping[str, Node], routes: Mapping[str, Mapping[str, Target]]) -> dict[str, object]:
+    """Return the shape of a flow as JSON data. A checkpoint fits only a flow of the same shape."""
+    shape: dict[str, object] = {}
     for name, node in nodes.items():
-        ways = {output: [target.name] if isinstance(target, End) else target for output, target in routes[name].items()}
-        inside = {key: [child.graph().start, child.graph().shape] for key, child in children(node).items()}
-        shape[name] = [node.shape, ways, *([inside] if inside else [])]
+        leads = {
+            output: [target.name] if isinstance(target, End) else target for output, target in routes[name].items()
+        }
+        inner = {key: [child.graph().start, child.graph().shape] for key, child in children(node).items()}
+        shape[name] = [node.shape, leads, *([inner] if inner else [])]
     return shape
 
 
 def problems(start: str, nodes: Mapping[str, Node], routes: Mapping[str, Mapping[str, Target]]) -> Iterator[str]:
-    """Everything that does not fit, with what to do about it."""
+    """Yield everything that does not fit, with its fix."""
     if not nodes:
         yield "it has no node: add one with @flow.node"
         return
@@ -174,19 +227,19 @@ def problems(start: str, nodes: Mapping[str, Node], routes: Mapping[str, Mapping
     for name in routes.keys() - nodes.keys():
         yield f"there are routes for {name!r}, which is not a node: {_known(nodes)}"
     for name, node in nodes.items():
-        yield from _misrouted(name, node, routes.get(name, {}), nodes)
+        yield from _route_problems(name, node, routes.get(name, {}), nodes)
     if start in nodes:
         for name in nodes.keys() - _reached(start, routes):
             yield f"node {name!r} cannot be reached from {start!r}: route to it, or remove it"
 
 
-def _misrouted(name: str, node: Node, ways: Mapping[str, Target], nodes: Mapping[str, Node]) -> Iterator[str]:
+def _route_problems(name: str, node: Node, routes: Mapping[str, Target], nodes: Mapping[str, Node]) -> Iterator[str]:
     for output in node.outputs:
-        if output not in ways:
-            way = f"{output}=…" if output.isidentifier() else f"**{{{output!r}: …}}"
-            yield f"node {name!r}: output {output!r} has no route: add flow.route({name!r}, {way})"
-    for output, target in ways.items():
-        if output not in (*node.outputs, *IMPLIED):
+        if output not in routes:
+            argument = f"{output}=…" if output.isidentifier() else f"**{{{output!r}: …}}"
+            yield f"node {name!r}: output {output!r} has no route: add flow.route({name!r}, {argument})"
+    for output, target in routes.items():
+        if output not in (*node.outputs, *IMPLIED_OUTPUTS):
             outputs = ", ".join(map(repr, node.outputs))
             yield f"node {name!r}: it has no output {output!r} (it has {outputs}): declare it or drop the route"
         elif output == "timeout" and "timeout" not in node.outputs and not _has_limit(node):

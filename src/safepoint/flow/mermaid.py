@@ -1,6 +1,7 @@
-"""Owns the picture of a flow, as Mermaid text. Knows nothing of how it runs."""
+"""Owns the chart of a flow, as Mermaid text. Knows nothing of how it runs."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from .graph import End, Graph, Node, Parallel, Scatter, Step, Subflow
 
@@ -11,81 +12,87 @@ STYLES = {
     "interrupted": "fill:#fff2c2,stroke:#b58900,color:#432,stroke-width:3px",
     "unreached": "fill:#f2f2f2,stroke:#999,color:#666,stroke-dasharray:4 3",
 }
-# Mermaid's own entities; a label is one line.
+# Mermaid has entities of its own. A label is one line.
 ESCAPED = {"#": "#35;", "&": "#amp;", '"': "#quot;", "|": "#124;", "<": "#lt;", ">": "#gt;", "\n": " "}
 
 
 def draw(graph: Graph, *, executed: frozenset[str] | None = None, cursor: str | None = None) -> str:
-    """The flow; with `executed` and `cursor`, how far a run of it came."""
+    """Return the chart of a flow.
+
+    Args:
+        graph: The flow.
+        executed: The paths of the nodes that have ended, to show how far a run came. None: only the shape is drawn.
+        cursor: The path of the node at which the run stopped.
+    """
     lines = ["flowchart TD", f"    s((start)) --> {_id(graph.start)}"]
-    lines += _graph(graph, "", executed, cursor, "    ")
+    lines += _graph(graph, "", None if executed is None else _Progress(executed, cursor), "    ")
     if executed is not None:
         lines += [f"    classDef {name} {style}" for name, style in STYLES.items()]
     return "\n".join(lines)
 
 
-def _graph(graph: Graph, path: str, executed: frozenset[str] | None, cursor: str | None, pad: str) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """How far a run came."""
+
+    executed: frozenset[str]
+    cursor: str | None
+
+    def style(self, path: str) -> str:
+        """Return the name of the style of a node."""
+        if self.cursor is not None and f"{self.cursor}/".startswith(f"{path}/"):
+            return "interrupted"
+        return "executed" if path in self.executed else "unreached"
+
+
+def _graph(graph: Graph, prefix: str, progress: _Progress | None, indent: str) -> Iterator[str]:
     for name, node in graph.nodes.items():
-        here = f"{path}{name}"
-        yield from _node(node, here, executed, cursor, pad)
+        path = f"{prefix}{name}"
+        yield from _node(node, path, progress, indent)
         for output, target in graph.routes[name].items():
             if isinstance(target, End):
-                end = _id(f"{path}{target.name}", "e")
-                yield f'{pad}{_id(here)} -->|"{_text(output)}"| {end}(("{_text(target.name)}"))'
+                end = _id(f"{prefix}{target.name}", "e")
+                yield f'{indent}{_id(path)} -->|"{_text(output)}"| {end}(("{_text(target.name)}"))'
             else:
-                yield f'{pad}{_id(here)} -->|"{_text(output)}"| {_id(f"{path}{target}")}'
+                yield f'{indent}{_id(path)} -->|"{_text(output)}"| {_id(f"{prefix}{target}")}'
 
 
-def _node(node: Node, here: str, executed: frozenset[str] | None, cursor: str | None, pad: str) -> Iterator[str]:
-    name = _id(here)
+def _node(node: Node, path: str, progress: _Progress | None, indent: str) -> Iterator[str]:
+    name = _id(path)
+    css_class = "" if progress is None else f":::{progress.style(path)}"
     match node:
         case Step():
-            yield f'{pad}{name}["{_text(node.name)}"]{_class(here, executed, cursor)}'
+            yield f'{indent}{name}["{_text(node.name)}"]{css_class}'
         case Subflow(child=child):
-            yield from _box(node.name, name, [("", child.graph())], here, executed, cursor, pad)
+            yield from _box(node.name, path, [("", child.graph())], progress, indent)
         case Parallel(branches=branches):
             parts = [(branch, child.graph()) for branch, child in branches.items()]
-            graphs = [("" if graph.is_just(branch) else f"{branch}/", graph) for branch, graph in parts]
-            yield from _box(f"{node.name} (all of)", name, graphs, here, executed, cursor, pad)
+            graphs = [("" if graph.is_single_step(branch) else f"{branch}/", graph) for branch, graph in parts]
+            yield from _box(f"{node.name} (all of)", path, graphs, progress, indent)
         case Scatter(body=body):
             label = f"{node.name} (each, {node.concurrency} at once)"
             if isinstance(body, Step):
-                yield f'{pad}{name}[["{_text(label)}"]]{_class(here, executed, cursor)}'
+                yield f'{indent}{name}[["{_text(label)}"]]{css_class}'
             else:
-                # Items are many and the picture is one: inside, only the shape is drawn.
-                yield from _box(label, name, [("*/", body.graph())], here, executed, cursor, pad)
+                # There are many items and only one box for all of them, so it shows the shape and no progress.
+                yield from _box(label, path, [("*/", body.graph())], progress, indent)
 
 
 def _box(
-    label: str,
-    name: str,
-    graphs: list[tuple[str, Graph]],
-    here: str,
-    executed: frozenset[str] | None,
-    cursor: str | None,
-    pad: str,
+    label: str, path: str, graphs: list[tuple[str, Graph]], progress: _Progress | None, indent: str
 ) -> Iterator[str]:
-    yield f'{pad}subgraph {name}["{_text(label)}"]'
+    name = _id(path)
+    yield f'{indent}subgraph {name}["{_text(label)}"]'
     for branch, graph in graphs:
-        known = None if "*" in branch else executed
-        yield from _graph(graph, f"{here}/{branch}", known, cursor, f"{pad}    ")
-    yield f"{pad}end"
-    if executed is not None:
-        yield f"{pad}class {name} {_state(here, executed, cursor)}"
-
-
-def _class(here: str, executed: frozenset[str] | None, cursor: str | None) -> str:
-    return "" if executed is None else f":::{_state(here, executed, cursor)}"
-
-
-def _state(here: str, executed: frozenset[str], cursor: str | None) -> str:
-    if cursor is not None and f"{cursor}/".startswith(f"{here}/"):
-        return "interrupted"
-    return "executed" if here in executed else "unreached"
+        inner_progress = None if "*" in branch else progress
+        yield from _graph(graph, f"{path}/{branch}", inner_progress, f"{indent}    ")
+    yield f"{indent}end"
+    if progress is not None:
+        yield f"{indent}class {name} {progress.style(path)}"
 
 
 def _id(path: str, kind: str = "n") -> str:
-    # Mermaid takes few characters in an id; two names must not become one, nor a node and an end.
+    # Mermaid allows few characters in an id. Two names must not get the same id, nor a node and an end.
     return f"{kind}_" + "".join(char if char.isascii() and char.isalnum() else f"_{ord(char):x}_" for char in path)
 
 

@@ -1,16 +1,25 @@
-"""Owns how a node and a walk can end: two closed unions. Knows nothing of who decides."""
+"""Owns the ways in which a node and a graph can end, as closed unions. Knows nothing of who decides."""
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-__all__ = ["BodyReturned", "NodeDone", "NodeEnd", "NodeFailed", "NodeInterrupted", "StepEnd", "WalkFinished", "Walked"]
+__all__ = [
+    "BodyReturned",
+    "GraphEnd",
+    "GraphFinished",
+    "NodeDone",
+    "NodeEnd",
+    "NodeFailed",
+    "NodeInterrupted",
+    "StepEnd",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class BodyReturned:
-    """The function has returned, and is believed."""
+    """The function of a node has returned, and its result counts."""
 
-    value: Any
+    value: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,33 +27,44 @@ class NodeDone:
     """The node has ended well: by this output, with this state."""
 
     output: str
-    state: Any
+    state: object
 
 
 @dataclass(frozen=True, slots=True)
-class WalkFinished:
-    """The walk has reached an end."""
+class GraphFinished:
+    """The graph has reached an end."""
 
     end: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInterrupted:
-    """It was stopped. The place says where, and what is kept. `error`: what came out of it meanwhile."""
+    """The node was stopped. The position says where, and holds what is kept.
+
+    Attributes:
+        error: What the node raised after the stop, if it raised anything.
+    """
 
     error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFailed:
-    """A node failed. `operation` is its path; `timed_out`: its own time was up; `kept`: a state with what did work."""
+    """The node failed.
+
+    Attributes:
+        error: What it raised.
+        operation: Its path, from the root of the flow.
+        timed_out: Whether its own time limit was exceeded.
+        kept: A state with the parts that did succeed, or None.
+    """
 
     error: Exception
     operation: str
     timed_out: bool = False
-    kept: Any = None
+    kept: object = None
 
 
 StepEnd: TypeAlias = BodyReturned | NodeInterrupted | NodeFailed
 NodeEnd: TypeAlias = NodeDone | NodeInterrupted | NodeFailed
-Walked: TypeAlias = WalkFinished | NodeInterrupted | NodeFailed
+GraphEnd: TypeAlias = GraphFinished | NodeInterrupted | NodeFailed

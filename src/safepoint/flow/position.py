@@ -1,7 +1,26 @@
-"""Owns where a flow is: the next node, the state before it, and, inside a composite, where each part is.
+"""Owns the position of a flow: the next node, the state before it, and inside a composite node those of its parts.
 
-A place is live: whoever walks moves it on, and at any moment it can be written down. It is the one truth from which
-the cursor, the checkpoint and the resumed run derive. Knows nothing of how nodes run.
+Positions form a tree. A `Position` is one level: a graph, the node in it that would run next, and the state as it was
+after the last node. While a composite node runs (a sub-flow, a parallel node, a scatter), `inside` holds its part of
+the tree: a position per branch or per item that has begun. The cursor that a user sees ("report/fetch/3") is a path
+through this tree, and a checkpoint is the tree as data. Neither is stored separately, so the three cannot disagree.
+
+The tree is live. The code that runs a node changes it in place, and a checkpoint may be taken between any two awaits,
+also by another branch. Two rules make every such moment a valid one to resume from:
+
+- `advance` and `finish` change node, state, inner position and step together, without an await. In between, the
+  checkpoint would pair a node with the state after it, and the resumed flow would run that node twice.
+- `state` is only replaced after a node has ended well, or at a safe point. Nodes work on copies. So a node that is
+  stopped, that fails, or whose process dies begins again with the state that it began with.
+
+A scatter may have very many items, so its position does not list the finished ones. `watermark` says that all items
+below it are done, `ahead` holds the done ones above it, and `acknowledge` moves the watermark over them. The size of a
+checkpoint thus depends on the number of items in progress, not on the number of items.
+
+`visit` tells the visits of a node in a cycle apart, including the cycles around it: it becomes a part of the node's
+idempotency key. The key must be the same when a visit is repeated after a crash, and another one in the next round.
+
+Knows nothing of how nodes run.
 """
 
 from dataclasses import dataclass, field
@@ -9,14 +28,21 @@ from typing import Any, TypeAlias
 
 from .graph import Graph
 
-__all__ = ["Inside", "ParallelAt", "Position", "ScatterAt", "SubflowAt"]
+__all__ = ["InnerPosition", "ParallelPosition", "Position", "ScatterPosition", "SubflowPosition"]
 
 
 @dataclass(slots=True)
 class Position:
-    """Where one walk through a graph is. `node` None: it has arrived at `end`.
+    """The position in one graph.
 
-    `around`: which visits of the composites around it this is.
+    Attributes:
+        graph: The graph.
+        node: The node that would run next, or that is running; None at the end.
+        state: The state before that node. Only the nodes of the graph know its type.
+        step: How many nodes have run in this graph.
+        end: The name of the end that was reached, or None.
+        inside: The positions inside the node, if it is a composite that has begun.
+        outer_visits: Which visits of the composites around this graph this is, as text before `step`.
     """
 
     graph: Graph
@@ -24,84 +50,93 @@ class Position:
     state: Any
     step: int = 0
     end: str | None = None
-    inside: "Inside | None" = None
-    around: str = ""
+    inside: "InnerPosition | None" = None
+    outer_visits: str = ""
 
     @classmethod
-    def start(cls, graph: Graph, state: Any, around: str = "") -> "Position":
-        """Before the first node."""
-        return cls(graph, graph.start, state, around=around)
+    def start(cls, graph: Graph, state: object, outer_visits: str = "") -> "Position":
+        """Return the position before the first node of a graph."""
+        return cls(graph, graph.start, state, outer_visits=outer_visits)
 
     @property
     def visit(self) -> str:
-        """Which visit of the node this is: another one whenever a cycle, here or around, comes back to it."""
-        return f"{self.around}{self.step}"
+        """Which visit of the node this is. It differs for each round of a cycle, in this graph or around it."""
+        return f"{self.outer_visits}{self.step}"
 
     @property
-    def within(self) -> str:
-        """What is `around` a place inside the node."""
+    def inner_prefix(self) -> str:
+        """The `outer_visits` of positions inside the node."""
         return f"{self.visit}."
 
-    def go(self, node: str, state: Any) -> None:
-        """On to the next node; this is a safe point."""
+    def advance(self, node: str, state: object) -> None:
+        """Move on to the next node. This is a safe point."""
         self.node, self.state, self.inside = node, state, None
         self.step += 1
 
-    def arrive(self, end: str, state: Any) -> None:
-        """At an end."""
+    def finish(self, end: str, state: object) -> None:
+        """Move to an end."""
         self.node, self.state, self.inside, self.end = None, state, None, end
         self.step += 1
 
     @property
     def cursor(self) -> str | None:
-        """As a path: the node that would run next, or the interrupted one; None at the end."""
+        """The path of the node that would run next, or of the interrupted one; None at the end."""
         if self.node is None:
             return None
-        deeper = None if self.inside is None else self.inside.cursor
-        return self.node if deeper is None else f"{self.node}/{deeper}"
+        inner_cursor = None if self.inside is None else self.inside.cursor
+        return self.node if inner_cursor is None else f"{self.node}/{inner_cursor}"
 
 
 @dataclass(slots=True)
-class SubflowAt:
-    """Inside a sub-flow."""
+class SubflowPosition:
+    """The position inside a sub-flow."""
 
-    place: Position
+    position: Position
 
     @property
     def cursor(self) -> str | None:
-        return self.place.cursor
+        return self.position.cursor
 
 
 @dataclass(slots=True)
-class ParallelAt:
-    """Inside a parallel node: every branch's own place."""
+class ParallelPosition:
+    """The positions inside a parallel node, by the names of the branches."""
 
-    places: dict[str, Position]
+    positions: dict[str, Position]
 
     @property
     def cursor(self) -> str | None:
-        for name, place in self.places.items():
-            if place.node is not None:
-                return name if place.graph.is_just(name) else f"{name}/{place.cursor}"
+        for name, position in self.positions.items():
+            if position.node is not None:
+                return name if position.graph.is_single_step(name) else f"{name}/{position.cursor}"
         return None
 
 
 @dataclass(slots=True)
-class ScatterAt:
-    """Inside a scatter. All items below `watermark` are done, and those in `ahead`; `places`: begun and not done."""
+class ScatterPosition:
+    """The position inside a scatter.
+
+    Attributes:
+        watermark: All items below this number are done.
+        ahead: The items above the watermark that are done.
+        results: The results of the done items, by number, if the scatter gathers them.
+        positions: The positions of the items that have begun and are not done, if the body is a flow.
+        pulled: How many items were taken from the source.
+    """
 
     watermark: int = 0
     ahead: set[int] = field(default_factory=set)
-    results: dict[int, Any] = field(default_factory=dict)
-    places: dict[int, Position] = field(default_factory=dict)
+    results: dict[int, object] = field(default_factory=dict)
+    positions: dict[int, Position] = field(default_factory=dict)
     pulled: int = 0
 
     def is_done(self, index: int) -> bool:
+        """Whether this item is done."""
         return index < self.watermark or index in self.ahead
 
     def acknowledge(self, index: int) -> None:
-        """This item has reached its end."""
-        self.places.pop(index, None)
+        """Mark an item as done."""
+        self.positions.pop(index, None)
         self.ahead.add(index)
         while self.watermark in self.ahead:
             self.ahead.remove(self.watermark)
@@ -109,14 +144,15 @@ class ScatterAt:
 
     @property
     def done(self) -> int:
+        """How many items are done."""
         return self.watermark + len(self.ahead)
 
     @property
     def cursor(self) -> str | None:
         if self.watermark >= self.pulled:
             return None
-        place = self.places.get(self.watermark)
-        return f"{self.watermark}/{place.cursor}" if place is not None else str(self.watermark)
+        position = self.positions.get(self.watermark)
+        return f"{self.watermark}/{position.cursor}" if position is not None else str(self.watermark)
 
 
-Inside: TypeAlias = SubflowAt | ParallelAt | ScatterAt
+InnerPosition: TypeAlias = SubflowPosition | ParallelPosition | ScatterPosition

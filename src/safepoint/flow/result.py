@@ -1,4 +1,4 @@
-"""Owns what an execution of a flow gives back. Knows nothing of how it got there."""
+"""Owns what an execution of a flow returns. Knows nothing of how the flow ran."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,13 +18,18 @@ State = TypeVar("State")
 class FlowResult(Generic[State]):
     """How a flow ended.
 
-    outcome   Completed(state), Aborted, TimedOut or Failed
-    state     as it was at the last safe point
-    cursor    the path of the node that would run next, or of the interrupted one; None when completed
-    executed  the nodes that ended, in order, also those before a resume
-    errors    what the nodes collected, also before a resume
-
-    already_completed  nothing was run: it had completed before under this checkpoint id, and this is how
+    Attributes:
+        outcome: Completed(state), Aborted, TimedOut or Failed.
+        state: The state at the last safe point.
+        cursor: The path of the node that would run next, or of the interrupted one; None if the flow completed.
+        executed: The nodes that ended, in order, including those before a resume.
+        errors: What the nodes collected, including before a resume.
+        run_id: The id of the run. A resumed run has the same one.
+        position: Where the flow ended, for `Checkpoint.from_result`.
+        once: The results of `ctx.once`, as JSON text.
+        revision: How many checkpoints were made of this run.
+        already_completed: Whether nothing was run, because the flow had completed before under this checkpoint id.
+            The result is the earlier one.
     """
 
     outcome: Outcome[State]
@@ -33,11 +38,11 @@ class FlowResult(Generic[State]):
     executed: tuple[str, ...]
     errors: tuple[NodeError, ...]
     run_id: str
-    place: Position
+    position: Position
     once: Mapping[str, str] = field(default_factory=dict)
     revision: int = 0
     already_completed: bool = False
 
     def to_mermaid(self) -> str:
-        """The flow as a picture, with what ran, where it stopped, and what was not reached."""
-        return draw(self.place.graph, executed=frozenset(self.executed), cursor=self.cursor)
+        """Return the flow as a Mermaid chart that shows what ran, where it stopped, and what was not reached."""
+        return draw(self.position.graph, executed=frozenset(self.executed), cursor=self.cursor)

@@ -1,4 +1,4 @@
-"""Owns running one node that is a function: its attempts, its copy of the state, and whether to believe it.
+"""Owns running a node that is a function: its attempts, its copies of the state, and whether its result counts.
 
 Knows nothing of routes.
 """
@@ -15,14 +15,14 @@ from ..run.context import Context
 from ..run.leaf import in_process, in_task, in_thread, inline
 from ..run.leaf_run import LeafRun
 from ..run.stop import Stop, StopAt
-from .context import NodeContext
-from .execution import FlowExecution
+from .context import NodeContext, add_collected_errors, collected_errors, commit_errors, fill_node_context
+from .execution import FlowExecution, NodeError
 from .graph import Step
 from .node_results import BodyReturned, NodeDone, NodeEnd, NodeFailed, NodeInterrupted, StepEnd
 from .position import Position
 from .state import clone
 
-__all__ = ["Attempts", "NodeDisrupted", "UnknownOutput", "run_step"]
+__all__ = ["Attempts", "NodeDisrupted", "UnknownOutput", "as_work", "disruption_error", "run_step"]
 
 
 class UnknownOutput(SafepointError):
@@ -30,26 +30,26 @@ class UnknownOutput(SafepointError):
 
 
 class NodeDisrupted(SafepointError):
-    """A node ended by a CancelledError that nobody had meant for it, such as that of a task it awaited."""
+    """A node ended by a CancelledError that was not meant for it, such as that of a task it awaited."""
 
 
-async def run_step(execution: FlowExecution, ctx: Context, place: Position, step: Step) -> NodeEnd:
-    """Run it. What it reports after an abort is not believed, unless the node says that its result is final."""
+async def run_step(execution: FlowExecution, ctx: Context, position: Position, step: Step) -> NodeEnd:
+    """Run a node. What it returns after an abort does not count, unless the node says that its result is final."""
     operation = execution.operation(ctx, step.name)
-    attempts = Attempts(execution, ctx, step, operation, place.visit)
-    attempts.place = place
+    attempts = Attempts(execution, ctx, step, operation, position.visit)
+    attempts.position = position
     match await attempts.run():
         case BodyReturned(output):
             if output is None and len(step.outputs) == 1:
                 output = step.outputs[0]
-            if output is None or output not in step.outputs:
-                return NodeFailed(_unknown(operation, output, step), operation)
+            if not isinstance(output, str) or output not in step.outputs:
+                return NodeFailed(_unknown_output(operation, output, step), operation)
             return NodeDone(output, attempts.working)
         case NodeInterrupted() | NodeFailed() as ended:
             return ended
 
 
-def _unknown(operation: str, output: object, step: Step) -> UnknownOutput:
+def _unknown_output(operation: str, output: object, step: Step) -> UnknownOutput:
     declared = ", ".join(map(repr, step.outputs))
     return UnknownOutput(
         f"node {operation!r} returned {output!r}; its outputs are {declared}: return one of them, or declare it"
@@ -57,9 +57,16 @@ def _unknown(operation: str, output: object, step: Step) -> UnknownOutput:
 
 
 class Attempts:
-    """The attempts of one visit of a step, or of one item of a scatter: each on a copy of its own."""
+    """The attempts of one visit of a step, or of one item of a scatter, each on a copy of its own.
 
-    __slots__ = ("_ctx", "_execution", "_key", "_last", "_operation", "_step", "number", "place", "value", "working")
+    Attributes:
+        position: The position whose state the step works on. None for an item.
+        value: The item, if there is no position.
+        working: The copy that the last attempt worked on.
+        number: How many attempts have begun.
+    """
+
+    __slots__ = ("_ctx", "_execution", "_key", "_last", "_operation", "_step", "number", "position", "value", "working")
 
     def __init__(self, execution: FlowExecution, ctx: Context, step: Step, operation: str, visit: str) -> None:
         self._execution = execution
@@ -67,17 +74,17 @@ class Attempts:
         self._step = step
         self._operation = operation
         self._key = f"{execution.key}:{operation}:{visit}"
-        self._last: LeafRun[NodeContext[Any]] | None = None
-        self.place: Position | None = None  # it has a state: `working` is a copy of it
-        self.value: Any = None  # it has an item: `working` is a copy of that
-        self.working: Any = None
+        self._last: LeafRun[NodeContext[object]] | None = None
+        self.position: Position | None = None
+        self.value: object = None
+        self.working: object = None
         self.number = 0
 
     async def run(self) -> StepEnd:
-        """Call the function, as often as its retry allows."""
+        """Call the function, as often as the step's retry policy allows."""
         step, ctx = self._step, self._ctx
         try:
-            value = await (self._once() if step.retry is None else step.retry.run(self._once, ctx=ctx))
+            value = await (self._attempt() if step.retry is None else step.retry.run(self._attempt, ctx=ctx))
         except Exception as error:
             if ctx.signal.aborted:
                 return NodeInterrupted(error)
@@ -86,81 +93,90 @@ class Attempts:
             return value
         if ctx.signal.aborted and not step.final:
             return NodeInterrupted()
-        self._node_ctx._keep_errors()
+        if self._last is not None:
+            commit_errors(self._last.ctx)
         return BodyReturned(value)
 
-    async def _once(self) -> Any:
-        """One attempt. A stop at a safe point is no error, which would be tried again: it is a value."""
-        stop, before = self._ctx.stop, external_cancel_count()
+    async def _attempt(self) -> object:
+        """Make one attempt. A stop at a safe point is returned as a value: an error would be tried again."""
+        stop, cancels_before = self._ctx.stop, external_cancel_count()
         if self.number and stop.due(StopAt.SAFE_POINT):
             return NodeInterrupted()
         try:
             return await self._call()
         except asyncio.CancelledError as error:
-            raise disruption(error, before, self._operation) from error
+            raise disruption_error(error, cancels_before, self._operation) from error
         except Exception as error:
-            if _is_honoured(stop, error):
+            if _stopped_at_safe_point(stop, error):
                 return NodeInterrupted(error)
             raise
 
-    async def _call(self) -> Any:
-        step, policy, limit = self._step, self._step.policy, self._execution.abandon_after
-        if limit is not None and policy.abandon_after is None:
-            policy = replace(policy, abandon_after=limit)
+    async def _call(self) -> object:
+        step, policy, abandon_after = self._step, self._step.policy, self._execution.abandon_after
+        if abandon_after is not None and policy.abandon_after is None:
+            policy = replace(policy, abandon_after=abandon_after)
         self.number += 1
-        self.working = clone(self.value if self.place is None else self.place.state)
+        self.working = clone(self.value if self.position is None else self.position.state)
         name = self._operation.rpartition("/")[2]
-        run = LeafRun(self._ctx, name, step.kind, policy, context=NodeContext)
-        self._last = run
-        self._node_ctx._prepare(self._execution, self.place, self.working, self.number, self._key)
+        run = self._last = LeafRun(self._ctx, name, step.kind, policy, context=NodeContext)
+        fill_node_context(run.ctx, self._execution, self.position, self.working, self.number, self._key)
         if step.kind == "await":
             return await (inline if policy.abandon_after is None else in_task)(run, step.call, self.working)
         if step.kind == "thread":
             return await in_thread(run, step.call, self.working)
-        output, self.working, pending = await in_process(run, call_in_child, (step.fn, self.working))
-        self._node_ctx._pending += pending
+        output, self.working, errors = await in_process(run, call_in_child, (step.fn, self.working))
+        add_collected_errors(run.ctx, errors)
         return output
 
-    @property
-    def _node_ctx(self) -> NodeContext[Any]:
-        ctx: Any = None if self._last is None else self._last.ctx
-        return ctx  # type: ignore[no-any-return]  # a LeafRun makes the context it is told to make
 
-
-def _is_honoured(stop: Stop, error: Exception) -> bool:
-    """True: the node, or all tasks of its own that failed, stopped at a safe point."""
-    # Python 3.11 takes a function here, and no method.
+def _stopped_at_safe_point(stop: Stop, error: Exception) -> bool:
+    """Whether the node stopped at a safe point: itself, or all tasks of its own that failed."""
+    # On Python 3.11 `split` takes a function, but not a bound method.
     rest = error.split(lambda each: stop.caused(each))[1] if isinstance(error, ExceptionGroup) else error
     return rest is None or stop.caused(rest)
 
 
-def disruption(error: asyncio.CancelledError, before: int, operation: str) -> NodeDisrupted:
-    """What to raise in its place. Raises: the error itself, if somebody asked the running task to end."""
-    if external_cancel_count() > before:
+def disruption_error(error: asyncio.CancelledError, count_before: int, operation: str) -> NodeDisrupted:
+    """Return the error to raise instead of a CancelledError that was not meant for this task.
+
+    Args:
+        error: What the node raised.
+        count_before: `external_cancel_count()` before the node began.
+        operation: The path of the node.
+
+    Raises:
+        asyncio.CancelledError: The error itself, if the running task was cancelled from outside.
+    """
+    if external_cancel_count() > count_before:
         raise error
     return NodeDisrupted(
         f"{operation!r} ended by a CancelledError of something that it awaited: catch it where that is awaited"
     )
 
 
-def call_in_child(ctx: NodeContext[Any], value: tuple[Callable[..., Any], Any]) -> tuple[Any, Any, list[Any]]:
-    """In a process of its own a node writes to that process's copy: it is sent back with the output."""
+def call_in_child(
+    ctx: NodeContext[object], value: tuple[Callable[..., object], object]
+) -> tuple[object, object, list[NodeError]]:
+    """Call the function of a node in a process of its own.
+
+    The node changes that process's copy of the state, so the copy is returned with the output.
+    """
     fn, working = value
-    output = adapted(fn)(ctx, working)
+    output = as_work(fn)(ctx, working)
     if inspect.iscoroutine(output):
         output = asyncio.run(output)
-    return output, working, ctx._pending
+    return output, working, collected_errors(ctx)
 
 
-def adapted(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A node's function in the shape of Work: `(ctx, state)`. One that takes no context works unchanged."""
+def as_work(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a node's function in the shape of Work, `(ctx, state)`, even if it does not take a context."""
     try:
-        takes = len(inspect.signature(fn).parameters)
+        parameters = len(inspect.signature(fn).parameters)
     except (TypeError, ValueError):
-        takes = 2
+        parameters = 2
 
-    def call(ctx: Any, state: Any) -> Any:
-        return fn(state, ctx) if takes > 1 else fn(state)
+    def call(ctx: Context, state: object) -> Any:  # a value or an awaitable, as `fn` returns it
+        return fn(state, ctx) if parameters > 1 else fn(state)
 
-    call.__wrapped__ = fn  # type: ignore[attr-defined]  # an interrupt looks for the file in which it is written
+    call.__wrapped__ = fn  # type: ignore[attr-defined]  # an interrupt looks up the file of the function
     return call

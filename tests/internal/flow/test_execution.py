@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from safepoint import AbortController, AbortError, AbortSignal
-from safepoint.flow.execution import ITEM_SECONDS, FlowExecution, SaveProgress
+from safepoint.flow.execution import ITEM_SECONDS, CoalescingWriter, FlowExecution
 from safepoint.run import Context
 from safepoint.testing import FakeClock, drain_ready_tasks
 
@@ -31,12 +31,12 @@ class Disk:
 
 async def test_whoever_saves_returns_when_what_was_true_is_written():
     disk = Disk()
-    saver = SaveProgress(disk.write)
+    writer = CoalescingWriter(disk.write)
     async with asyncio.TaskGroup() as group:
         tasks = []
         for number in range(1, 4):
             disk.truth = number
-            tasks.append(group.create_task(saver.save(NEVER)))
+            tasks.append(group.create_task(writer.save(NEVER)))
             await asyncio.sleep(0)
         disk.gate.release()
         await drain_ready_tasks()
@@ -49,30 +49,30 @@ async def test_whoever_saves_returns_when_what_was_true_is_written():
 
 async def test_a_writing_that_fails_is_told_and_the_next_one_is_tried():
     disk = Disk()
-    saver = SaveProgress(disk.write)
+    writer = CoalescingWriter(disk.write)
     disk.errors.append(OSError("disk full"))
     disk.gate.release()
     with pytest.raises(OSError, match="disk full"):
-        await saver.save(NEVER)
-    assert isinstance(saver.error, OSError)
+        await writer.save(NEVER)
+    assert isinstance(writer.error, OSError)
     disk.gate.release()
-    await saver.save(NEVER)
-    assert saver.error is None
+    await writer.save(NEVER)
+    assert writer.error is None
 
 
 async def test_a_store_that_hangs_does_not_outlast_an_abort():
     disk = Disk()
-    saver = SaveProgress(disk.write)
+    writer = CoalescingWriter(disk.write)
     controller = AbortController()
     async with asyncio.TaskGroup() as group:
-        first = group.create_task(_error(saver.save(controller.signal)))
-        second = group.create_task(_error(saver.save(controller.signal)))
+        first = group.create_task(_error(writer.save(controller.signal)))
+        second = group.create_task(_error(writer.save(controller.signal)))
         await drain_ready_tasks()
         controller.abort("enough")
     assert isinstance(first.result(), AbortError)
     assert isinstance(second.result(), AbortError)
     disk.gate.release()
-    await saver.save(NEVER)  # nobody holds the turn any more
+    await writer.save(NEVER)  # nobody holds the turn any more
     assert disk.written == [0]
 
 
@@ -90,7 +90,7 @@ async def test_a_journey_gives_back_why_saving_failed_and_an_abort_is_no_failure
     controller = AbortController()
     ctx = Context("flow", signal=controller.signal)
     assert await execution.save(ctx) is None  # there is no store
-    execution.saver = SaveProgress(disk.write)
+    execution.writer = CoalescingWriter(disk.write)
     disk.errors.append(OSError("disk full"))
     disk.gate.release()
     assert isinstance(await execution.save(ctx), OSError)
@@ -100,7 +100,7 @@ async def test_a_journey_gives_back_why_saving_failed_and_an_abort_is_no_failure
 
 async def test_items_are_saved_every_so_often(clock: FakeClock):
     disk = Disk()
-    execution = FlowExecution("j", saver=SaveProgress(disk.write), in_item=True)
+    execution = FlowExecution("j", writer=CoalescingWriter(disk.write), in_item=True)
     ctx = Context("flow")
     for _ in range(10):
         disk.gate.release()

@@ -11,7 +11,7 @@ import pytest
 from safepoint import Retry
 from safepoint.errors import UsageError
 from safepoint.flow import FlowError
-from safepoint.flow.node_options import checked_name, checked_policy, field, make_step
+from safepoint.flow.node_options import checked_name, checked_on_failure, field_reader, make_step
 from tests.kit.flows import Trail
 
 
@@ -92,11 +92,11 @@ def test_a_name_is_a_text_that_can_be_part_of_a_path(name: Any):
 
 
 def test_on_failure_is_one_of_two():
-    assert checked_policy("collect") == "collect"
+    assert checked_on_failure("collect") == "collect"
     with pytest.raises(FlowError, match="on_failure must be 'interrupt' or 'collect', not 'ignore'"):
-        checked_policy("ignore")  # type: ignore[arg-type]
+        checked_on_failure("ignore")  # type: ignore[arg-type]
 
 
 def test_a_field_is_read_from_any_kind_of_state():
-    assert field("notes")(Trail(["a"])) == ["a"]
-    assert field("notes")({"notes": ["b"]}) == ["b"]
+    assert field_reader("notes")(Trail(["a"])) == ["a"]
+    assert field_reader("notes")({"notes": ["b"]}) == ["b"]

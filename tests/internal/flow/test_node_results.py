@@ -4,20 +4,20 @@ from typing import get_args
 
 from safepoint.flow.node_results import (
     BodyReturned,
+    GraphEnd,
+    GraphFinished,
     NodeDone,
     NodeEnd,
     NodeFailed,
     NodeInterrupted,
     StepEnd,
-    Walked,
-    WalkFinished,
 )
 
 
 def test_the_unions_are_closed():
     assert set(get_args(StepEnd)) == {BodyReturned, NodeInterrupted, NodeFailed}
     assert set(get_args(NodeEnd)) == {NodeDone, NodeInterrupted, NodeFailed}
-    assert set(get_args(Walked)) == {WalkFinished, NodeInterrupted, NodeFailed}
+    assert set(get_args(GraphEnd)) == {GraphFinished, NodeInterrupted, NodeFailed}
 
 
 def test_a_failure_is_by_default_no_timeout_and_keeps_nothing():

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safepoint.flow.position import ParallelAt, Position, ScatterAt, SubflowAt
+from safepoint.flow.position import ParallelPosition, Position, ScatterPosition, SubflowPosition
 from tests.kit.flows import NodeRecorder, Trail
 
 
@@ -14,49 +14,49 @@ def at(*names: str, flow: str = "flow") -> Position:
 def test_it_starts_before_the_first_node_and_moves_on():
     place = at("a", "b")
     assert (place.cursor, place.step, place.visit) == ("a", 0, "0")
-    place.inside = SubflowAt(at("c"))
+    place.inside = SubflowPosition(at("c"))
     assert place.cursor == "a/c"
-    place.go("b", Trail(["a"]))
+    place.advance("b", Trail(["a"]))
     assert (place.cursor, place.step, place.state) == ("b", 1, Trail(["a"]))
-    place.arrive("done", Trail(["a", "b"]))
+    place.finish("done", Trail(["a", "b"]))
     assert (place.end, place.step) == ("done", 2)
 
 
 def test_inside_a_subflow_the_cursor_is_a_path():
     place = at("sub")
     inner = at("c1", "c2")
-    place.inside = SubflowAt(inner)
+    place.inside = SubflowPosition(inner)
     assert place.cursor == "sub/c1"
-    inner.go("c2", Trail())
+    inner.advance("c2", Trail())
     assert place.cursor == "sub/c2"
-    inner.arrive("done", Trail())
+    inner.finish("done", Trail())
     assert place.cursor == "sub"  # all inside is done, and it has not been left
 
 
 def test_the_visit_says_which_visits_are_around_it():
     place = at("sub", "next")
-    place.go("next", Trail())
-    inner = Position.start(place.graph, Trail(), place.within)
+    place.advance("next", Trail())
+    inner = Position.start(place.graph, Trail(), place.inner_prefix)
     assert (place.visit, inner.visit) == ("1", "1.0")
-    inner.go("next", Trail())
+    inner.advance("next", Trail())
     assert inner.visit == "1.1"
-    assert inner.within == "1.1."
+    assert inner.inner_prefix == "1.1."
 
 
 def test_inside_a_parallel_the_cursor_is_at_the_first_branch_that_is_not_done():
     left, right = at("l", flow="left"), at("right", flow="right")
     place = at("both")
-    place.inside = ParallelAt({"left": left, "right": right})
+    place.inside = ParallelPosition({"left": left, "right": right})
     assert place.cursor == "both/left/l"
-    left.arrive("done", Trail())
+    left.finish("done", Trail())
     assert place.cursor == "both/right"  # a branch that is one function is named once
-    right.arrive("done", Trail())
+    right.finish("done", Trail())
     assert place.cursor == "both"
 
 
 def test_inside_a_scatter_the_cursor_is_at_the_first_item_that_is_not_done():
     place = at("each")
-    items = ScatterAt()
+    items = ScatterPosition()
     place.inside = items
     assert place.cursor == "each"
     items.pulled = 3
@@ -64,16 +64,16 @@ def test_inside_a_scatter_the_cursor_is_at_the_first_item_that_is_not_done():
     items.acknowledge(0)
     items.acknowledge(2)
     assert place.cursor == "each/1"
-    items.places[1] = at("c")
+    items.positions[1] = at("c")
     assert place.cursor == "each/1/c"
     items.acknowledge(1)
     assert place.cursor == "each"
-    assert (items.watermark, items.ahead, items.done, items.places) == (3, set(), 3, {})
+    assert (items.watermark, items.ahead, items.done, items.positions) == (3, set(), 3, {})
 
 
 @given(st.permutations(range(8)), st.integers(0, 8))
 def test_acknowledged_items_are_done_and_no_others(order: list[int], count: int):
-    items = ScatterAt(pulled=8)
+    items = ScatterPosition(pulled=8)
     marks = [0]
     for index in order[:count]:
         items.acknowledge(index)

@@ -3,7 +3,7 @@
 One node that is a function: its attempts, its copy of the state, and whether to believe it.
 """
 
-from safepoint.flow.step import adapted
+from safepoint.flow.step import as_work
 from tests.kit.flows import Trail, one
 
 
@@ -13,4 +13,4 @@ async def test_a_node_may_do_without_the_context():
             state.notes.append("method")
 
     assert (await one(Method().node).execute(Trail())).state.notes == ["method"]
-    assert adapted(len)(None, [1, 2]) == 2
+    assert as_work(len)(None, [1, 2]) == 2
