@@ -1,4 +1,4 @@
-"""The `safepoint` command. Owns the command line. Knows nothing of how sessions run."""
+"""The `safepoint` command line. Knows nothing of how sessions run."""
 
 from .main import main
 

@@ -1,4 +1,4 @@
-"""Owns the options of the command line that say where NATS is, and how to get in."""
+"""The command line options for the address of NATS and how to authenticate."""
 
 import argparse
 import os
@@ -11,25 +11,33 @@ URL = "nats://127.0.0.1:4222"
 
 
 def broker_options(command: argparse.ArgumentParser, *, by_default: str | None) -> None:
-    """Add them. `by_default`: where, if nobody says."""
+    """Add the options to a command.
+
+    Args:
+        command: The command.
+        by_default: The address if none is given. None if the command does not use NATS by default.
+    """
     default = os.environ.get("NATS_URL", by_default) if by_default else None
     group = command.add_argument_group("NATS")
-    told = f"default {URL}, or NATS_URL" if by_default else "run sessions on workers there; several with commas"
-    group.add_argument("--nats", metavar="URL", default=default, help=told)
+    where = f"default {URL}, or NATS_URL" if by_default else "run sessions on workers there; several with commas"
+    group.add_argument("--nats", metavar="URL", default=default, help=where)
     group.add_argument("--namespace", default="safepoint", metavar="WORD", help="default safepoint")
-    told = "seconds until a silent worker counts as dead; the same for all workers of an agent; default 10"
-    group.add_argument("--lease", type=float, default=10.0, metavar="S", help=told)
+    lease = "seconds until a silent worker counts as dead; the same for all workers of an agent; default 10"
+    group.add_argument("--lease", type=float, default=10.0, metavar="S", help=lease)
     group.add_argument("--replicas", type=int, default=1, metavar="N", help="copies in a cluster; default 1")
     group.add_argument("--creds", metavar="FILE", help="a credentials file")
     group.add_argument("--nkey", metavar="FILE", help="an NKey seed file")
     group.add_argument("--tls-ca", metavar="FILE", help="the authority of the server's certificate")
-    group.add_argument("--tls-cert", metavar="FILE", help="our certificate")
-    group.add_argument("--tls-key", metavar="FILE", help="and its key")
-    group.add_argument("--no-create", action="store_true", help="the streams are there: make none")
+    group.add_argument("--tls-cert", metavar="FILE", help="the certificate of this client")
+    group.add_argument("--tls-key", metavar="FILE", help="the key of that certificate")
+    group.add_argument("--no-create", action="store_true", help="do not create missing streams")
 
 
 def broker_of(options: argparse.Namespace) -> NatsBroker:
-    """What they say. User, password and token come with the address or from NATS_USER, NATS_PASSWORD, NATS_TOKEN."""
+    """The broker that the options describe.
+
+    User, password and token are part of the address, or come from NATS_USER, NATS_PASSWORD and NATS_TOKEN.
+    """
     return NatsBroker(
         options.nats.split(","),
         namespace=options.namespace,

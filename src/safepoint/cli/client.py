@@ -1,9 +1,10 @@
-"""Owns talking to a running server from the command line. Knows nothing of commands."""
+"""A client for a running server. Knows nothing of commands."""
 
 import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import SafepointError, UsageError
@@ -14,11 +15,15 @@ TIMEOUT_SECONDS = 10.0
 
 
 class ServerUnreachable(SafepointError):
-    """No server answers there."""
+    """No Safepoint server answers at this address."""
 
 
 class ServerRefused(SafepointError):
-    """The server said no; `status` is its code."""
+    """The server refused a request.
+
+    Attributes:
+        status: The HTTP status.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -26,14 +31,31 @@ class ServerRefused(SafepointError):
 
 
 class Client:
-    """One server, by its address."""
+    """Sends requests to one server."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         self._url = url.rstrip("/")
         self._token = token
 
-    def call(self, method: str, path: str, body: Any = None, *, accept: str = "application/json") -> Any:
-        """Ask. Raises: ServerRefused; ServerUnreachable."""
+    def call(
+        self, method: str, path: str, body: Mapping[str, object] | None = None, *, accept: str = "application/json"
+    ) -> Any:
+        """Send a request.
+
+        Args:
+            method: The HTTP method.
+            path: The path on the server.
+            body: The data of a JSON body, if any.
+            accept: The media type to ask for.
+
+        Returns:
+            The data of the JSON response, or its text if `accept` is "text/plain".
+
+        Raises:
+            ServerRefused: The server answered with an error.
+            ServerUnreachable: No server answers at the address.
+            UsageError: The address is malformed.
+        """
         headers = {"accept": accept, **({"authorization": f"Bearer {self._token}"} if self._token else {})}
         data = None
         if body is not None:
@@ -44,7 +66,7 @@ class Client:
             with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
                 text = response.read().decode()
         except urllib.error.HTTPError as error:
-            raise ServerRefused(error.code, _told(error)) from error
+            raise ServerRefused(error.code, _message(error)) from error
         except (ValueError, http.client.InvalidURL) as error:
             raise UsageError(f"{self._url!r} is not the address of a server: {error}") from error
         except (urllib.error.URLError, OSError, http.client.HTTPException) as error:
@@ -61,7 +83,7 @@ class Client:
             raise ServerUnreachable(f"what answers at {self._url} is not a Safepoint server") from None
 
 
-def _told(error: urllib.error.HTTPError) -> str:
+def _message(error: urllib.error.HTTPError) -> str:
     text = error.read().decode(errors="replace")
     try:
         return str(json.loads(text)["error"])

@@ -1,6 +1,7 @@
-"""Owns completion scripts for shells, made from the command line itself. Knows nothing of what commands do."""
+"""Completion scripts for shells, generated from the parser of the command line. Knows nothing of what commands do."""
 
 import argparse
+from collections.abc import Mapping
 
 __all__ = ["SHELLS", "script"]
 
@@ -8,8 +9,8 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def script(shell: str, parser: argparse.ArgumentParser) -> str:
-    """A script to be sourced: `source <(safepoint completion bash)`."""
-    words = _words(parser)
+    """The completion script for a shell, to be sourced: `source <(safepoint completion bash)`."""
+    words = _flags_of_commands(parser)
     if shell == "fish":
         lines = [f"complete -c safepoint -n __fish_use_subcommand -a {name}" for name in words]
         seen = "complete -c safepoint -n '__fish_seen_subcommand_from {}' -l {}"
@@ -29,10 +30,11 @@ complete -F _safepoint safepoint"""
     return bash if shell == "bash" else f"autoload -U +X bashcompinit && bashcompinit\n{bash}"
 
 
-def _words(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
+def _flags_of_commands(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
+    """The commands of a parser, each with its flags."""
     found: dict[str, list[str]] = {}
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
+        if isinstance(action.choices, Mapping):  # the subparsers, by name
             for name, command in action.choices.items():
                 found[name] = [flag for one in command._actions for flag in one.option_strings if flag.startswith("--")]
     return found

@@ -1,6 +1,6 @@
-"""Owns the agent to try things with: no key, no server, everything that can be stopped. Knows nothing of the web.
+"""A demo agent that needs no key and no server. Knows nothing of the web.
 
-Its model is scripted by what the person says; its tools are the ones that go on in other frameworks.
+Its model answers by keywords in the message, and its tools are of the kinds that do not stop in other frameworks.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ __all__ = ["TRY", "demo_agent"]
 TRY = {
     "tell me a story": "a long answer: press Stop, or Esc Esc, in the middle of it",
     "search": "a slow search with progress, stopped at once",
-    "dig": "a naive tool in a thread that never looks at the signal: interrupted where it stands",
-    "hash": "a tool stuck in C code for about six seconds: named, waited for, or left behind",
+    "dig": "a naive tool in a thread that never looks at the signal: interrupted wherever it is",
+    "hash": "a tool stuck in C code for about six seconds: named, waited for, or abandoned",
     "build": "a process with children: the whole group ends",
     "research": "a sub-agent with tools of its own",
     "ask": "a question to you: stop withdraws it",
@@ -61,7 +61,7 @@ async def search(query: str, ctx: ToolContext) -> str:
 
 @tool
 def dig(depth: int) -> str:
-    """Dig in a thread, in plain Python, without a look at any signal."""
+    """Dig in a thread, in plain Python, without looking at any signal."""
     dug = 0
     until = time.monotonic() + 8
     while time.monotonic() < until:
@@ -75,7 +75,7 @@ def grind(rounds: int = 6) -> str:
     """Hash a password for some seconds: all of it in C, where no interrupt arrives."""
     took = []
     for _ in range(5):
-        began = time.thread_time()  # of this thread's own: on a busy machine the work would come out too short
+        began = time.thread_time()  # CPU time of this thread: wall time on a busy machine would give too few rounds
         hashlib.pbkdf2_hmac("sha256", b"p", b"s", 20_000)
         took.append(time.thread_time() - began)
     per_second = 20_000 / min(took)
@@ -105,7 +105,7 @@ async def ask(ctx: ToolContext) -> str:
 
 
 class DemoModel:
-    """A model that needs nothing: what the person says decides what it does."""
+    """A model that needs no network. The words of the message decide what it does."""
 
     name = "demo"
 
@@ -113,7 +113,7 @@ class DemoModel:
         self._plan = plan
 
     async def stream(self, request: ModelRequest, *, signal: AbortSignal) -> AsyncGenerator[Chunk, None]:
-        """Answer in words, some of them per second, or with tool calls."""
+        """Answer with text, a few words each second, or with tool calls."""
         last = request.messages[-1]
         words, calls = self._answer(request, last.text.lower() if isinstance(last, UserMessage) else "")
         yield UsageReported(Usage(1, 40 * len(request.messages), 0))
@@ -128,30 +128,30 @@ class DemoModel:
         yield UsageReported(Usage(1, 40 * len(request.messages), len(words.split())))
         yield AnswerEnded("tool_calls" if calls else "stop")
 
-    def _answer(self, request: ModelRequest, said: str) -> tuple[str, list[tuple[str, dict[str, object]]]]:
+    def _answer(self, request: ModelRequest, text: str) -> tuple[str, list[tuple[str, dict[str, object]]]]:
         results = []
         for message in reversed(request.messages):
             if not isinstance(message, ToolResult):
                 break
             results.append(message)
         if results:
-            told = "\n".join(f"- **{one.name}**: {one.content} ({one.status})" for one in reversed(results))
-            return f"Here is what came of it:\n\n{told}", []
+            lines = "\n".join(f"- **{one.name}**: {one.content} ({one.status})" for one in reversed(results))
+            return f"Here is what came of it:\n\n{lines}", []
         if self._plan == "research":
             return "I will look it up, and dig a little.", [("search", {"query": "owls"}), ("dig", {"depth": 3})]
-        return self._chosen(said)
+        return self._by_keyword(text)
 
-    def _chosen(self, said: str) -> tuple[str, list[tuple[str, dict[str, object]]]]:
+    def _by_keyword(self, text: str) -> tuple[str, list[tuple[str, dict[str, object]]]]:
         table: dict[str, list[tuple[str, dict[str, object]]]] = {
-            "search": [("search", {"query": said})],
+            "search": [("search", {"query": text})],
             "dig": [("dig", {"depth": 12})],
             "hash": [("grind", {"rounds": 6})],
             "build": [("build", {})],
-            "research": [("researcher", {"prompt": said})],
+            "research": [("researcher", {"prompt": text})],
             "ask": [("ask", {})],
             "pay": [("pay", {"amount": 9.5})],
         }
-        words = set(re.findall(r"[a-z]+", said))
+        words = set(re.findall(r"[a-z]+", text))
         if "everything" in words:
             calls = [*table["search"], *table["dig"], *table["research"], *table["build"]]
             return "All of it at once. This is a good moment to press Stop.", calls
@@ -160,12 +160,15 @@ class DemoModel:
                 return f"I will use `{calls[0][0]}` for that.", calls
         if "story" in words:
             return STORY, []
-        offered = "\n".join(f"- `{one}`: {what}" for one, what in TRY.items())
+        offered = "\n".join(f"- `{words}`: {description}" for words, description in TRY.items())
         return f"I am a demo: I need no key and do nothing useful. Say one of these, then stop me:\n\n{offered}", []
 
 
 def demo_agent() -> Agent:
-    """The agent of `make demo`: with OPENAI_API_KEY or OLLAMA_HOST a real model, else a scripted one."""
+    """The agent that `safepoint serve` runs by default.
+
+    With OPENAI_API_KEY or OLLAMA_HOST it has a real model, else a `DemoModel`.
+    """
     model, inner = _models()
     researcher = Agent(inner, tools=[search, dig], name="researcher", instructions="You look things up.")
     tools: list[AnyTool] = [search, dig, grind, build, pay, ask, researcher.as_tool()]

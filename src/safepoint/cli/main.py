@@ -1,4 +1,4 @@
-"""Owns the `safepoint` command: serve, and look at and stop what a server runs. Knows nothing of HTTP.
+"""The `safepoint` command: its subcommands, their options, and its exit codes. Knows nothing of HTTP.
 
 Exit codes: 0 done; 1 the server refused; 2 a wrong call; 3 no server or broker answers; 130 interrupted by Ctrl-C.
 """
@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 from urllib.parse import quote
 
 from ..errors import SafepointError, UsageError
@@ -29,8 +29,8 @@ EXAMPLES = """examples:
   safepoint serve my_agents:helper --db chat.db
   safepoint sessions
   safepoint turns SESSION
-  safepoint stop SESSION                       stop what runs there, now
-  safepoint stop SESSION --abandon 0           and do not wait for what does not end
+  safepoint stop SESSION                       stop the running turn, now
+  safepoint stop SESSION --abandon 0           and abandon what does not end
   safepoint stop SESSION TURN --at AFTER_TOOLS --within 30
   safepoint receipt SESSION TURN
   safepoint worker my_agents:helper --nats nats://10.0.0.1:4222
@@ -42,8 +42,24 @@ environment: SAFEPOINT_URL, SAFEPOINT_TOKEN, NATS_URL, NO_COLOR
 """
 
 
+class Commands(Protocol):
+    """What `ArgumentParser.add_subparsers()` returns: adds a parser for a subcommand."""
+
+    def add_parser(
+        self,
+        name: str,
+        *,
+        help: str,
+        description: str,
+        epilog: str,
+        formatter_class: type[argparse.HelpFormatter],
+    ) -> argparse.ArgumentParser:
+        """Add the parser of a subcommand."""
+        ...
+
+
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The parser of the command line."""
     top = argparse.ArgumentParser(
         prog="safepoint",
         description="Run agents that can be stopped: press Stop, get a receipt, keep the conversation.",
@@ -65,14 +81,14 @@ def parser() -> argparse.ArgumentParser:
     stop.add_argument("turn", nargs="?", help="by default the one that runs")
     stop.add_argument("--at", choices=["NOW", "SAFE_POINT", "AFTER_MODEL", "AFTER_TOOLS"], default="NOW")
     stop.add_argument("--scope", choices=["root", "tree"], help="with tree, sub-agents stop at their own safe points")
-    stop.add_argument("--within", type=_seconds, metavar="S", help="seconds; then it is stopped at once")
+    stop.add_argument("--within", type=_seconds, metavar="S", help="seconds until it is stopped at once")
     stop.add_argument(
         "--abandon",
         type=_seconds_or_zero,
         metavar="S",
-        help="seconds; what has not ended by then is left behind, 0 to not wait at all",
+        help="seconds; what has not ended by then is abandoned, 0 to not wait at all",
     )
-    stop.add_argument("--reason", help="why; it is in the receipt")
+    stop.add_argument("--reason", help="the reason, for the receipt")
     receipt = _remote(_command(commands, "receipt", "what a stop did", "receipt SESSION TURN --json"), session=True)
     receipt.add_argument("turn")
     receipt.add_argument("--json", action="store_true", help="as JSON")
@@ -81,20 +97,20 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _serve_command(commands: Any) -> None:
+def _serve_command(commands: Commands) -> None:
     serve = _command(commands, "serve", "serve an agent, with the page", "serve my_agents:helper --db chat.db")
-    serve.add_argument("agent", nargs="?", metavar="module:agent", help="what to serve; by default a demo")
+    serve.add_argument("agent", nargs="?", metavar="module:agent", help="the agent to serve; by default a demo")
     serve.add_argument("--db", metavar="FILE", help="keep sessions in this SQLite file; by default in memory")
     serve.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1; others need a token")
     serve.add_argument("--port", type=int, default=8420, help="default 8420; 0 for any")
     serve.add_argument("--token", default=os.environ.get("SAFEPOINT_TOKEN"), help="or SAFEPOINT_TOKEN")
-    serve.add_argument("--within", type=_seconds, default=10.0, metavar="S", help="seconds to end in on SIGTERM")
+    serve.add_argument("--within", type=_seconds, default=10.0, metavar="S", help="seconds that a shutdown may take")
     serve.add_argument(
         "--abandon-after",
         type=_seconds,
         default=30.0,
         metavar="S",
-        help="leave a tool behind that ignores a stop so long",
+        help="seconds after which a tool that ignores a stop is abandoned",
     )
     serve.add_argument("--resume", action="store_true", help="continue turns that a crash has interrupted")
     serve.add_argument(
@@ -107,24 +123,24 @@ def _serve_command(commands: Any) -> None:
     broker_options(serve, by_default=None)
 
 
-def _work_commands(commands: Any) -> None:
+def _work_commands(commands: Commands) -> None:
     worker = _command(
         commands, "worker", "run the turns of sessions that servers host", "worker my_agents:helper --concurrency 16"
     )
-    worker.add_argument("agents", nargs="+", metavar="module:agent", help="what it offers")
+    worker.add_argument("agents", nargs="+", metavar="module:agent", help="the agents that it offers")
     worker.add_argument("--name", help="sessions can be pinned to it; by default machine and process")
     worker.add_argument("--concurrency", type=int, default=8, metavar="N", help="sessions at once; default 8")
     worker.add_argument(
         "--isolation",
         choices=["process", "task"],
         default="process",
-        help="process: each session in a process that can be ended by force (default); task: all in this one",
+        help="process: each session in a process that can be killed (default); task: all in this one",
     )
     worker.add_argument(
-        "--grace", type=_seconds, default=5.0, metavar="S", help="then a turn's process is ended by force"
+        "--grace", type=_seconds, default=5.0, metavar="S", help="seconds after a stop until a turn's process is killed"
     )
     worker.add_argument("--within", type=_seconds, default=20.0, metavar="S", help="seconds for safe points on SIGTERM")
-    worker.add_argument("--attempts", type=int, default=10, metavar="N", help="then an order is given up; default 10")
+    worker.add_argument("--attempts", type=int, default=10, metavar="N", help="how often an order is tried; default 10")
     worker.add_argument("--metrics", type=int, metavar="PORT", help="serve counters for Prometheus on 127.0.0.1")
     broker_options(worker, by_default=NATS_URL)
     workers = _command(
@@ -133,15 +149,14 @@ def _work_commands(commands: Any) -> None:
     broker_options(workers, by_default=NATS_URL)
 
 
-def _command(commands: Any, name: str, told: str, example: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = commands.add_parser(
+def _command(commands: Commands, name: str, summary: str, example: str) -> argparse.ArgumentParser:
+    return commands.add_parser(
         name,
-        help=told,
-        description=f"{told[0].upper()}{told[1:]}.",
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
         epilog=f"example:\n  safepoint {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    return made
 
 
 def _remote(command: argparse.ArgumentParser, *, session: bool) -> argparse.ArgumentParser:
@@ -153,7 +168,7 @@ def _remote(command: argparse.ArgumentParser, *, session: bool) -> argparse.Argu
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code."""
+    """Run one command. Returns the exit code."""
     options = parser().parse_args(argv)
     try:
         return COMMANDS[options.command](options)
@@ -167,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(2, str(error))
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read us has gone
+    except BrokenPipeError:  # the program that reads our output has ended
         sys.stderr.close()
         return 0
 
@@ -181,7 +196,7 @@ def sessions(options: argparse.Namespace) -> int:
 
 
 def turns(options: argparse.Namespace) -> int:
-    """List the turns that have not ended."""
+    """List the open turns of a session."""
     found = _client(options).call("GET", _path(options.session))
     table(["turn", "status"], [[turn["id"], turn["status"]] for turn in found["turns"]])
     return 0
@@ -206,7 +221,7 @@ def stop(options: argparse.Namespace) -> int:
 
 
 def receipt(options: argparse.Namespace) -> int:
-    """Show what a stop did."""
+    """Print the receipt of a turn."""
     accept = "application/json" if options.json else "text/plain"
     found = _client(options).call("GET", f"{_path(options.session, options.turn)}/receipt", accept=accept)
     if options.json:

@@ -1,4 +1,4 @@
-"""Owns `safepoint serve`: an agent in this process, or sessions on workers, with the page. Knows nothing of routes."""
+"""The command `safepoint serve`: an agent in this process, or sessions on workers, with the page."""
 
 import argparse
 import asyncio
@@ -13,12 +13,12 @@ from .style import bold
 
 __all__ = ["serve"]
 
-# Of the time to end in, half goes to safe points, so much to a tool that ignores the stop; the rest is for writing.
-SHARE = 0.3
+# Half of the time for a shutdown is for safe points, this share for tools that ignore the stop, the rest for writing.
+ABANDON_SHARE = 0.3
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serve until a signal comes."""
+    """Serve until SIGTERM or SIGINT. Returns the exit code."""
     try:
         from ..server import Server
     except ImportError as error:
@@ -32,7 +32,7 @@ def serve(options: argparse.Namespace) -> int:
             port=options.port,
             token=options.token,
             within=options.within,
-            started=lambda url: _greet(url, options),
+            started=lambda url: _print_welcome(url, options),
         )
         await server.run()
 
@@ -48,9 +48,9 @@ async def _local(options: argparse.Namespace) -> Host:
     from ..session.store import MemoryStore, Store
 
     agent = demo_agent() if options.agent is None else load_agent(options.agent)
-    agent = with_abandon_after(agent, min(options.abandon_after, options.within * SHARE))
+    agent = with_abandon_after(agent, min(options.abandon_after, options.within * ABANDON_SHARE))
     store: Store = SqliteStore(options.db) if options.db else MemoryStore()
-    await store.sessions()  # a file that cannot be used is said now, not to the first visitor
+    await store.sessions()  # a file that cannot be used is reported now, and not in the first request
     return LocalHost(agent, store, resume=options.resume, on_disconnect=options.on_disconnect)
 
 
@@ -62,11 +62,11 @@ async def _remote(options: argparse.Namespace) -> Host:
             "with --nats the agents are on the workers, and sessions are kept there: leave out AGENT and --db"
         )
     host = RemoteHost(broker_of(options), on_disconnect=options.on_disconnect)
-    await host.workers()  # a broker that cannot be reached is said now
+    await host.workers()  # a broker that cannot be reached is reported now
     return host
 
 
-def _greet(url: str, options: argparse.Namespace) -> None:
+def _print_welcome(url: str, options: argparse.Namespace) -> None:
     address = f"{url}/#token={quote(options.token)}" if options.token else url
     print(f"{bold('Safepoint')} is at {address}")
     if options.nats is not None:
@@ -77,6 +77,6 @@ def _greet(url: str, options: argparse.Namespace) -> None:
         return
     if options.agent is None:
         print("\nThings to say, and then to stop (Stop, or Esc Esc):")
-        for words, what in TRY.items():
-            print(f"  {bold(f'{words:<18}')} {what}")
+        for words, description in TRY.items():
+            print(f"  {bold(f'{words:<18}')} {description}")
     print(f"\nSessions are kept in {options.db or 'memory'}. Ctrl-C ends it in order.", flush=True)

@@ -1,4 +1,4 @@
-"""Owns `safepoint worker` and `safepoint workers`: run the turns of sessions, and see who does. Knows no broker."""
+"""The commands `safepoint worker`, which runs the turns of sessions, and `safepoint workers`, which lists workers."""
 
 import argparse
 import asyncio
@@ -17,12 +17,12 @@ from .style import bold, table
 
 __all__ = ["list_workers", "work"]
 
-# Beyond the time for safe points and the grace for what ignores a stop: to give back what was not done.
-LAST_SECONDS = 5.0
+# The time for returning unfinished orders, after that for safe points and the grace for turns that ignore a stop.
+GIVE_BACK_SECONDS = 5.0
 
 
 def work(options: argparse.Namespace) -> int:
-    """Work until a signal comes; then make way for the others."""
+    """Run turns until SIGTERM or SIGINT, then hand open turns over to other workers. Returns the exit code."""
     sys.setswitchinterval(SWITCH_SECONDS)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
 
@@ -38,17 +38,20 @@ def work(options: argparse.Namespace) -> int:
         )
         if options.metrics is not None:
             _serve_metrics(worker, options.metrics)
-        going = asyncio.Event()
-        tell = partial(asyncio.get_running_loop().call_soon_threadsafe, going.set)
-        limit = options.within + options.grace + LAST_SECONDS
+        leaving = asyncio.Event()
+        on_signal = partial(asyncio.get_running_loop().call_soon_threadsafe, leaving.set)
+        limit = options.within + options.grace + GIVE_BACK_SECONDS
         await worker.start()
-        with graceful_shutdown(tell, limit, f"worker {worker.name}"):
-            where = f"takes orders at {options.nats}"
-            print(f"{bold('Safepoint')} worker {worker.name} {where}. Ctrl-C makes way.", flush=True)
+        with graceful_shutdown(on_signal, limit, f"worker {worker.name}"):
+            status = f"takes orders at {options.nats}"
+            print(
+                f"{bold('Safepoint')} worker {worker.name} {status}. Ctrl-C hands them over to other workers.",
+                flush=True,
+            )
             async with asyncio.TaskGroup() as group:
-                failure = group.create_task(_until_ended(worker, going))
-                await going.wait()
-                with suppress(Exception):  # why it has ended is told by the other task
+                failure = group.create_task(_until_ended(worker, leaving))
+                await leaving.wait()
+                with suppress(Exception):  # the other task reports the same error
                     await worker.close(within=options.within)
             if (error := failure.result()) is not None:
                 raise error
@@ -58,14 +61,14 @@ def work(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _until_ended(worker: Worker, going: asyncio.Event) -> Exception | None:
-    """Wait until the worker has ended, also by itself. Returns what went wrong."""
+async def _until_ended(worker: Worker, leaving: asyncio.Event) -> Exception | None:
+    """Wait until the worker has ended, by itself or because it was closed. Returns the error that ended it, if any."""
     try:
         await worker.wait()
     except Exception as error:
         return error
     finally:
-        going.set()
+        leaving.set()
     return None
 
 
@@ -79,7 +82,10 @@ def _serve_metrics(worker: Worker, port: int) -> None:
     class Counters:
         def collect(self) -> list[CounterMetricFamily]:
             stats = vars(worker.stats)
-            return [CounterMetricFamily(f"safepoint_worker_{name}", TOLD[name], value) for name, value in stats.items()]
+            return [
+                CounterMetricFamily(f"safepoint_worker_{name}", METRIC_HELP[name], value)
+                for name, value in stats.items()
+            ]
 
     registry = CollectorRegistry()
     registry.register(Counters())
@@ -89,7 +95,7 @@ def _serve_metrics(worker: Worker, port: int) -> None:
         raise UsageError(f"--metrics: cannot listen on 127.0.0.1:{port}: {error}") from error
 
 
-TOLD = {
+METRIC_HELP = {
     "taken": "Orders taken",
     "redelivered": "Orders that another worker had held before",
     "fenced": "Sessions lost to another owner",
@@ -100,7 +106,7 @@ TOLD = {
 
 
 def list_workers(options: argparse.Namespace) -> int:
-    """Who is there."""
+    """List the live workers. Returns the exit code."""
 
     async def found() -> list[WorkerInfo]:
         host = RemoteHost(broker_of(options))

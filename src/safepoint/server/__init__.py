@@ -1,6 +1,6 @@
-"""The server: sessions over HTTP, and the page. An extra: `pip install "safepoint[server]"`.
+"""The server: sessions over HTTP, and the page. Install it with `pip install "safepoint[server]"`.
 
-Owns the edge. Knows nothing of agents: everything goes through a Host.
+Knows nothing of how agents run: everything goes through a `Host`.
 """
 
 from ..errors import MissingExtra as _MissingExtra

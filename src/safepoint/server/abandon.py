@@ -1,8 +1,7 @@
-"""Owns how long a server waits for what ignores a stop. Knows nothing of HTTP.
+"""How long a server waits for tools that ignore a stop. Knows nothing of HTTP.
 
-In a program of your own a run waits, visibly, for a tool that goes on after the abort: hiding it would hide a bug. A
-server has other people to serve: the tool is left behind, named in the receipt as still running, and whatever comes
-from it later is dropped.
+By default a run waits for a tool that goes on after the abort, because hiding such a tool would hide a bug. A server
+has other users to serve: it abandons the tool, names it in the receipt as still running, and drops its late result.
 """
 
 from ..agent.agent import Agent

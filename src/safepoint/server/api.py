@@ -1,8 +1,8 @@
-"""Owns the JSON API: each route a few lines over the host, every bad input a clear 4xx. Knows nothing of the page."""
+"""The JSON API: a few lines for each route on top of a host. Every bad input is answered with a 4xx status."""
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.background import BackgroundTask
@@ -29,7 +29,11 @@ B = TypeVar("B", bound=BaseModel)
 
 
 class Refused(Exception):
-    """An answer that is not the wanted one."""
+    """Raised by a handler to answer with an error.
+
+    Attributes:
+        status: The HTTP status.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -37,20 +41,24 @@ class Refused(Exception):
 
 
 class Api:
-    """The handlers, over one host."""
+    """The handlers of the API for one host.
+
+    Attributes:
+        draining: True if the server is shutting down and accepts no new work.
+    """
 
     def __init__(self, host: Host, limits: Limits, metrics: Metrics) -> None:
         self._host = host
         self._limits = limits
         self._metrics = metrics
         self._streams = Streams(host, metrics)
-        self.draining = False  # the server is about to go: it takes no new work
+        self.draining = False
 
     def routes(self) -> list[Route]:
-        """Where each handler is."""
+        """The routes of the API."""
         turn = "/api/sessions/{session}/turns/{turn}"
         table: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
-            ("POST", f"{turn}/stop", self.stop),  # the first to be looked at: nothing is as urgent
+            ("POST", f"{turn}/stop", self.stop),  # first, because routes are tried in order and nothing is as urgent
             ("GET", "/api/agents", self.agents),
             ("GET", "/api/sessions", self.sessions),
             ("POST", "/api/sessions", self.create),
@@ -62,11 +70,11 @@ class Api:
             ("GET", turn, self.turn),
             ("PATCH", turn, self.edit),
             ("DELETE", turn, self.remove),
-            ("POST", f"{turn}/continue", self.go_on),
+            ("POST", f"{turn}/continue", self.continue_turn),
             ("POST", f"{turn}/forget", self.forget),
             ("GET", f"{turn}/receipt", self.receipt),
         ]
-        return [Route(path, _guarded(handler), methods=[method]) for method, path, handler in table]
+        return [Route(path, _with_errors(handler), methods=[method]) for method, path, handler in table]
 
     async def agents(self, request: Request) -> Response:
         return JSONResponse(await self._host.agents())
@@ -76,7 +84,7 @@ class Api:
 
     async def create(self, request: Request) -> Response:
         body = await _body(request, requests.NewSessionBody)
-        self._takes_work()
+        self._require_not_draining()
         live = [view.id for view in await self._host.sessions() if view.live]
         if len(live) >= self._limits.sessions and body.id not in live:
             raise Refused(429, f"{self._limits.sessions} sessions are live already: close some")
@@ -91,7 +99,7 @@ class Api:
 
     async def send(self, request: Request) -> Response:
         body = await _body(request, requests.NewMessageBody)
-        self._takes_work()
+        self._require_not_draining()
         session = _id(request, "session")
         if len((await self._host.session(session)).turns) > self._limits.queued_turns:
             raise Refused(429, f"{self._limits.queued_turns} turns wait already: stop or remove some")
@@ -112,9 +120,9 @@ class Api:
         last = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
         if not last.isdecimal() or len(last) > 18:
             raise Refused(422, f"after must be the number of an event, not {last!r}")
-        self._takes_work()  # whoever comes back now would wake a session that is being closed
+        self._require_not_draining()  # a reader that reconnects now would open a session that is being closed
         session = _id(request, "session")
-        await self._host.session(session)  # a 404 now, not in the stream
+        await self._host.session(session)  # to answer 404 here, and not inside the stream
         if self._streams.open >= self._limits.streams:
             raise Refused(429, f"{self._limits.streams} streams are open already")
         return self._streams.response(session, int(last))
@@ -140,20 +148,21 @@ class Api:
         body = await _body(request, requests.StopBody)
         at = None if body.at is None else StopAt[body.at]
         session, turn = _id(request, "session"), _id(request, "turn")
-        how: Any = {"scope": body.scope, "within": body.within, "abandon": body.abandon, "reason": body.reason}
-        ack = await self._host.stop(session, turn, at=at, **how)
-        return JSONResponse(ack_data(ack), 202, background=BackgroundTask(self._settles, ack, began))
+        ack = await self._host.stop(
+            session, turn, at, scope=body.scope, within=body.within, abandon=body.abandon, reason=body.reason
+        )
+        return JSONResponse(ack_data(ack), 202, background=BackgroundTask(self._measure_stop, ack, began))
 
-    async def _settles(self, ack: StopAck, began: float) -> None:
-        """The answer has gone out; this only measures how long it took, and how long the stop takes."""
+    async def _measure_stop(self, ack: StopAck, began: float) -> None:
+        """Measure how long the acknowledgement took, and the stop itself. Runs after the response was sent."""
         self._metrics.stops.labels(ack.status).inc()
         self._metrics.ack_seconds.observe(time.perf_counter() - began)
         if ack.status == "accepted":
             await ack.settled()
             self._metrics.settle_seconds.observe(time.perf_counter() - began)
 
-    async def go_on(self, request: Request) -> Response:
-        self._takes_work()
+    async def continue_turn(self, request: Request) -> Response:
+        self._require_not_draining()
         turn = await self._host.continue_turn(_id(request, "session"), _id(request, "turn"))
         return JSONResponse(turn_data(turn), 202)
 
@@ -171,7 +180,7 @@ class Api:
             return PlainTextResponse(str(view.outcome.receipt))
         return Response(view.outcome.receipt.to_json(), media_type="application/json")
 
-    def _takes_work(self) -> None:
+    def _require_not_draining(self) -> None:
         if self.draining:
             raise Refused(503, "the server is shutting down: it takes no new work")
 
@@ -188,12 +197,12 @@ async def _body(request: Request, kind: type[B]) -> B:
     try:
         return kind.model_validate_json(raw or b"{}")
     except ValidationError as problem:
-        told = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in problem.errors())
-        raise Refused(422, told) from None
+        errors = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in problem.errors()]
+        raise Refused(422, "; ".join(errors)) from None
 
 
-def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Errors that a caller can do something about, with the status that says so."""
+def _with_errors(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Wrap a handler so that errors which a caller can do something about become responses with a matching status."""
 
     async def handle(request: Request) -> Response:
         try:
@@ -203,13 +212,12 @@ def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
         except NotFound as error:
             return _error(404, str(error))
         except (SessionBusy, SessionEnded, SessionInUse, UsageError) as error:
-            return _error(409, str(error))  # the body was looked at before: it is the state that forbids it
-        except (StoreError, BrokerError) as error:  # nothing is wrong with the request
+            return _error(409, str(error))  # the body was valid: the current state forbids the request
+        except (StoreError, BrokerError) as error:  # the request was right, and may be sent again
             return _error(503, str(error))
 
     return handle
 
 
 def _error(status: int, message: str) -> JSONResponse:
-    body: dict[str, Any] = {"error": message}
-    return JSONResponse(body, status)
+    return JSONResponse({"error": message}, status)

@@ -1,4 +1,4 @@
-"""Owns the web application: the API, the page and the door before them. Knows nothing of how it is served."""
+"""The web application: the API, the page, and the access control before them. Knows nothing of how it is served."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ from .openapi import document
 __all__ = ["App", "create_app"]
 
 STATIC = Path(__file__).parent / "static"
-# Model text is shown as markdown: even if the sanitizer let something through, the browser would not run it.
+# Text of models is shown as markdown. Even if the sanitizer let a script through, the browser would not run it.
 HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'; object-src 'none'",
@@ -33,7 +33,12 @@ HEADERS = {
 
 
 class App:
-    """An ASGI application over one host."""
+    """The ASGI application for one host; see `create_app()`.
+
+    Attributes:
+        host: The host.
+        metrics: The counters of this server.
+    """
 
     def __init__(
         self, host: Host, token: str | None, hosts: Iterable[str] | None, limits: Limits, within: float
@@ -46,27 +51,27 @@ class App:
             *self._api.routes(),
             Route("/", self._page),
             Route("/healthz", self._health),
-            Route("/metrics", self._numbers),
+            Route("/metrics", self._metrics_text),
             Route("/openapi.json", self._openapi),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
         inner = _with_headers(Starlette(routes=routes, lifespan=self._lifespan))
-        self._door = AccessControl(inner, token=token, hosts=hosts, body_bytes=limits.body_bytes)
+        self._access = AccessControl(inner, token=token, hosts=hosts, body_bytes=limits.body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        await self._door(scope, receive, send)
+        """Handle a request."""
+        await self._access(scope, receive, send)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """From the start of the server to its end, in servers that speak ASGI's lifespan protocol."""
+        """Recover and close the host, in servers that implement the lifespan protocol of ASGI."""
         await self.host.recover()
         yield
         self.drain()
         await self.host.close(within=self._within, reason="the server shuts down")
 
     def drain(self) -> None:
-        """Take no new work; what runs goes on."""
+        """Accept no new work. What runs goes on."""
         self._api.draining = True
 
     async def _page(self, request: Request) -> Response:
@@ -76,7 +81,7 @@ class App:
         status = "draining" if self._api.draining else "ok"
         return JSONResponse({"status": status}, 503 if self._api.draining else 200)
 
-    async def _numbers(self, request: Request) -> Response:
+    async def _metrics_text(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _openapi(self, request: Request) -> Response:
@@ -91,14 +96,19 @@ def create_app(
     limits: Limits | None = None,
     within: float = 5.0,
 ) -> App:
-    """The server as an ASGI application.
+    """Create the server as an ASGI application.
 
-    When the server begins, the host goes on with what was left behind, and when the server ends the host is closed.
-    Both are heard by ASGI's lifespan protocol, which a mounted application does not get: there its owner does both.
+    When the server starts, the host recovers interrupted turns, and when the server stops, the host is closed. Both
+    follow from the lifespan protocol of ASGI. A mounted application does not receive it: there the caller must call
+    `host.recover()` and `host.close()`.
 
-    token  needed from everybody, as `Authorization: Bearer …`; None: nobody is asked, which is for loopback only
-    hosts  the names by which it may be called, beside those of loopback; None: any
-    within  seconds in which turns may reach a safe point when the server ends, before they are stopped at once
+    Args:
+        host: The host whose sessions it serves.
+        token: The token that every request must have, as `Authorization: Bearer …`. None needs no token, which is safe
+            on loopback only.
+        hosts: The host names by which the server may be addressed, besides those of loopback; None allows any.
+        limits: The limits of the server.
+        within: The seconds in which turns may reach a safe point when the server stops; then they are stopped at once.
     """
     return App(host, token, hosts, limits or Limits(), within)
 

@@ -1,4 +1,4 @@
-"""Owns how much one server takes on. Knows nothing of HTTP."""
+"""The limits of a server. Knows nothing of HTTP."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,14 @@ __all__ = ["Limits"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one server: what is beyond them is refused with a clear answer."""
+    """Limits of one server. Requests beyond them are refused with status 413 or 429.
+
+    Attributes:
+        body_bytes: The largest request body.
+        sessions: How many sessions may be live.
+        queued_turns: How many turns of one session may wait.
+        streams: How many event streams may be open.
+    """
 
     body_bytes: int = 1_000_000
     sessions: int = 1_000

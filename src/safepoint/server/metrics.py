@@ -1,4 +1,4 @@
-"""Owns what the server counts, for Prometheus. Knows nothing of HTTP."""
+"""The counters of a server, for Prometheus. Knows nothing of HTTP."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -6,7 +6,7 @@ __all__ = ["Metrics"]
 
 
 class Metrics:
-    """The numbers of one server."""
+    """The counters of one server."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
@@ -27,5 +27,5 @@ class Metrics:
         self.streams = Gauge("safepoint_streams", "Open event streams", registry=registry)
 
     def text(self) -> bytes:
-        """As Prometheus reads it."""
+        """The counters in the text format of Prometheus."""
         return generate_latest(self._registry)

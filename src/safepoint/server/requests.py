@@ -1,4 +1,4 @@
-"""Owns what the API takes in: every request body, checked before anything happens. Knows nothing of HTTP."""
+"""The request bodies of the API, each validated before anything happens. Knows nothing of HTTP."""
 
 from typing import Annotated, Literal, Self
 
@@ -7,15 +7,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 __all__ = ["AnswerBody", "EditBody", "NewMessageBody", "NewSessionBody", "StopBody"]
 
 Id = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:~-]*$")]
-# Something to see. Written out, because what counts as white space differs between Python, JavaScript and Rust.
+# At least one visible character. The set is written out, because Python, JavaScript and Rust disagree on what is white
+# space.
 Text = Annotated[str, Field(min_length=1, max_length=200_000, pattern=r"[^\x00-\x20\x7f-\xa0]")]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
-Patience = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]  # 0: do not wait at all
+# 0 means not to wait at all.
+SecondsOrZero = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 
 
 class Body(BaseModel):
-    """A request body: unknown fields are a mistake."""
+    """A request body. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -28,7 +30,7 @@ class NewSessionBody(Body):
 
 
 class NewMessageBody(Body):
-    """Say something. The turn may take `timeout` seconds, the time in the queue included."""
+    """Send a message. The turn may take `timeout` seconds, including the time in the queue."""
 
     model_config = ConfigDict(json_schema_extra={"not": {"required": ["timeout", "deadline"]}})
 
@@ -58,15 +60,16 @@ class NewMessageBody(Body):
 
 
 class StopBody(Body):
-    """Stop a turn: at once, or at a safe point; what has not ended `abandon` seconds after that is left behind.
+    """Stop a turn, at once or at a safe point. What has not ended `abandon` seconds after that is abandoned.
 
-    `scope` of a safe point: "root", sub-agents go on until the turn reaches its own; "tree", each stops at its own.
+    `scope` applies to a safe point: with "root", sub-agents go on until the turn reaches its own safe point; with
+    "tree", each of them stops at its own.
     """
 
     at: Literal["NOW", "SAFE_POINT", "AFTER_MODEL", "AFTER_TOOLS"] | None = None
     scope: Literal["root", "tree"] | None = None
     within: Seconds | None = None
-    abandon: Patience | None = None
+    abandon: SecondsOrZero | None = None
     reason: Annotated[str, Field(max_length=2_000)] | None = None
 
 

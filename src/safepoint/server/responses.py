@@ -1,7 +1,6 @@
-"""Owns what the API gives out: sessions, turns and acknowledgements as JSON data. Knows nothing of HTTP."""
+"""The JSON data that the API answers with: sessions, turns and acknowledgements. Knows nothing of HTTP."""
 
 import json
-from typing import Any
 
 from ..agent.conversation import AgentResult
 from ..run.stop import StopAck
@@ -12,15 +11,16 @@ from ..session.host import SessionView, TurnView
 __all__ = ["ack_data", "change_data", "session_data", "turn_data"]
 
 
-def turn_data(turn: TurnView) -> dict[str, Any]:
-    """A turn."""
+def turn_data(turn: TurnView) -> dict[str, object]:
+    """The data of a turn."""
     outcome = None if turn.outcome is None else json.loads(outcome_to_json(turn.outcome, AgentResult))
-    more = {"said": turn.said, "continued_by": turn.continued_by}
-    return {"id": turn.id, "status": turn.status, "outcome": outcome, **{key: more[key] for key in more if more[key]}}
+    optional = {"said": turn.said, "continued_by": turn.continued_by}
+    given = {key: value for key, value in optional.items() if value}
+    return {"id": turn.id, "status": turn.status, "outcome": outcome, **given}
 
 
-def session_data(session: SessionView) -> dict[str, Any]:
-    """A session."""
+def session_data(session: SessionView) -> dict[str, object]:
+    """The data of a session."""
     return {
         "id": session.id,
         "agent": session.agent,
@@ -30,11 +30,11 @@ def session_data(session: SessionView) -> dict[str, Any]:
     }
 
 
-def change_data(ack: ChangeAck) -> dict[str, Any]:
-    """The answer to a change that was made."""
+def change_data(ack: ChangeAck) -> dict[str, object]:
+    """The data of the acknowledgement of a change."""
     return {"accepted": ack.accepted, "level": ack.level, "message": ack.message}
 
 
-def ack_data(ack: StopAck) -> dict[str, Any]:
-    """The answer to a stop."""
+def ack_data(ack: StopAck) -> dict[str, object]:
+    """The data of the acknowledgement of a stop."""
     return {"status": ack.status, "level": ack.level, "message": ack.message, "id": ack.id}

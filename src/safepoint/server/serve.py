@@ -1,8 +1,8 @@
-"""Owns serving: the address, the token outside of loopback, and an end in order. Knows nothing of routes.
+"""Serves the application: the address, the token outside of loopback, and an orderly shutdown. Knows nothing of routes.
 
-SIGTERM or Ctrl-C: no new work is taken, turns stop at their safe points, then at once, everything is written, and the
-process ends within the given time. What does not let go by then is cut off: its stop is recorded, and decides when the
-session is opened again.
+On SIGTERM or Ctrl-C no new work is accepted, turns stop at their safe points and then at once, everything is written,
+and the process ends within the given time. Work that does not end by then is cut off. Its stop is recorded, so the turn
+is ended as stopped when the session is opened again.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ BACKLOG = 2048
 
 
 def is_loopback(address: str) -> bool:
-    """True: nobody from another machine can come by this address."""
+    """Whether an address can be reached from this machine only."""
     if address == "localhost":
         return True
     try:
@@ -38,9 +38,10 @@ def is_loopback(address: str) -> bool:
 
 
 class Server:
-    """One server. `await server.run()` returns when it has ended.
+    """A server for one host. `await server.run()` returns when it has ended.
 
-    within  seconds from the signal to the end: half of them for safe points, then everything is stopped at once
+    Attributes:
+        app: The ASGI application that it serves.
     """
 
     def __init__(
@@ -54,6 +55,21 @@ class Server:
         limits: Limits | None = None,
         started: Callable[[str], object] | None = None,
     ) -> None:
+        """Create a server; `run()` starts it.
+
+        Args:
+            host: The host whose sessions it serves.
+            address: The address to listen on. One outside of loopback needs a token.
+            port: The port to listen on; 0 chooses a free one.
+            token: The token that every request must have.
+            within: The seconds from the signal to the end: half of them for safe points, then turns are stopped at
+                once.
+            limits: The limits of the server.
+            started: Called with the URL when the server listens.
+
+        Raises:
+            UsageError: The address needs a token, or the token cannot be sent in a header.
+        """
         if token and not (token.isascii() and token.isprintable() and " " not in token):
             raise UsageError("a token travels in a header: use ASCII letters, digits and signs, without spaces")
         if not is_loopback(address) and not token:
@@ -70,45 +86,45 @@ class Server:
         self.app: App = create_app(host, token=token or None, hosts=hosts, limits=limits)
 
     async def run(self) -> None:
-        """Serve until a signal comes."""
+        """Serve until SIGTERM or SIGINT. Raises: UsageError if the port cannot be used."""
         listening = self._bind()
         config = uvicorn.Config(
             self.app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2
         )
         server = uvicorn.Server(config)
-        # Its own handlers would close the door before the turns have ended; ours come first.
+        # The signal handlers of uvicorn would close the connections before the turns have ended; ours replace them.
         server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
-        going = asyncio.Event()
-        tell = partial(asyncio.get_running_loop().call_soon_threadsafe, going.set)
-        with listening, graceful_shutdown(tell, self._within, "the server"):
+        leaving = asyncio.Event()
+        on_signal = partial(asyncio.get_running_loop().call_soon_threadsafe, leaving.set)
+        with listening, graceful_shutdown(on_signal, self._within, "the server"):
             async with asyncio.TaskGroup() as group:
                 group.create_task(server.serve(sockets=[listening]))
                 group.create_task(self._recover())
                 if self._started is not None:
                     self._started(f"http://{self._name()}:{listening.getsockname()[1]}")
-                await going.wait()
+                await leaving.wait()
                 self.app.drain()
                 await self._host.close(within=self._within / 2, reason="the server shuts down")
                 server.should_exit = True
 
     async def _recover(self) -> None:
-        """Go on with what was left behind, while the first visitors come already."""
+        """Recover interrupted turns, while the first requests are served already."""
         try:
             await self._host.recover()
         except (SafepointError, OSError) as error:
-            log.error("what was left behind cannot go on: %s", describe(error))
+            log.error("interrupted turns cannot be recovered: %s", describe(error))
 
     def _name(self) -> str:
         return f"[{self._address}]" if ":" in self._address else self._address
 
     def _bind(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        # asyncio switches the 40 ms of Nagle's algorithm off only where the protocol is named.
+        # asyncio disables Nagle's algorithm (up to 40 ms of delay) only for sockets that name their protocol.
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((self._address, self._port))
-            listening.listen(BACKLOG)  # from here on whoever comes is heard, also before the first answer
+            listening.listen(BACKLOG)  # from here on clients can connect, and wait for the first answer
         except (OSError, OverflowError) as error:
             listening.close()
             why = getattr(error, "strerror", None) or error

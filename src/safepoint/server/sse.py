@@ -1,7 +1,7 @@
-"""Owns the way of events to a browser: server-sent events, numbered, so that a reader goes on where it was.
+"""Sends events to browsers as server-sent events. They are numbered, so that a reader can resume where it stopped.
 
-The log is pulled as fast as the reader reads: a slow one holds no memory, and one that has stopped reading is let go.
-Knows nothing of what the events mean.
+The log is read only as fast as the reader reads: a slow reader costs no memory, and one that no longer reads is
+disconnected. Knows nothing of what the events mean.
 """
 
 from collections.abc import AsyncGenerator
@@ -13,7 +13,7 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..abort import AbortController, AbortError
+from ..abort import AbortController, AbortError, AbortSignal
 from ..agent.conversation import AgentResult
 from ..run.wire import event_to_json
 from ..session.host import Host
@@ -23,14 +23,15 @@ from .metrics import Metrics
 __all__ = ["Streams"]
 
 PING_SECONDS = 15
+# After this long without progress a reader is disconnected.
 STUCK_SECONDS = 60.0
-# A uvicorn that ends waits for its responses. So long a stream may take to end by itself before it is cut off.
+# When uvicorn shuts down, it waits for its responses: how long a stream may take to end by itself before it is cut off.
 END_SECONDS = 1.0
 HEADERS = {"x-accel-buffering": "no", "cache-control": "no-store"}
 
 
 class Streams:
-    """The streams that are open."""
+    """The open event streams of a server."""
 
     def __init__(self, host: Host, metrics: Metrics) -> None:
         self._host = host
@@ -38,41 +39,52 @@ class Streams:
         self.open = 0
 
     def response(self, session_id: str, after: int) -> Response:
-        """Everything after this number, then what comes."""
+        """The events after a number, then new ones as they come."""
         return _Stream(self, session_id, after)
 
     async def send(self, session_id: str, after: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Until the reader leaves or the session is closed. Counted here, which also ends if nothing was ever read."""
+        """Send events until the reader leaves or the session is closed.
+
+        Streams are counted here and not in the generator of events, which never runs if nothing is read.
+        """
         self.open += 1
         self._gauge.inc()
-        server_ends: Any = _ServerEnds()
-        options: Any = {"ping": PING_SECONDS, "send_timeout": STUCK_SECONDS, "headers": HEADERS}
-        ending: Any = {"shutdown_event": server_ends, "shutdown_grace_period": END_SECONDS}
+        shutdown = _ShutdownEvent()
+        # The library wants an `anyio.Event` and only ever calls its `set()`.
+        shutdown_event: Any = shutdown
         try:
-            async with aclosing(self._events(session_id, after, server_ends)) as events:
-                await EventSourceResponse(events, **options, **ending)(scope, receive, send)
+            async with aclosing(self._events(session_id, after, shutdown.signal)) as events:
+                response = EventSourceResponse(
+                    events,
+                    headers=HEADERS,
+                    ping=PING_SECONDS,
+                    send_timeout=STUCK_SECONDS,
+                    shutdown_event=shutdown_event,
+                    shutdown_grace_period=END_SECONDS,
+                )
+                await response(scope, receive, send)
         except SendTimeoutError:
-            pass  # it may come back, and go on where it was
+            pass  # the reader may reconnect, and resume where it stopped
         finally:
             self.open -= 1
             self._gauge.dec()
 
     async def _events(
-        self, session_id: str, after: int, server_ends: "_ServerEnds"
+        self, session_id: str, after: int, shutdown: AbortSignal
     ) -> AsyncGenerator[ServerSentEvent, None]:
         try:
-            async with aclosing(server_ends.signal.stream(self._host.events(session_id, after))) as events:
+            async with aclosing(shutdown.stream(self._host.events(session_id, after))) as events:
                 async for recorded in events:
                     yield ServerSentEvent(
                         event_to_json(recorded.event, AgentResult), id=str(recorded.seq), event="event"
                     )
         except (AbortError, StoreError):
-            return  # the stream breaks off; whoever comes back goes on where it was, or is told why
+            return  # the stream breaks off; a reader that reconnects resumes where it stopped, or gets the error
         yield ServerSentEvent("", event="closed")
 
 
-class _ServerEnds:
-    """What sse-starlette sets, as if it were an event of anyio, when the uvicorn around it begins to end."""
+class _ShutdownEvent:
+    """Aborts its signal when it is set, which sse-starlette does when the surrounding uvicorn begins to shut down."""
 
     def __init__(self) -> None:
         self._controller = AbortController()
@@ -86,7 +98,7 @@ class _Stream(Response):
     def __init__(self, streams: Streams, session_id: str, after: int) -> None:
         super().__init__()
         self._streams = streams
-        self._about = session_id, after
+        self._position = session_id, after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._streams.send(*self._about, scope, receive, send)
+        await self._streams.send(*self._position, scope, receive, send)

@@ -1,5 +1,7 @@
 """Owns the tests of what the API gives out."""
 
+from typing import Any
+
 from safepoint import Aborted, AbortReason, Receipt
 from safepoint.agent import AgentResult
 from safepoint.run import StopAck
@@ -18,7 +20,7 @@ def test_a_turn_says_what_goes_on_with_it():
 def test_an_outcome_is_plain_data():
     reason = AbortReason("user", "enough")
     outcome = Aborted(reason, Receipt(reason, 1.0, 2.0), AgentResult("half"), finished_at=2.0)
-    data = turn_data(TurnView("t", "aborted", outcome))["outcome"]
+    data: Any = turn_data(TurnView("t", "aborted", outcome))["outcome"]
     assert (data["status"], data["reason"]["message"], data["partial"]["text"]) == ("aborted", "enough", "half")
 
 
