@@ -9,7 +9,7 @@ from safepoint.agent import validate
 from safepoint.events import Event, StopRequested, TextStreamed, TurnEnded
 from safepoint.messages import Message
 from safepoint.session import LoggedEvent, Session
-from safepoint.session.log import read
+from safepoint.session.log import decode_record
 
 
 def said(messages: Sequence[Message]) -> list[str]:
@@ -37,7 +37,7 @@ async def read_all(events: AsyncGenerator[LoggedEvent, None]) -> list[LoggedEven
 
 async def stored(store: Any, session: str = "s") -> list[Event]:
     """What the store knows of a session."""
-    return [read(record).event for record in await store.read(session, 0, 1_000_000)]
+    return [decode_record(record).event for record in await store.read(session, 0, 1_000_000)]
 
 
 async def ends(store: Any, session: str = "s") -> dict[str, TurnEnded]:

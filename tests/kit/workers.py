@@ -79,12 +79,12 @@ async def until_kind(host: Host, session: str, kind: str, after: int = 0, **abou
 
 async def logged(connection: BrokerConnection, session: str) -> list[Event]:
     """Everything that the broker has of a session."""
-    from safepoint.session.log import read
+    from safepoint.session.log import decode_record
     from safepoint.worker.log_reader import LogReader
 
     pages, seq, found = LogReader(connection, session), 0, []
     while records := await pages.after(seq):
-        found += [read(record).event for record in records]
+        found += [decode_record(record).event for record in records]
         seq = records[-1].seq
     return found
 

@@ -194,17 +194,17 @@ async def test_an_event_that_a_tool_made_up_is_dropped_and_said(caplog: pytest.L
     async with Session.open("s", agent=talker([Call("odd")], "done", tools=[odd])) as session:
         assert (await session.send("hi")).status == "completed"
         assert (await session.send("again", turn_id="x")).status == "failed", "no more answers; but the session lives"
-    assert "cannot be written down: 'not an event'" in caplog.text
+    assert "cannot be written as JSON: 'not an event'" in caplog.text
 
 
 async def test_an_id_is_for_life() -> None:
     store = MemoryStore()
     async with Session.open("s", agent=talker("ok"), store=store) as session:
         await session.send("hi", turn_id="t")
-        with pytest.raises(UsageError, match="an id is for life"):
+        with pytest.raises(UsageError, match="had a turn"):
             session.send("again", turn_id="t")
     async with Session.open("s", agent=talker(), store=store) as session:
-        with pytest.raises(UsageError, match="an id is for life"):
+        with pytest.raises(UsageError, match="had a turn"):
             session.send("again", turn_id="t")
 
 
@@ -341,7 +341,7 @@ async def test_a_turn_whose_end_cannot_be_written_ends_all_the_same_and_the_next
             assert (await session.send("and now?")).status == "completed"
         assert isinstance(result.outcome, Failed)
         assert result.status == "failed"
-    assert f"the end of turn {turn.id} cannot be written down" in caplog.text
+    assert f"the end of turn {turn.id} cannot be written as JSON" in caplog.text
     recorded = (await ends(store))[turn.id].outcome
     assert isinstance(recorded, Failed), "the record has an end of this turn, too"
     async with Session.open("s", agent=talker("third"), store=store) as session:

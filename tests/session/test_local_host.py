@@ -115,7 +115,7 @@ async def test_the_same_message_sent_again_under_its_id_is_answered_and_not_run_
     assert (again.id, again.status) == ("t", expected)
     assert bool(again.continued_by) == (state == "lost")
     if state != "never begun":
-        with pytest.raises(UsageError, match="an id is for life"):
+        with pytest.raises(UsageError, match="had a turn"):
             await host.send("s", "something else", turn_id="t")
     queued = [one for one in await stored(host._store) if isinstance(one, TurnQueued) and one.turn_id == "t"]
     assert len(queued) == (state != "never begun")
@@ -538,7 +538,7 @@ async def test_a_session_keeps_its_agent_and_says_so() -> None:
     host = LocalHost(agents, store)
     await host.create("s", "b")
     for _ in range(2):
-        with pytest.raises(UsageError, match="'s' is there already, with the agent 'b'"):
+        with pytest.raises(UsageError, match="'s' exists already, with the agent 'b'"):
             await host.create("s", "a")
         assert (await host.create("s", "b")).agent == "b"
         await host.close()

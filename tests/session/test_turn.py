@@ -8,13 +8,14 @@ from safepoint import AbortController, Completed, StopAt
 from safepoint.agent import AgentResult
 from safepoint.run import Context, StopRequest
 from safepoint.session import SessionTurn, TurnResult
+from safepoint.session.turn import TurnLimits
 from safepoint.testing import FakeClock, drain_ready_tasks
 
 DONE = TurnResult("t", "completed", Completed(AgentResult("ho")))
 
 
-def turn(turn_id: str | None = "t", **options) -> SessionTurn:
-    return SessionTurn(turn_id, (), lambda *_: None, **options)  # type: ignore[arg-type]
+def turn(turn_id: str | None = "t", **limits) -> SessionTurn:
+    return SessionTurn(turn_id, (), lambda *_: None, limits=TurnLimits(**limits))  # type: ignore[arg-type]
 
 
 def test_a_turn_has_its_id_at_once() -> None:
@@ -27,7 +28,7 @@ def test_the_status_says_where_it_is_on_its_way() -> None:
     statuses = [mine.status]
     mine.begin(Context())
     statuses.append(mine.status)
-    mine.ask(StopRequest(StopAt.SAFE_POINT))
+    mine.request_stop(StopRequest(StopAt.SAFE_POINT))
     statuses.append(mine.status)
     mine.end(DONE)
     statuses.append(mine.status)
@@ -40,19 +41,19 @@ def test_the_status_says_where_it_is_on_its_way() -> None:
 
 def test_it_waits_until_it_begins_or_its_end_is_decided() -> None:
     begun, decided = turn(), turn()
-    assert begun.waits
+    assert begun.queued
     begun.begin(Context())
     decided.outcome = Completed(AgentResult(""))
-    assert not begun.waits
-    assert not decided.waits
+    assert not begun.queued
+    assert not decided.queued
 
 
 def test_a_stop_that_was_asked_for_before_it_began_counts_from_its_beginning() -> None:
     mine, ctx = turn(), Context()
-    mine.ask(StopRequest(StopAt.AFTER_TOOLS))
+    mine.request_stop(StopRequest(StopAt.AFTER_TOOLS))
     mine.begin(ctx)
     before = ctx.stop.request.at
-    mine.ask(StopRequest(StopAt.AFTER_MODEL))
+    mine.request_stop(StopRequest(StopAt.AFTER_MODEL))
     assert (before, ctx.stop.request.at) == (StopAt.AFTER_TOOLS, StopAt.SAFE_POINT)
 
 
@@ -63,7 +64,7 @@ def test_of_many_threads_that_stop_it_one_is_the_first_and_no_request_is_lost() 
 
         def ask(at: StopAt, mine=mine, firsts=firsts, gate=gate) -> None:
             gate.wait()
-            firsts.append(mine.ask(StopRequest(at)))
+            firsts.append(mine.request_stop(StopRequest(at)))
 
         kinds = [StopAt.AFTER_TOOLS, StopAt.AFTER_MODEL, StopAt.NOW, StopAt.TURN_END]
         threads = [threading.Thread(target=ask, args=(at,)) for at in kinds]
@@ -72,7 +73,7 @@ def test_of_many_threads_that_stop_it_one_is_the_first_and_no_request_is_lost() 
         for thread in threads:
             thread.join(20)
         assert sorted(firsts) == [False, False, False, True]
-        assert mine.request.at is StopAt.NOW
+        assert mine.stop_request.at is StopAt.NOW
 
 
 async def test_everybody_who_waits_gets_the_result_and_one_who_leaves_stops_nothing() -> None:
@@ -91,7 +92,7 @@ def test_its_end_lets_go_of_what_it_held() -> None:
     controller = AbortController()
     mine = turn(signal=controller.signal)
     mine.begin(Context())
-    mine.gate = mine.signal.add_listener(lambda: None)
+    mine.signal_listener = mine.signal.add_listener(lambda: None)
     assert controller.signal.observers
     mine.end(DONE)
     assert not controller.signal.observers

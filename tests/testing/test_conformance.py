@@ -64,7 +64,7 @@ class Forgetful(LocalHost):
     async def stop(self, session_id: str, turn_id: str, at: StopAt | None = None, **options: Any) -> StopAck:
         session = await self.live(session_id)
         ack = session.stop(turn_id, at, **options)
-        session._engine.stops.tombstones.forget(turn_id)
+        session._engine.stops.early_stops.forget(turn_id)
         return ack
 
 

@@ -14,7 +14,7 @@ __all__ = ["ack_data", "change_data", "session_data", "turn_data"]
 def turn_data(turn: TurnView) -> dict[str, object]:
     """The data of a turn."""
     outcome = None if turn.outcome is None else json.loads(outcome_to_json(turn.outcome, AgentResult))
-    optional = {"said": turn.said, "continued_by": turn.continued_by}
+    optional = {"said": turn.text, "continued_by": turn.continued_by}
     given = {key: value for key, value in optional.items() if value}
     return {"id": turn.id, "status": turn.status, "outcome": outcome, **given}
 

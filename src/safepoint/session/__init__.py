@@ -1,4 +1,4 @@
-"""Sessions: turns that can always be stopped, and are never lost.
+"""Sessions: conversations with an agent, whose turns can be stopped at any time and are recorded in a store.
 
 Owns live sessions and their stores. Knows nothing of the network.
 """

@@ -1,6 +1,7 @@
-"""Owns how far the answer to a stop or a change has come when it is given: on record, or not yet.
+"""Owns the answers to stops and changes, which say whether the request is on record yet.
 
-What is asked for is done at once; only the answer waits, and not for long. Knows nothing of who asks.
+The request itself is carried out at once. Only the answer waits for the store, and only for a short time. Knows nothing
+of who asks.
 """
 
 import asyncio
@@ -12,19 +13,19 @@ from .session import Session
 
 __all__ = ["NOT_RECORDED", "ChangeAck", "change_ack", "stop_ack"]
 
-# An answer waits so long for the record. It is real time: a disk knows no other clock.
+# How long an answer waits for the store. This is real time, because a disk does not follow a fake clock.
 ANSWER_SECONDS = 0.25
 NOT_RECORDED = "(not recorded yet)"
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeAck:
-    """The answer to a change of a turn that waits. In a condition it is true if the change was made.
+    """The answer to a change of a queued turn. In a condition it is true if the change was made.
 
     Attributes:
-        accepted: False: the turn does not wait (any more), and nothing was changed.
+        accepted: Whether the change was made. False if the turn is not queued.
         level: "recorded" if the change is on record, so that it survives a crash; else "accepted".
-        message: What there is to say, for people.
+        message: An explanation for people.
     """
 
     accepted: bool
@@ -36,24 +37,24 @@ class ChangeAck:
 
 
 async def stop_ack(session: Session, ack: StopAck) -> StopAck:
-    """The answer to a stop that was made a moment ago, with how far its record has come."""
+    """Complete the answer to a stop that has just been made: wait briefly for its record, and set the level."""
     if ack.status == "unknown":
-        return ack  # it is remembered in memory only, and says so by its level
+        return ack  # it is kept in memory only, which its level says
     level, note = await _recorded(session)
     if ack.status == "already_finished" and level == "recorded":
-        return ack  # with its level, "settled"
+        return ack  # its level is "settled" already
     return replace(ack, level=level, message=f"{ack.message} {note}".strip())
 
 
 async def change_ack(session: Session, accepted: bool) -> ChangeAck:
-    """The answer to a change that was made a moment ago, if it was `accepted`."""
+    """Make the answer to a change that has just been made, or refused if `accepted` is false."""
     if not accepted:
-        return ChangeAck(False, "accepted", "the turn does not wait (any more)")
+        return ChangeAck(False, "accepted", "the turn is not queued: it has begun, has ended, or never existed")
     return ChangeAck(True, *await _recorded(session))
 
 
 async def _recorded(session: Session) -> tuple[AckLevel, str]:
-    """Whether everything that has happened in the session so far is on record, and a note if it is not."""
+    """Wait briefly until everything that has happened in the session is on record. Returns the level and a note."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             await session.saved()

@@ -1,8 +1,7 @@
-"""Owns what may become a turn: messages in all their forms, and stops that came before their turn. Knows no loop."""
+"""Owns what is checked before a turn is accepted: its messages, and stops that came before it. Knows no loop."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from ..abort import AbortReason, Clock
 from ..errors import UsageError
@@ -11,17 +10,24 @@ from .turn import MessagesFn
 
 __all__ = ["EarlyStops", "as_messages"]
 
-# How long, and how many, stops for turns that nobody has seen yet are remembered.
+# How long stops for unknown turns are kept, and how many.
 REMEMBER_SECONDS = 600.0
 REMEMBER_COUNT = 1000
 MESSAGE = str | SystemMessage | UserMessage | AssistantMessage | ToolResult
 
 
 def as_messages(given: "str | Message | Sequence[str | Message] | MessagesFn") -> tuple[Message, ...] | MessagesFn:
-    """Messages from what callers give: a text, a message, several, or a function of the current ones."""
+    """Turn what a caller gives into messages.
+
+    Args:
+        given: A text, a message, several of them, or a function of the current messages, which is returned as it is.
+
+    Raises:
+        UsageError: It is none of these, or there is no message, or a message is empty.
+    """
     if callable(given):
         return given
-    several: Any = [given] if isinstance(given, MESSAGE) else given  # whatever it is: callers need not use types
+    several: object = [given] if isinstance(given, MESSAGE) else given  # callers without a type checker give anything
     if not isinstance(several, Iterable) or isinstance(several, bytes | Mapping):
         raise UsageError(f"a message must be a text, a Message, or several of them, not {given!r}")
     messages = tuple(UserMessage(text=one) if isinstance(one, str) else one for one in several)
@@ -36,23 +42,26 @@ def as_messages(given: "str | Message | Sequence[str | Message] | MessagesFn") -
 
 
 class EarlyStops:
-    """Stops for turns that nobody has seen yet: when such a turn comes, it does not begin."""
+    """Stops for turns that do not exist yet. A turn that comes within ten minutes of its stop does not begin.
+
+    The number of stops is limited, so that a client cannot fill the memory with ids: the oldest are dropped.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._stops: OrderedDict[str, tuple[float, AbortReason]] = OrderedDict()
 
     def remember(self, turn_id: str, reason: AbortReason) -> None:
-        """A stop came first."""
+        """Keep the stop of a turn that does not exist yet. The first reason for an id stays."""
         self._stops.setdefault(turn_id, (self._clock.monotonic() + REMEMBER_SECONDS, reason))
         while len(self._stops) > REMEMBER_COUNT:
             self._stops.popitem(last=False)
 
     def find(self, turn_id: str) -> AbortReason | None:
-        """The reason, if this turn was stopped before it came. It is kept: the message may be sent again."""
+        """Return the reason if this turn was stopped before it came. The stop is kept, for a message sent again."""
         until, reason = self._stops.get(turn_id, (0.0, None))
         return reason if until > self._clock.monotonic() else None
 
     def forget(self, turn_id: str) -> None:
-        """The turn has come meanwhile: it was stopped itself."""
+        """Drop the stop of a turn that has come meanwhile and was stopped itself."""
         self._stops.pop(turn_id, None)

@@ -1,17 +1,17 @@
-"""Owns `await Session.open(…)` and `async with Session.open(…)`: one call, both ways. Knows nothing of sessions."""
+"""Owns the value that makes both `await Session.open(…)` and `async with Session.open(…)` work."""
 
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 __all__ = ["AwaitableContext"]
 
 
 class AsyncClosable(Protocol):
-    """What can be opened so."""
+    """Anything with an async `close()`."""
 
     async def close(self) -> None:
-        """Let it go."""
+        """Release it."""
         ...
 
 
@@ -19,17 +19,21 @@ C = TypeVar("C", bound=AsyncClosable)
 
 
 class AwaitableContext(Generic[C]):
-    """Something that is about to be opened."""
+    """Something that is opened when it is awaited or entered. Leaving `async with` closes it.
 
-    def __init__(self, opens: Callable[[], Awaitable[C]]) -> None:
-        self._opens = opens
+    Args:
+        open: Opens it and returns it.
+    """
+
+    def __init__(self, open: Callable[[], Awaitable[C]]) -> None:
+        self._open = open
         self._opened: C | None = None
 
-    def __await__(self) -> Generator[Any, None, C]:
-        return self._opens().__await__()
+    def __await__(self) -> Generator[object, None, C]:
+        return self._open().__await__()
 
     async def __aenter__(self) -> C:
-        self._opened = await self._opens()
+        self._opened = await self._open()
         return self._opened
 
     async def __aexit__(

@@ -1,4 +1,4 @@
-"""Owns who is there: when for so long nobody was, somebody is told. Knows nothing of what turns do."""
+"""Owns the time since the last reader of a session left, after which a function is called. Knows nothing of turns."""
 
 from collections.abc import Callable
 
@@ -9,38 +9,47 @@ __all__ = ["DisconnectTimer"]
 
 
 class DisconnectTimer:
-    """The readers of one session. `grace` None: a disconnect means nothing."""
+    """Counts the readers of one session.
 
-    def __init__(self, clock: Clock, grace: float | None, gone: Callable[[], object]) -> None:
+    Args:
+        clock: The clock of the timer.
+        grace: Seconds without a reader after which `on_timeout` is called. `None` means never.
+        on_timeout: Called in the thread of the clock.
+
+    Attributes:
+        readers: How many readers there are now.
+    """
+
+    def __init__(self, clock: Clock, grace: float | None, on_timeout: Callable[[], object]) -> None:
         self._clock = clock
         self._grace = None if grace is None else check_seconds("on_disconnect", grace)
-        self._gone = gone
+        self._on_timeout = on_timeout
         self._timer: Timer | None = None
-        self._over = False
+        self._ended = False
         self.readers = 0
 
-    def came(self) -> None:
-        """One more reader."""
+    def reader_joined(self) -> None:
+        """Count one more reader, and stop the timer."""
         self.readers += 1
         self._disarm()
 
-    def left(self) -> None:
-        """One reader less."""
+    def reader_left(self) -> None:
+        """Count one reader less. The timer starts with the last one."""
         self.readers -= 1
-        self._count()
+        self._arm()
 
-    def turn_begins(self) -> None:
-        """If nobody is there to see it, the time counts: from now, or since the last reader has left."""
-        self._count()
+    def turn_started(self) -> None:
+        """Start the timer if there is no reader. One that runs since the last reader left goes on."""
+        self._arm()
 
-    def _count(self) -> None:
-        if self.readers or self._grace is None or self._over or (self._timer is not None and self._timer.armed):
+    def _arm(self) -> None:
+        if self.readers or self._grace is None or self._ended or (self._timer is not None and self._timer.armed):
             return
-        self._timer = self._clock.call_at(self._clock.monotonic() + self._grace, self._gone)
+        self._timer = self._clock.call_at(self._clock.monotonic() + self._grace, self._on_timeout)
 
     def end(self) -> None:
-        """Wait for nothing any more."""
-        self._over = True
+        """Stop the timer for good."""
+        self._ended = True
         self._disarm()
 
     def _disarm(self) -> None:

@@ -1,20 +1,45 @@
-"""Owns the turns of one session, one after the other, from their acceptance to their one recorded end.
+"""Owns the turns of one live session, one after the other, from their acceptance to their one recorded end.
 
-The end of a turn is written before anyone is told; what a crash left open is taken up or sealed. A store that fails, or
-a loop that goes down, ends every turn: nobody waits for ever. Knows nothing of who asks for turns, nor of readers.
+Knows nothing of who asks for turns, nor of readers.
+
+**The life of a turn.**
+
+1. `admit` puts it into `turns` and then looks for a stop that came before it (see `turn_stops.py` for this order). If
+   its signal is aborted by then, it ends without a trace in the log. Else `TurnQueued` is added to the log, the turn is
+   pushed to the loop, and its signal is watched. There is no await in between, so a turn that is in `turns` and not
+   yet in the loop exists for no other code of this event loop.
+2. The loop plans it (`_plan`) and runs `TurnWork`, which waits until `TurnStarted` is written before the agent begins.
+   A crash before that finds a turn that waits and may begin anew; a crash after that, one that may have had effects.
+3. `_finish` is awaited by the loop between the end of the work and its own report. It reads stops that were recorded
+   elsewhere, and hands the outcome to `_record_end`.
+4. `_record_end` decides: the first outcome counts, later ones are dropped. `turn.outcome` is set in the same step in
+   which the end is added to the log, so a stop that comes later answers "already finished", and never contradicts the
+   log.
+5. `_on_end_written` is called when the store has the end. Only now the turn leaves `turns`, and its caller and then
+   the readers are notified. If they were notified first, a crash could take back an end that somebody has acted on. If
+   the store fails instead, the outcome becomes a failure: what is not on record must not count as done.
+
+**No turn is left without an end.** Three things can go wrong, and each ends every turn: the store fails
+(`_keep_writing` aborts what runs, and the log calls `_on_end_written` with the error), the loop ends for any reason
+(`_watch_loop` ends what is left), or the event loop of the session is closed (`release_after_loop_closed`).
+
+**Shutdown and close.** `shut_down` stops every turn, and each has its end in the log. `hand_over` leaves queued turns
+without an end, so that the next owner begins them, and marks the running one as resumable. It stops the loop first, so
+that no turn begins between the decision which turns are queued and the end of the log.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from ..abort import AbortError, AbortReason, current_clock
 from ..agent.agent import Agent
 from ..agent.agent_run import Questions
 from ..agent.conversation import AgentResult
 from ..errors import SafepointError, UsageError
+from ..run.context import Stamp
 from ..run.events import Event, SessionClosed, SessionOpened, StopRequested, TurnEnded, TurnQueued, TurnStarted
 from ..run.messages import Message
 from ..run.outcome import Aborted, Completed, Failed, Outcome
@@ -23,9 +48,9 @@ from ..run.stop import PRESS_SECONDS, StopAt, StopOptions, StopRequest
 from ..turns.loop import TurnLoop
 from ..turns.turn import TurnPlan
 from .journal import SessionJournal
-from .log import SessionLog, Stands
+from .log import OnDurable, SessionLog
 from .loop_tasks import LoopTasks
-from .session_state import OWN, SessionState
+from .session_state import OWN_EVENTS, SessionState, TurnRecord
 from .store import Store, StoreError
 from .turn import SessionTurn, TurnResult
 from .turn_endings import broken, never_started, only_new, sealed, stopped_after_all, unwritable
@@ -36,44 +61,77 @@ __all__ = ["SessionBusy", "SessionEnded", "SessionEngine", "WhenBusy"]
 
 log = logging.getLogger("safepoint")
 WhenBusy: TypeAlias = Literal["queue", "steer", "interrupt", "reject"]
-MAKES_WAY = {"steer": StopAt.AFTER_TOOLS, "interrupt": StopAt.NOW}
+# The point at which the running turn makes way for a new one.
+PREEMPT_AT = {"steer": StopAt.AFTER_TOOLS, "interrupt": StopAt.NOW}
 
 
 class SessionBusy(SafepointError):
-    """A turn runs, and the caller wanted no other way than at once."""
+    """A turn is running or queued, and the caller wanted a turn that begins at once."""
 
 
 class SessionEnded(SafepointError):
-    """The session was closed, or broke down: it takes no more turns. Open it again."""
+    """The session was closed, or its store or loop failed. It takes no more turns: open it again."""
 
 
 class SessionEngine:
-    """The turns of one live session."""
+    """The turns of one live session.
+
+    Args:
+        session_id: The id of the session.
+        agent: What runs in its turns.
+        store: Where its log is.
+        on_turn_started: Called when a turn begins.
+
+    Attributes:
+        id: The id of the session.
+        agent: What runs in its turns.
+        clock: The clock of all its durations.
+        log: Its log.
+        state: What the log says.
+        messages: The conversation. Any thread may read it: the tuple is replaced, never changed.
+        turns: The turns that have not ended, by id, in the order of their acceptance.
+        loop_tasks: Its event loop.
+        journal: What its tools wait for before they have effects.
+        stops: Stops its turns.
+        questions: The questions that wait for an answer.
+        loop: Runs its turns.
+        closed: Whether it was closed.
+    """
 
     def __init__(
-        self, session_id: str, agent: Agent, store: Store, turn_begins: Callable[[], object] = lambda: None
+        self, session_id: str, agent: Agent, store: Store, on_turn_started: Callable[[], object] = lambda: None
     ) -> None:
         self.id = session_id
         self.agent = agent
         self.clock = current_clock()
         self.log = SessionLog(store, session_id)
         self.state = SessionState(session_id)
-        self.messages: tuple[Message, ...] = ()  # the conversation, as any thread may read it: replaced, never changed
-        self.turns: dict[str, SessionTurn] = {}  # those that have not ended
+        self.messages: tuple[Message, ...] = ()
+        self.turns: dict[str, SessionTurn] = {}
         self.loop_tasks = LoopTasks()
         self.journal = SessionJournal(self.log, self.loop_tasks, self.clock, {})
-        self.stops = TurnStops(self.turns, self.loop_tasks, self.clock, self._record_stop, self._left_the_queue)
+        self.stops = TurnStops(self.turns, self.loop_tasks, self.clock, self._record_stop, self._leave_queue)
         self.questions = Questions(None)
-        self.loop: TurnLoop[SessionTurn] = TurnLoop(self._plan, on_event=self._heard, name=session_id)
+        self.loop: TurnLoop[SessionTurn] = TurnLoop(self._plan, on_event=self._on_loop_event, name=session_id)
         self._work = TurnWork(self)
-        self._turn_begins = turn_begins
-        self._minding: asyncio.Task[None] | None = None
-        self._stop_records: dict[str, tuple[int, AbortReason]] = {}  # where the record of each stop is, and its reason
-        self._leaving: AbortReason | None = None  # the host goes, for this reason: turns are left to the next owner
+        self._on_turn_started = on_turn_started
+        self._loop_watch: asyncio.Task[None] | None = None
+        self._stop_records: dict[str, tuple[int, AbortReason]] = {}  # turn → seq of the record of its stop, reason
+        self._handover: AbortReason | None = None  # why the session is handed over to the next owner, if it is
         self.closed = False
 
     async def open(self, resume: bool, paused: bool = False, may_still_run: bool = False) -> None:
-        """Take the session, with all that has happened in it. Raises: SessionInUse; StoreError."""
+        """Take the session, read its log, and go on with it.
+
+        Args:
+            resume: Go on with the turn that a crash has interrupted, or that another owner has given back.
+            paused: Begin no turn yet.
+            may_still_run: Whether the previous owner may still be running.
+
+        Raises:
+            SessionInUse: The session is live elsewhere.
+            StoreError: The log cannot be read.
+        """
         await self.log.open()
         try:
             await self.log.replay(self.state.apply)
@@ -83,69 +141,98 @@ class SessionEngine:
         self.journal.results.update(self.state.parts)
         self.messages = self.state.messages
         self.journal.forwarded.update(self.state.forwarded)
-        # Before its end is written: after that nobody would look for what it has left on other machines.
-        left = self.state.given_up(resume)
-        warnings = () if left is None else await self.agent.stop_left_behind(left)
+        # Stop what an interrupted turn has left running on other machines before its end is written. After a crash in
+        # between, the next owner does it again; in the other order nothing would ever look for it.
+        abandoned = self.state.abandoned_work(resume)
+        warnings = () if abandoned is None else await self.agent.stop_left_behind(abandoned)
         self.loop_tasks.spawn(self._keep_writing(), f"session {self.id}")
         self.add(SessionOpened(**self.stamp(), agent=self.agent.name))
         self._recover(resume, may_still_run, warnings)
         if paused:
             self.loop.pause()
         self.loop.start()
-        self._minding = self.loop_tasks.spawn(self._mind_the_loop(), f"session {self.id}")
+        self._loop_watch = self.loop_tasks.spawn(self._watch_loop(), f"session {self.id}")
 
     def _recover(self, resume: bool, may_still_run: bool, warnings: tuple[str, ...]) -> None:
-        """Turns that a crash left open: what had not begun waits again, what had begun or was stopped is sealed."""
-        waiting = []
-        for state in self.state.open_turns:
-            if state.started or state.stop is not None or state.messages is None:
-                told: Any = {"may_still_run": may_still_run, "warnings": warnings if state.started else ()}
-                outcome = sealed(self.state, state, self.clock.time(), **told)
-                ended = TurnEnded(**self.stamp(state.id), turn_id=state.id, outcome=outcome)
-                self.add(ended, ends=(state.id, lambda error: None))
+        """Settle the turns that a crash left open.
+
+        A turn that had not begun is queued again. One that had begun or was stopped gets its end now, so that it is
+        never run twice; with `resume`, a new turn continues it.
+        """
+        queued = []
+        for record in self.state.open_turns:
+            if record.started or record.stop is not None or record.messages is None:
+                self._seal(record, may_still_run, warnings)
             else:
-                about: Any = {"continues": state.continues, "resumes": state.resumes}
-                waiting.append(SessionTurn(state.id, state.messages, self.stops.stop, **about))
+                queued.append(
+                    SessionTurn(
+                        record.id,
+                        record.messages,
+                        self.stops.stop,
+                        continues=record.continues,
+                        resumes=record.resumes,
+                    )
+                )
         if resume and (interrupted := self.state.interrupted) is not None:
             resumes = self.state.turns[interrupted].next_resumes
             self.admit(SessionTurn(None, (), self.stops.stop, continues=interrupted, resumes=resumes))
-        for turn in sorted(waiting, key=lambda turn: turn.continues is None):  # what goes on comes first
+        for turn in sorted(queued, key=lambda turn: turn.continues is None):  # turns that continue another come first
             self._enqueue(turn, None)
+
+    def _seal(self, record: TurnRecord, may_still_run: bool, warnings: tuple[str, ...]) -> None:
+        """Record the end of a turn that a crash left open."""
+        outcome = sealed(
+            self.state,
+            record,
+            self.clock.time(),
+            may_still_run=may_still_run,
+            warnings=warnings if record.started else (),
+        )
+        ended = TurnEnded(**self.stamp(record.id), turn_id=record.id, outcome=outcome)
+        self.add(ended, ends=(record.id, lambda error: None))
 
     async def _keep_writing(self) -> None:
         await self.log.keep_writing()
         if self.log.error is not None:
-            for turn in list(self.turns.values()):  # what cannot be written down must not go on
+            for turn in list(self.turns.values()):  # work that cannot be recorded must not go on
                 turn.controller.abort(AbortReason("error", "the store failed", cause=self.log.error))
 
-    async def _mind_the_loop(self) -> None:
-        """When the loop has ended, or everything is told to go, no turn is left that waits for it."""
+    async def _watch_loop(self) -> None:
+        """End every turn that is left when the loop has ended, or when this task is cancelled."""
         reason: BaseException | None = None
         try:
             reason = (await self.loop.wait()).reason
-        except BaseException as error:  # what ends the program was heard of already, where it was raised
+        except BaseException as error:  # it ends the program, and was raised where it happened
             reason = error
         for turn in list(self.turns.values()):
-            if self._leaving is None or turn.outcome is not None:
-                self._decide(turn, broken(turn, reason or SessionEnded("its loop has ended"), self.clock))
+            if self._handover is None or turn.outcome is not None:
+                self._record_end(turn, broken(turn, reason or SessionEnded("its loop has ended"), self.clock))
             else:
-                self._leave(turn, self._leaving)
+                self._leave_to_next_owner(turn, self._handover)
 
     @property
     def ended(self) -> bool:
-        """True: it takes no more turns, because it was closed or broke down."""
+        """Whether it takes no more turns, because it was closed or its store or loop failed."""
         return self.closed or self.log.error is not None or self.loop.finished
 
     def check_live(self) -> None:
-        """Raises: SessionEnded."""
+        """Refuse a turn if the session takes no more turns. Raises: SessionEnded."""
         if self.closed:
             raise SessionEnded(f"session {self.id!r} is closed: it takes no more turns. Open it again")
         if self.log.error is not None or self.loop.finished:
             why = self.log.error or "its loop has ended"
             raise SessionEnded(f"session {self.id!r} broke down ({why}): close it, and open it again")
 
-    def to_continue(self, turn_id: str | None) -> str:
-        """The stopped turn that may go on: the last one, and nothing has come after it. Raises: UsageError."""
+    def turn_to_continue(self, turn_id: str | None) -> str:
+        """Return the stopped turn that can go on: the last one, after which nothing has come.
+
+        Args:
+            turn_id: The turn that the caller wants; `None` for the last one.
+
+        Raises:
+            UsageError: It is not the last turn, or was not stopped.
+            SessionBusy: Another turn has come after it.
+        """
         turn_id = None if turn_id is None else self.state.successor(turn_id)
         last = self.state.last_ended
         if last is None or (turn_id is not None and last.id != turn_id) or isinstance(last.outcome, Completed):
@@ -155,53 +242,73 @@ class SessionEngine:
         return last.id
 
     def admit(self, turn: SessionTurn, when_busy: WhenBusy = "queue") -> SessionTurn:
-        """Accept a turn. Raises: SessionEnded; SessionBusy; UsageError for an id that was used before."""
+        """Accept a turn, and queue it.
+
+        Args:
+            turn: The turn.
+            when_busy: What happens to the turns ahead of it, as in `Session.send`.
+
+        Raises:
+            SessionEnded: The session takes no more turns.
+            SessionBusy: Another turn is running or queued, and `when_busy` is "reject".
+            UsageError: The id was used before, or `when_busy` is unknown.
+        """
         self.check_live()
         self._check_new(turn)
         if when_busy not in ("queue", "steer", "interrupt", "reject"):
             raise UsageError(f"when_busy must be queue, steer, interrupt or reject, not {when_busy!r}")
         ahead = next(iter(self.turns), None)
-        self.turns[turn.id] = turn
-        early = self.stops.tombstones.find(turn.id)
-        if early is not None:
-            turn.controller.abort(early)
-        if turn.signal.aborted:  # no work at all: nothing is stored, nothing waits
+        self.turns[turn.id] = turn  # before the early stops are read: see `turn_stops.py`
+        early_stop = self.stops.early_stops.find(turn.id)
+        if early_stop is not None:
+            turn.controller.abort(early_stop)
+        if turn.signal.aborted:  # nothing of it is stored, and no work begins
             self.turns.pop(turn.id)
-            turn.end(TurnResult(turn.id, (outcome := self._never(turn)).status, outcome))
+            turn.end(TurnResult(turn.id, (outcome := self._never_started(turn)).status, outcome))
             return turn
         if when_busy == "reject" and ahead is not None:
             self.turns.pop(turn.id)
             raise SessionBusy(f"session {self.id!r} is busy with turn {ahead!r}")
         stored = None if callable(turn.messages) else turn.messages
-        about: Any = {"messages": stored, "continues": turn.continues, "resumes": turn.resumes}
-        self.add(TurnQueued(**self.stamp(turn.id), turn_id=turn.id, **about), keep=True)
-        # A new prompt instead of an answer is always possible: it takes the place of the question.
-        way = "interrupt" if self.questions.waiting and when_busy == "queue" else when_busy
-        turn.urgent = way in MAKES_WAY
-        running = next((other for other in self.turns.values() if other.runs), None)
-        self._enqueue(turn, MAKES_WAY.get(way))
-        if running is not None and way == "interrupt":
-            self._press(running)
+        queued = TurnQueued(
+            **self.stamp(turn.id), turn_id=turn.id, messages=stored, continues=turn.continues, resumes=turn.resumes
+        )
+        self.add(queued, durable=True)
+        # A new prompt instead of an answer is always possible: it interrupts the turn that waits for the answer.
+        mode = "interrupt" if self.questions.waiting and when_busy == "queue" else when_busy
+        turn.urgent = mode in PREEMPT_AT
+        running = next((other for other in self.turns.values() if other.running), None)
+        self._enqueue(turn, PREEMPT_AT.get(mode))
+        if running is not None and mode == "interrupt":
+            self._abandon_on_second_interrupt(running)
         return turn
 
     def _check_new(self, turn: SessionTurn) -> None:
         if turn.id in self.state.turns or turn.id in self.turns:
-            raise UsageError(f"there was a turn {turn.id!r} already in session {self.id!r}: an id is for life")
+            raise UsageError(f"session {self.id!r} had a turn {turn.id!r} already: give the new one another id")
 
     def refuse(self, turn: SessionTurn, error: Exception) -> None:
-        """Accept a turn only to end it as failed. Raises: SessionEnded; UsageError for an id that was used before."""
+        """Accept a turn and end it as failed at once, so that it has a record.
+
+        Raises:
+            SessionEnded: The session takes no more turns.
+            UsageError: The id was used before.
+        """
         self.check_live()
         self._check_new(turn)
         self.turns[turn.id] = turn
         stored = None if callable(turn.messages) else turn.messages
-        self.add(TurnQueued(**self.stamp(turn.id), turn_id=turn.id, messages=stored), keep=True)
+        self.add(TurnQueued(**self.stamp(turn.id), turn_id=turn.id, messages=stored), durable=True)
         now = self.clock.time()
-        self._decide(turn, Failed(error, Receipt(None, None, now), AgentResult(""), finished_at=now))
+        self._record_end(turn, Failed(error, Receipt(None, None, now), AgentResult(""), finished_at=now))
 
-    def _press(self, running: SessionTurn) -> None:
-        """Somebody wants the running turn to make way now. Whoever has to want it twice does not wait any longer."""
+    def _abandon_on_second_interrupt(self, running: SessionTurn) -> None:
+        """Note that a message interrupts the running turn. With the second one, the turn is no longer waited for.
+
+        A second one within a second counts as the same press of a button.
+        """
         now = self.clock.monotonic()
-        # A stop that it has had before is the first press, whoever sent it.
+        # An earlier abort counts as the first press, from whatever source it came.
         presses = [at for at in (running.interrupted_at, running.signal.aborted_at) if at is not None]
         if running.interrupted_at is None:
             running.interrupted_at = now
@@ -209,46 +316,49 @@ class SessionEngine:
             running.ctx.stop.join(StopRequest(abandon=0.0))
 
     def _enqueue(self, turn: SessionTurn, preempt: StopAt | None) -> None:
-        turn.session_id, turn.queue = self.id, self.turns
+        turn.session_id, turn.session_turns = self.id, self.turns
         self.turns[turn.id] = turn
         self.loop.push(turn, preempt=preempt)
-        self.stops.gate(turn)
+        self.stops.watch_signal(turn)
 
     async def _plan(self, turns: list[SessionTurn]) -> TurnPlan[SessionTurn]:
         turn = next((turn for turn in turns if turn.urgent), turns[0])
         rest = [other for other in turns if other is not turn]
-        end = partial(self._end, turn)
-        return TurnPlan(self._work, turn, [turn], rest, signal=turn.signal, turn_id=turn.id, then=end)
+        finish = partial(self._finish, turn)
+        return TurnPlan(self._work, turn, [turn], rest, signal=turn.signal, turn_id=turn.id, then=finish)
 
-    def _decide(self, turn: SessionTurn, outcome: Outcome[AgentResult]) -> None:
-        """The one end of a turn, on its way to the store. Whoever comes later finds it."""
+    def _record_end(self, turn: SessionTurn, outcome: Outcome[AgentResult]) -> None:
+        """Decide how a turn ended, and add its end to the log. The first outcome of a turn counts."""
         if turn.outcome is not None:
             return
         try:
-            self._add_end(turn, only_new(outcome, turn.base))
+            self._add_end(turn, only_new(outcome, turn.base_length))
         except Exception as error:
-            # It cannot be put into JSON, as when a model counts its tokens in something that is no number. Whoever
-            # waits for the turn must still hear of its end, and the record must have one, so a plain failure is it.
-            log.exception("session %s: the end of turn %s cannot be written down", self.id, turn.id)
+            # It cannot be written as JSON, for example because a model gave a token count that is no number. The turn
+            # needs an end all the same, for its caller and for the log: a failure without the result.
+            log.exception("session %s: the end of turn %s cannot be written as JSON", self.id, turn.id)
             self._add_end(turn, unwritable(turn, error, self.clock))
 
     def _add_end(self, turn: SessionTurn, outcome: Outcome[AgentResult]) -> None:
-        shut_down = isinstance(outcome, Aborted) and outcome.reason is self._leaving and not turn.asked_to_stop
-        event = TurnEnded(**self.stamp(turn.id), turn_id=turn.id, outcome=outcome, resumable=shut_down)
+        # It may go on in the next process if only the shutdown ended it. Reasons are compared with `is`, because a stop
+        # passes one AbortReason object to the whole tree.
+        resumable = isinstance(outcome, Aborted) and outcome.reason is self._handover and not turn.stop_wanted
+        event = TurnEnded(**self.stamp(turn.id), turn_id=turn.id, outcome=outcome, resumable=resumable)
         turn.outcome = outcome
-        turn.end_seq = self.add(event, ends=(turn.id, partial(self._stands, turn, outcome)))
+        turn.end_seq = self.add(event, ends=(turn.id, partial(self._on_end_written, turn, outcome)))
 
-    def _stands(self, turn: SessionTurn, outcome: Outcome[AgentResult], error: Exception | None) -> None:
-        """It is written: the caller is told, then the readers. What could not be written is not told as done."""
+    def _on_end_written(self, turn: SessionTurn, outcome: Outcome[AgentResult], error: Exception | None) -> None:
+        """Give the caller its result, now that the end is written or could not be written."""
         if error is not None:
             outcome = broken(turn, error, self.clock)
         self.turns.pop(turn.id, None)
         turn.end(TurnResult(turn.id, outcome.status, outcome))
 
-    async def _end(self, turn: SessionTurn, outcome: Outcome[AgentResult]) -> None:
+    async def _finish(self, turn: SessionTurn, outcome: Outcome[AgentResult]) -> None:
+        """Record the end of a turn whose work has ended, and wait until it is written."""
         if isinstance(outcome, Completed) and self.journal.before_effect is not None:
-            # A stop may be on record that this process has not heard of, as when it was frozen meanwhile. It was
-            # acknowledged before this end, so that it counts.
+            # A stop may be on record that did not reach this process, for example because it was frozen. The stop was
+            # acknowledged before this end, so it counts.
             try:
                 await turn.signal.run(self.journal.before_effect())
             except AbortError:
@@ -258,130 +368,170 @@ class SessionEngine:
                 outcome = stopped_after_all(outcome, turn.signal.reason)
         if turn.continues is not None and not isinstance(outcome, Completed):
             await self._stop_left_behind(turn, outcome.partial)
-        self._decide(turn, outcome)
+        self._record_end(turn, outcome)
         await turn.until_ended()
 
-    async def _stop_left_behind(self, turn: SessionTurn, left: AgentResult | None) -> None:
-        """A turn that goes on with another one may be stopped before it comes to the calls that it was to go on with.
+    async def _stop_left_behind(self, turn: SessionTurn, partial_result: AgentResult | None) -> None:
+        """Stop on other machines what a stopped turn was to go on with and did not come to.
 
-        One that is given back keeps them: the next owner goes on.
+        A turn that is given back keeps it running, because the next owner goes on with it.
         """
         reason = turn.signal.reason
-        if left is not None and reason is not None and reason.kind != "lease_lost" and self._leaving is None:
-            await self.agent.stop_left_behind(left)
+        if partial_result is None or reason is None:
+            return
+        if reason.kind != "lease_lost" and self._handover is None:
+            await self.agent.stop_left_behind(partial_result)
 
-    def _left_the_queue(self, turn: SessionTurn) -> None:
-        """A turn that waits was stopped: it leaves the queue at once, and its messages are not part of anything."""
+    def _leave_queue(self, turn: SessionTurn) -> None:
+        """Take a queued turn that was stopped out of the queue. Its messages do not become part of the conversation."""
         if self.loop.remove(turn):
             if turn.continues is not None:
-                left = self.agent.stop_left_behind(self.state.resumed(turn.continues)[0])
-                self.loop_tasks.spawn(left, f"what turn {turn.continues} has left")
+                stopping = self.agent.stop_left_behind(self.state.resume_point(turn.continues)[0])
+                self.loop_tasks.spawn(stopping, f"stop what turn {turn.continues} has left behind")
             failed = self.log.error is not None
-            self._decide(turn, outcome := self._never(turn))
+            self._record_end(turn, outcome := self._never_started(turn))
             if not failed and isinstance(outcome, Aborted):
                 self._stop_records[turn.id] = turn.end_seq, outcome.reason  # its end is the record of the stop
 
-    def _never(self, turn: SessionTurn) -> Outcome[AgentResult]:
-        reason = turn.signal.reason or turn.request.reason or AbortReason()
+    def _never_started(self, turn: SessionTurn) -> Outcome[AgentResult]:
+        reason = turn.signal.reason or turn.stop_request.reason or AbortReason()
         return never_started(reason, self.clock.time())
 
     def _record_stop(self, turn: SessionTurn, reason: AbortReason) -> None:
-        asked: Any = {"at_point": turn.request.at.name, "abandon": turn.request.abandon}
-        why: Any = {"reason": reason.message, "reason_kind": reason.kind}
-        failed = self.log.error is not None  # then it is the failure of the store that stops the turn, and nobody else
-        seq = self.add(StopRequested(**self.stamp(turn.id), turn_id=turn.id, **asked, **why), keep=True)
+        request = turn.stop_request
+        event = StopRequested(
+            **self.stamp(turn.id),
+            turn_id=turn.id,
+            at_point=request.at.name,
+            abandon=request.abandon,
+            reason=reason.message,
+            reason_kind=reason.kind,
+        )
+        failed = self.log.error is not None  # then the failure of the store stops the turn, and no person or program
+        seq = self.add(event, durable=True)
         if not failed:
             self._stop_records[turn.id] = seq, reason
 
     @property
     def unrecorded_stops(self) -> dict[str, AbortReason]:
-        """The stops that a store that has failed did not take, each with its reason, by the id of its turn."""
-        return {turn_id: reason for turn_id, (seq, reason) in self._stop_records.items() if seq > self.log.saved}
+        """The reasons of the stops that are not in the store because it failed, by turn."""
+        written = self.log.written_seq
+        return {turn_id: reason for turn_id, (seq, reason) in self._stop_records.items() if seq > written}
 
-    def give_up(self, turn_id: str, reason: AbortReason) -> None:
-        """Write down that nobody is to go on with a turn that has lost its owner, unless somebody has meanwhile."""
+    def stop_resume(self, turn_id: str, reason: AbortReason) -> None:
+        """Record that a turn that lost its owner must not be resumed, unless a turn has continued it meanwhile."""
         if self.log.error is None and self.state.interrupted == turn_id:
-            why: Any = {"reason": reason.message, "reason_kind": reason.kind}
-            # It is no event of that turn, of which nothing comes after its end.
-            self.add(StopRequested(**self.stamp(), turn_id=turn_id, at_point=StopAt.NOW.name, **why), keep=True)
+            # The event is one of the session: the turn has ended, and an ended turn has no further events.
+            event = StopRequested(
+                **self.stamp(),
+                turn_id=turn_id,
+                at_point=StopAt.NOW.name,
+                reason=reason.message,
+                reason_kind=reason.kind,
+            )
+            self.add(event, durable=True)
 
     async def shut_down(self, cause: AbortReason, within: float) -> None:
-        """Stop what runs and waits, and let the session go. Raises: what the store raised, when all that is done."""
+        """Stop all turns, end the log, and release the session.
+
+        Args:
+            cause: The reason of the stops.
+            within: Seconds in which the running turn may reach a safe point.
+
+        Raises:
+            StoreError: Something could not be written. The session is released all the same.
+        """
         gracefully = StopOptions(StopAt.SAFE_POINT, "tree", within, reason=cause)
         at_once = StopOptions(StopAt.NOW, reason=cause)
         try:
             for turn in list(self.turns.values()):
-                self.stops.stop(turn, gracefully if turn.runs and within > 0 else at_once, None)
+                self.stops.stop(turn, gracefully if turn.running and within > 0 else at_once, None)
             for turn in list(self.turns.values()):
                 await turn.until_ended()
             self.loop.stop(StopAt.NOW, reason=cause.message)
             await self._end_of_log(cause)
         finally:
-            await self.loop_tasks.empty()
+            await self.loop_tasks.wait_all()
             await self.log.release()
 
-    async def let_go(self) -> None:
-        """Its event loop is closed, and nothing of it runs any more. Raises: StoreError for what was not written."""
+    async def release_after_loop_closed(self) -> None:
+        """Release a session whose event loop is closed, so that nothing of it can run. Its turns end as failed.
+
+        Raises:
+            StoreError: Events were not written.
+        """
         self.closed = True
         error = self.log.error or StoreError(f"session {self.id!r} was not closed before its event loop was")
         for turn in list(self.turns.values()):
             outcome = broken(turn, error, self.clock)
             turn.end(TurnResult(turn.id, outcome.status, outcome))
         self.turns.clear()
-        lost = self.log.last - self.log.saved
+        lost = self.log.last_seq - self.log.written_seq
         await self.log.release()
         if lost:
             raise StoreError(f"{error}: its last {lost} events were not written") from self.log.error
 
     async def hand_over(self, cause: AbortReason, within: float) -> None:
-        """Stop what runs, in a way that it can go on, leave what waits, and let the session go.
+        """Stop the running turn so that it can go on later, leave the queued ones, and release the session.
 
-        What waits has no end in the log, so whoever opens the session next begins it.
+        A queued turn gets no end in the log, so the next owner of the session begins it.
+
+        Args:
+            cause: The reason of the stop.
+            within: Seconds in which the running turn may reach a safe point.
+
+        Raises:
+            StoreError: Something could not be written. The session is released all the same.
         """
         try:
-            self._leaving = cause
-            # From here on the loop begins no turn, and gives back one that it is planning: what does not run by now
-            # stays queued. It is told no cause, which would become the reason of the running turn.
+            self._handover = cause
+            # From here on the loop begins no turn, and gives back one that it is planning: turns that do not run by now
+            # stay queued. The stop has no reason, because that would become the reason of the running turn.
             self.loop.stop()
             for turn in list(self.turns.values()):
-                if turn.runs:
+                if turn.running:
                     self.stops.hand_over(turn, cause, within)
-                elif turn.waits and callable(turn.messages):  # a function cannot be left to another process
+                elif turn.queued and callable(turn.messages):  # another process cannot call the function
                     self.stops.stop(turn, StopOptions(StopAt.NOW, reason=cause), None)
             await self._end_of_log(cause)
         finally:
-            await self.loop_tasks.empty()
+            await self.loop_tasks.wait_all()
             await self.log.release()
 
-    def _leave(self, turn: SessionTurn, cause: AbortReason) -> None:
-        """The log says that it waits. Whoever waits for it in this process is told that it does not begin here."""
+    def _leave_to_next_owner(self, turn: SessionTurn, cause: AbortReason) -> None:
+        """Leave a turn queued in the log, and give its caller in this process the result that it was not started."""
         outcome = never_started(cause, self.clock.time())
         self.turns.pop(turn.id, None)
         turn.end(TurnResult(turn.id, outcome.status, outcome))
 
     async def _end_of_log(self, cause: AbortReason) -> None:
-        if self._minding is not None:
-            await self._minding
-        self.add(SessionClosed(**self.stamp(), reason=cause.message, left=self.state.left), keep=True)
+        if self._loop_watch is not None:
+            await self._loop_watch
+        closed = SessionClosed(**self.stamp(), reason=cause.message, left=self.state.remaining_turns)
+        self.add(closed, durable=True)
         await self.log.close()
 
-    def _heard(self, event: Event) -> None:
+    def _on_loop_event(self, event: Event) -> None:
         if isinstance(event, TurnStarted):
-            self._turn_begins()
-        if isinstance(event, OWN):
+            self._on_turn_started()
+        if isinstance(event, OWN_EVENTS):
             return
         try:
             self.log.add(event)
-        except Exception:  # no event of ours: somebody's tool has made it up
-            log.warning("session %s: an event cannot be written down: %r", self.id, event, exc_info=True)
+        except Exception:  # an event of a user's tool, with fields that cannot be written as JSON
+            log.warning("session %s: an event cannot be written as JSON: %r", self.id, event, exc_info=True)
 
-    def add(self, event: Event, *, keep: bool = False, ends: "tuple[str, Stands] | None" = None) -> int:
-        """Something of the session's own happened. `keep`: it must survive a power cut. Returns its number."""
-        seq = self.log.add(event, durable=keep, ends=ends)
+    def add(self, event: Event, *, durable: bool = False, ends: "tuple[str, OnDurable] | None" = None) -> int:
+        """Add an event of the session itself to its log and its state. The arguments are those of `SessionLog.add`.
+
+        Returns:
+            The number of the event.
+        """
+        seq = self.log.add(event, durable=durable, ends=ends)
         self.state.apply(event)
         self.messages = self.state.messages
         return seq
 
-    def stamp(self, turn_id: str | None = None) -> Any:
-        """What every event says of its place."""
-        return {"run_id": turn_id or self.id, "path": (self.agent.name,), "at": self.clock.time()}
+    def stamp(self, turn_id: str | None = None) -> Stamp:
+        """The fields that every event of the session, or of one of its turns, has."""
+        return {"run_id": turn_id or self.id, "path": (self.agent.name,), "at": self.clock.time(), "calls": ()}

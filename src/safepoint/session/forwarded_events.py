@@ -1,6 +1,7 @@
-"""Owns how many events of a sub-agent on another machine are in the log, by the call that it is the work of.
+"""Owns the number of events of each sub-agent on another machine that are in the log of this session already. Pure.
 
-The events of a sub-agent come in one order, for ever: whoever follows it again after a crash leaves out so many. Pure.
+The events of a sub-agent have a fixed order. After a crash they are read again from the beginning, and as many as are
+counted here are skipped.
 """
 
 from ..run.events import Event, ToolCalled, ToolEnded
@@ -9,20 +10,19 @@ __all__ = ["ForwardedEvents"]
 
 
 class ForwardedEvents:
-    """What the log says of it.
+    """The counts, made from the events of the log.
 
     Attributes:
-        counts: How many there are, by the idempotency key of the call.
+        counts: The number of events in the log, by the idempotency key of the call in which the sub-agent runs.
     """
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
-        self._keys: dict[
-            tuple[str, ...], str
-        ] = {}  # of the calls that have not ended, by the ids of it and those around
+        # The idempotency keys of the calls that have not ended, by the ids of the enclosing calls and their own.
+        self._keys: dict[tuple[str, ...], str] = {}
 
     def apply(self, event: Event, own: bool) -> None:
-        """One more event. `own`: it is of a turn of this session, and was not forwarded."""
+        """Add one event of the log. `own` is true for events of this session's turns, which were not forwarded."""
         if not own:
             for depth in range(1, len(event.calls) + 1):
                 key = self._keys.get(event.calls[:depth])

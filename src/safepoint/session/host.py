@@ -1,6 +1,6 @@
-"""Owns how every edge talks to sessions, wherever they run: by ids, in plain data.
+"""Owns the protocol by which edges (page, API, command line) use sessions: ids and plain data.
 
-Knows nothing of the network: a host in this process and one on other machines have the same face.
+Knows nothing of the network: a host in this process and one on other machines have the same methods.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -24,18 +24,18 @@ __all__ = ["Host", "NotFound", "SessionView", "TurnView", "agents_by_name", "ref
 
 
 class NotFound(SafepointError):
-    """There is no such session, turn or agent: the message says which, and what there is."""
+    """There is no such session, turn or agent. The message says which one is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """A turn as an edge sees it.
+    """A turn as edges see it.
 
     Attributes:
-        id: The id by which it was asked for: the first one, whatever has gone on with the turn since.
-        status: Where it is on its way.
-        outcome: How it has ended, if it has.
-        said: Of a turn that is accepted and in no log yet, its message.
+        id: The id by which it was asked for, even if another turn has gone on with it since.
+        status: How far it has come.
+        outcome: How it ended, if it has.
+        text: Its message. It is set only while the turn is accepted but not yet in the log.
         continued_by: The turn that goes on with it, because its process has died, its worker has given it back or its
             host was shut down. Status and outcome are those of that turn.
     """
@@ -43,13 +43,21 @@ class TurnView:
     id: str
     status: TurnStatus
     outcome: Outcome[AgentResult] | None = None
-    said: str = ""
+    text: str = ""
     continued_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """A session as an edge sees it. `last_seq`: read its events from there on."""
+    """A session as edges see it.
+
+    Attributes:
+        id: The id of the session.
+        agent: The name of its agent.
+        last_seq: The number of its newest event. `events(after=last_seq)` gives those that come.
+        live: Whether it is open.
+        turns: The turns that have not ended.
+    """
 
     id: str
     agent: str
@@ -59,22 +67,34 @@ class SessionView:
 
 
 class Host(Protocol):
-    """Sessions, wherever they run. Raises: NotFound; what the session raises."""
+    """Sessions, in this process or on other machines.
+
+    Every method may raise `NotFound` for a session, turn or agent that does not exist, `SessionEnded` for a session
+    that takes no more turns, and `StoreError`.
+    """
 
     async def agents(self) -> list[str]:
-        """The agents a session may have, the default one first."""
+        """Return the names of the agents that a session may have, the default one first."""
         ...
 
     async def create(self, session_id: str | None = None, agent: str | None = None) -> SessionView:
-        """Open a session, new or stored. Raises: UsageError for a stored one that has another agent."""
+        """Open a new or a stored session.
+
+        Args:
+            session_id: The id of the session. By default it is given a new one.
+            agent: The name of its agent. By default it is the default agent, or the one that a stored session has.
+
+        Raises:
+            UsageError: The stored session has another agent.
+        """
         ...
 
     async def sessions(self) -> list[SessionView]:
-        """All sessions, the newest last."""
+        """Return all sessions, the one with the newest event last."""
         ...
 
     async def session(self, session_id: str) -> SessionView:
-        """One session, with the turns that have not ended. Looking at it opens and writes nothing."""
+        """Return one session, with the turns that have not ended. This opens and writes nothing."""
         ...
 
     async def send(
@@ -86,15 +106,28 @@ class Host(Protocol):
         timeout: float | None = None,
         when_busy: WhenBusy = "queue",
     ) -> TurnView:
-        """Say something. When it returns, the message is in the store.
+        """Send a message, and wait until it is in the store.
 
-        The same `turn_id` with the same text is the same message, sent again: the answer is how the turn stands now.
-        Raises: UsageError for the same `turn_id` with another text.
+        A call with the same `turn_id` and the same text is taken for the same message, sent again: the answer is how
+        far the turn has come. The other arguments are those of `Session.send`.
+
+        Raises:
+            UsageError: The message is empty, or the `turn_id` was used with another text.
+            SessionBusy: A turn runs or waits, and `when_busy` is "reject".
         """
         ...
 
     async def continue_turn(self, session_id: str, turn_id: str | None = None) -> TurnView:
-        """Go on with a turn that was stopped; does not wait for its end."""
+        """Go on with a turn that was stopped or has failed, without waiting for its end.
+
+        Args:
+            session_id: The session.
+            turn_id: The turn; by default the last one.
+
+        Raises:
+            UsageError: There is nothing to go on with.
+            SessionBusy: Another turn has come after it.
+        """
         ...
 
     async def stop(
@@ -110,56 +143,61 @@ class Host(Protocol):
     ) -> StopAck:
         """Stop this turn, or the one that goes on with it, and no other. The arguments are those of `Session.stop`.
 
-        The stop is signalled at once. The `level` of the answer says how far it has come; one that is recorded survives
-        any crash.
+        The turn is stopped at once, and recorded after. The `level` of the answer says how far that has come: a stop
+        that is "recorded" survives any crash.
         """
         ...
 
     async def answer(self, session_id: str, question_id: str, text: str) -> bool:
-        """Answer a question."""
+        """Answer a question. False if the question does not wait for an answer."""
         ...
 
     async def edit(self, session_id: str, turn_id: str, text: str) -> ChangeAck:
-        """Replace the message of a turn that waits."""
+        """Replace the message of a queued turn."""
         ...
 
     async def remove(self, session_id: str, turn_id: str) -> ChangeAck:
-        """Take a turn that waits out of the queue."""
+        """Take a queued turn out of the queue."""
         ...
 
     async def forget(self, session_id: str, turn_id: str) -> None:
-        """Take the conversation back to before its last turn."""
+        """Take the last turn out of the conversation. Raises: UsageError."""
         ...
 
     async def turn(self, session_id: str, turn_id: str) -> TurnView:
-        """One turn, with its outcome if it has ended: or the one that goes on with it. It opens and writes nothing."""
+        """Return one turn, or the one that goes on with it. This opens and writes nothing."""
         ...
 
     def events(self, session_id: str, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
-        """Everything after this number, then what comes."""
+        """Yield all events after this number, then those that come."""
         ...
 
     async def recover(self) -> list[str]:
-        """Go on with what a crash or a shutdown has left behind. The sessions in which there was something to do.
+        """Go on with what a crash or a shutdown has left behind.
 
-        Call it when a host begins; a second call does nothing.
+        Call it when a host begins. A second call does nothing.
+
+        Returns:
+            The ids of the sessions in which there was something to do.
         """
         ...
 
     async def close_session(self, session_id: str, reason: str = "closed") -> None:
-        """Stop what runs there, and let it go. It stays in the store."""
+        """Stop all turns of a session, and close it. It stays in the store."""
         ...
 
     async def close(self, *, within: float = 0.0, reason: str = "shutdown") -> None:
-        """Stop what runs here, at safe points for so many seconds, then at once, so that it can go on later.
+        """Close all sessions so that they can go on later: queued turns stay queued, running ones can be resumed.
 
-        What waits stays queued. Whoever serves the sessions next takes both up.
+        Args:
+            within: Seconds in which running turns may reach safe points. Then they are stopped at once.
+            reason: Why, for the receipts.
         """
         ...
 
 
 def view_of(state: SessionState, turn_id: str) -> TurnView | None:
-    """A turn as a log tells it, or the turn that goes on with it; None if there is none."""
+    """Make the view of a turn from the state of its session; `None` if there is no such turn."""
     continued_by = state.successor(turn_id)
     turn = state.turns.get(continued_by)
     if turn is None:
@@ -167,20 +205,30 @@ def view_of(state: SessionState, turn_id: str) -> TurnView | None:
     return TurnView(turn_id, turn.status, turn.outcome, continued_by=None if continued_by == turn_id else continued_by)
 
 
-def refuse_other_text(session_id: str, turn_id: str, text: str, said: object) -> None:
-    """The id of a turn was used before: only the same message may be sent again under it. Raises: UsageError."""
-    if said != as_messages(text):
+def refuse_other_text(session_id: str, turn_id: str, text: str, sent: object) -> None:
+    """Refuse a message under the id of an earlier turn, unless it is the same message, sent again.
+
+    Args:
+        session_id: The session.
+        turn_id: The id.
+        text: The message.
+        sent: The messages of the earlier turn.
+
+    Raises:
+        UsageError: It is another message.
+    """
+    if sent != as_messages(text):
         raise UsageError(
-            f"there was a turn {turn_id!r} already in session {session_id!r}, with another message: an id is for life."
-            " Send this message under an id of its own"
+            f"session {session_id!r} had a turn {turn_id!r} already, with another message: send this message under"
+            " another id"
         )
 
 
 def agents_by_name(agents: Agent | Mapping[str, Agent]) -> dict[str, Agent]:
-    """The agents of a host, each under its name.
+    """Return the agents of a host, each under its name.
 
     Raises:
-        UsageError: One of them is no agent.
+        UsageError: One of them is not an agent.
     """
     if isinstance(agents, Mapping):
         for name, agent in agents.items():

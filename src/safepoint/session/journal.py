@@ -1,4 +1,4 @@
-"""Owns what the turns of a session have on record: the wait until the store has it, before an effect may happen."""
+"""Owns the wait for the store before a tool call may have an effect: first on record, then the effect."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -11,17 +11,17 @@ from .loop_tasks import LoopTasks
 
 __all__ = ["BeforeEffect", "SessionJournal"]
 
-# Whoever waits longer than this for the store is told so by an event.
+# A wait for the store that is longer than this is reported by an event.
 SLOW_SECONDS = 1.0
 BeforeEffect = Callable[[], Awaitable[None]]
 
 
 class SessionJournal(Journal):
-    """The record of a live session.
+    """The journal of a live session.
 
     Attributes:
-        before_effect: Awaited when something is on record and before its effect may happen. A worker looks here
-            whether a stop was recorded elsewhere, and applies it: then the signal says so when this returns.
+        before_effect: Awaited when a call is on record and before its body begins. A worker reads here whether a stop
+            was recorded elsewhere, and applies it; the caller then looks at its signal.
     """
 
     def __init__(self, log: SessionLog, loop_tasks: LoopTasks, clock: Clock, results: Mapping[str, str]) -> None:
@@ -32,7 +32,11 @@ class SessionJournal(Journal):
         self.before_effect: BeforeEffect | None = None
 
     async def flush(self, ctx: Context) -> None:
-        """Wait until the store has everything that was emitted so far. Raises: what the store raised."""
+        """Wait until the store has everything that was emitted so far, or the signal is aborted.
+
+        Raises:
+            Exception: What the store raised.
+        """
         try:
             await ctx.signal.run(self._written(ctx))
         except AbortError:
@@ -40,10 +44,10 @@ class SessionJournal(Journal):
                 raise
 
     async def _written(self, ctx: Context) -> None:
-        seq = self._log.last
+        seq = self._log.last_seq
         self._log.make_durable(seq)
         due = self._clock.monotonic() + SLOW_SECONDS
-        timer = self._clock.call_at(due, lambda: self._loop_tasks.post(self._tell_delayed, ctx, seq))
+        timer = self._clock.call_at(due, lambda: self._loop_tasks.call(self._report_delay, ctx, seq))
         try:
             await self._log.flushed(seq)
         finally:
@@ -51,6 +55,6 @@ class SessionJournal(Journal):
         if self.before_effect is not None:
             await self.before_effect()
 
-    def _tell_delayed(self, ctx: Context, seq: int) -> None:
-        if self._log.saved < seq and not ctx.signal.aborted:
+    def _report_delay(self, ctx: Context, seq: int) -> None:
+        if self._log.written_seq < seq and not ctx.signal.aborted:
             ctx.emit(RecordDelayed(**ctx.stamp(), seconds=SLOW_SECONDS))

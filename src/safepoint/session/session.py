@@ -1,6 +1,6 @@
-"""Owns a live session as its users hold it: say something, follow what happens, stop a turn, go on, close.
+"""Owns the interface of a live session: send messages, read events, stop turns, go on, close.
 
-Every method that drives a turn takes the caller's signal. Knows nothing of who is connected, nor of other sessions.
+Every method that drives a turn takes the caller's signal. Knows nothing of other sessions.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from ..abort import AbortReason, AbortSignal
 from ..abort.clock import check_seconds
@@ -30,7 +30,7 @@ from .journal import BeforeEffect
 from .log import LoggedEvent
 from .loop_tasks import wait_uninterrupted
 from .store import Store, check_store
-from .turn import MessagesFn, SessionTurn, TurnResult, check_id
+from .turn import MessagesFn, SessionTurn, TurnLimits, TurnResult, check_id
 from .turn_endings import receipt_of
 from .turn_stream import TurnStream
 from .wait_cycles import RUNNING, refuse_cycle
@@ -39,14 +39,19 @@ __all__ = ["Session", "SessionBusy", "SessionEnded"]
 
 
 class Session:
-    """A conversation with an agent. Make one with `Session.open`."""
+    """A conversation with an agent. Make one with `Session.open`.
+
+    Attributes:
+        id: The id of the session.
+        agent: The agent.
+    """
 
     def __init__(self, session_id: str, agent: Agent, store: Store, on_disconnect: float | None) -> None:
         self.id = check_id("session", session_id)
         self.agent = agent
-        self._engine = engine = SessionEngine(session_id, agent, store, lambda: self._presence.turn_begins())
-        self._presence = DisconnectTimer(
-            engine.clock, on_disconnect, lambda: engine.loop_tasks.post(self._nobody_is_there)
+        self._engine = engine = SessionEngine(session_id, agent, store, lambda: self._disconnect_timer.turn_started())
+        self._disconnect_timer = DisconnectTimer(
+            engine.clock, on_disconnect, lambda: engine.loop_tasks.call(self._stop_without_readers)
         )
         self._closing: asyncio.Task[None] | None = None
 
@@ -62,19 +67,30 @@ class Session:
         may_still_run: bool = False,
         on_disconnect: Literal["continue"] | float = "continue",
     ) -> "AwaitableContext[Session]":
-        """`async with Session.open("s1", agent=agent) as session:`, or `session = await Session.open(…)`.
+        """Open a new or a stored session.
 
-        resume         continue the turn that a crash has interrupted, or that another owner has given back
-        paused         begin no turn until `resume()`
-        may_still_run  whoever had the session before may be at work on it, as a worker that has lost its lease
-        on_disconnect  "continue", or the seconds after the last reader has gone before the turn is stopped
+        `async with Session.open("s1", agent=agent) as session:`, or `session = await Session.open(…)`.
+
+        Args:
+            session_id: The id of the session.
+            agent: The agent.
+            store: Where it is kept; by default in memory.
+            resume: Continue the turn that a crash has interrupted, or that another owner has given back.
+            paused: Begin no turn until `resume()`.
+            may_still_run: Whether the previous owner may still be running, such as a worker that has lost its lease.
+            on_disconnect: "continue", or the seconds after the last reader has left before the turn is stopped.
+
+        Raises:
+            SessionInUse: The session is live elsewhere.
+            StoreError: It cannot be read or written.
+            UsageError: An argument has the wrong type.
         """
         require_method(agent, "run", "agent must be an Agent")
-        kept = check_store(store)
+        checked_store = check_store(store)
         grace = None if on_disconnect == "continue" else float(on_disconnect)
 
-        async def opens() -> Session:
-            session = cls(session_id, agent, kept, grace)
+        async def open_session() -> Session:
+            session = cls(session_id, agent, checked_store, grace)
             await session._engine.open(resume, paused, may_still_run)
             try:
                 await session.saved()
@@ -83,7 +99,7 @@ class Session:
                 raise
             return session
 
-        return AwaitableContext(opens)
+        return AwaitableContext(open_session)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -93,20 +109,23 @@ class Session:
     @property
     def last_seq(self) -> int:
         """The number of the newest event. Any thread."""
-        return self._engine.log.last
+        return self._engine.log.last_seq
 
     def outcome_of(self, turn_id: str) -> Outcome[AgentResult] | None:
-        """How a turn ended; None: there was no such turn, or it has not ended. Any thread."""
+        """Return how a turn ended; `None` if there was no such turn, or it has not ended. Any thread."""
         turn = self._engine.state.turns.get(turn_id)
         return None if turn is None or turn_id in self._engine.turns else turn.outcome
 
-    def said_of(self, turn_id: str) -> tuple[Message, ...] | None:
-        """The messages with which a turn was accepted, before any edit. None: no such turn, or a function made them."""
+    def sent_messages_of(self, turn_id: str) -> tuple[Message, ...] | None:
+        """Return the messages with which a turn was accepted, before any edit.
+
+        `None` if there is no such turn, or a function made its messages.
+        """
         turn = self._engine.state.turns.get(turn_id)
-        return None if turn is None else turn.asked
+        return None if turn is None else turn.sent_messages
 
     def successor_of(self, turn_id: str) -> str:
-        """The turn that goes on with this one, if it has lost its owner; else itself. Any thread."""
+        """Return the turn that goes on with this one after it lost its owner; else itself. Any thread."""
         return self._engine.state.successor(turn_id)
 
     @property
@@ -124,22 +143,41 @@ class Session:
         timeout: float | None = None,
         when_busy: WhenBusy = "queue",
     ) -> SessionTurn:
-        """Say something. The turn has its id at once, and can be stopped from now on.
+        """Send a message. The turn has its id at once, and can be stopped from now on.
 
-        when_busy  "queue": after what runs and waits; "steer": the running turn makes way after its tool calls;
-                   "interrupt": it makes way at once, and if it still has not a second or more later, the next such
-                   message leaves behind what does not end; "reject": raises SessionBusy
+        Args:
+            text: The message.
+            turn_id: The id of the turn. By default it is given a new one.
+            signal: Stops the turn when it is aborted.
+            timeout: Seconds that the turn may take.
+            when_busy: "queue": the turn begins after those that run and wait. "steer": the running turn makes way after
+                its tool calls. "interrupt": the running turn makes way at once; if it has not a second or more later,
+                the next such message goes on without what does not end. "reject": raises SessionBusy.
+
+        Returns:
+            The turn. Await it for its result.
+
+        Raises:
+            SessionBusy: A turn runs or waits, and `when_busy` is "reject".
+            SessionEnded: The session takes no more turns.
+            UsageError: The message is empty, the id was used before, or the caller is not on the event loop of the
+                session.
         """
-        self._refuse_elsewhere("send")
-        turn = self._turn(turn_id, as_messages(text), signal, timeout, caller(1))
+        self._require_session_loop("send")
+        turn = self._new_turn(turn_id, as_messages(text), TurnLimits(signal, timeout, caller(1)))
         return self._engine.admit(turn, when_busy)
 
     def refuse(self, turn_id: str, text: str, error: Exception) -> None:
-        """Put a turn on record that cannot be worked on, and end it as failed. It is not part of the conversation.
+        """Record a turn that cannot be run, and end it as failed. It is not part of the conversation.
+
+        Args:
+            turn_id: The id of the turn.
+            text: Its message.
+            error: Why it cannot be run.
 
         Raises:
-            UsageError: the id is empty or was used before.
-            SessionEnded: the session takes no more turns.
+            UsageError: The id is empty or was used before.
+            SessionEnded: The session takes no more turns.
         """
         messages = as_messages(text) if text.strip() else ()
         self._engine.refuse(SessionTurn(turn_id, messages, self._engine.stops.stop), error)
@@ -153,22 +191,34 @@ class Session:
         signal: AbortSignal | None = None,
         timeout: float | None = None,
     ) -> TurnResult:
-        """Add messages, or what a function makes of the current ones, and let the agent answer. Any event loop."""
-        self._refuse_cycle("save_messages()")
-        turn = self._turn(turn_id, as_messages(messages), signal, timeout, caller(1))
-        return await self._engine.loop_tasks.bring(self._admitted(turn))
+        """Add messages, let the agent answer, and wait for the result. Any event loop.
 
-    async def _admitted(self, turn: SessionTurn) -> TurnResult:
+        Args:
+            messages: A text, a message, several of them, or a function that is given the current messages and returns
+                the new ones.
+            turn_id: The id of the turn. By default it is given a new one.
+            signal: Stops the turn when it is aborted.
+            timeout: Seconds that the turn may take.
+
+        Raises:
+            SessionEnded: The session takes no more turns.
+            UsageError: There is no message, the id was used before, or the call would wait for itself.
+        """
+        self._refuse_cycle("save_messages()")
+        turn = self._new_turn(turn_id, as_messages(messages), TurnLimits(signal, timeout, caller(1)))
+        return await self._engine.loop_tasks.run(self._admit_and_wait(turn))
+
+    async def _admit_and_wait(self, turn: SessionTurn) -> TurnResult:
         return await self._engine.admit(turn)
 
     @accepts_deadline
     def continue_turn(
         self, turn_id: str | None = None, *, signal: AbortSignal | None = None, timeout: float | None = None
     ) -> SessionTurn:
-        """Go on with a turn that was stopped or has failed: only what has not run is run.
+        """Go on with a turn that was stopped or has failed. Only work that has not run is run.
 
         Args:
-            turn_id: Which one; by default the last.
+            turn_id: The turn to go on with; by default the last one.
             signal: Stops the new turn when it is aborted.
             timeout: Seconds that the new turn may take.
 
@@ -180,9 +230,9 @@ class Session:
             SessionBusy: A turn runs or waits.
         """
         self._refuse_cycle("continue_turn()")
-        self._refuse_elsewhere("continue_turn")
-        turn = self._turn(None, (), signal, timeout, caller(1))
-        turn.continues = self._engine.to_continue(turn_id)
+        self._require_session_loop("continue_turn")
+        turn = self._new_turn(None, (), TurnLimits(signal, timeout, caller(1)))
+        turn.continues = self._engine.turn_to_continue(turn_id)
         return self._engine.admit(turn)
 
     @accepts_deadline
@@ -194,42 +244,46 @@ class Session:
         signal: AbortSignal | None = None,
         timeout: float | None = None,
     ) -> TurnStream:
-        """The same, as the events of exactly that turn: `async with`; closing it aborts that turn."""
+        """Add messages, and read the events of exactly that turn. Closing the stream stops the turn.
+
+        `async with session.stream(["hi"]) as events: async for event in events: …`. Arguments and errors are those of
+        `save_messages`.
+        """
         self._refuse_cycle("stream()")
-        self._refuse_elsewhere("stream")
+        self._require_session_loop("stream")
         after = self.last_seq
-        turn = self._turn(turn_id, as_messages(messages), signal, timeout, caller(1))
+        turn = self._new_turn(turn_id, as_messages(messages), TurnLimits(signal, timeout, caller(1)))
         return TurnStream(self._engine.admit(turn), self.events(after))
 
-    def _turn(
-        self,
-        turn_id: str | None,
-        messages: tuple[Message, ...] | MessagesFn,
-        signal: AbortSignal | None,
-        timeout: float | None,
-        origin: str | None,
+    def _new_turn(
+        self, turn_id: str | None, messages: tuple[Message, ...] | MessagesFn, limits: TurnLimits
     ) -> SessionTurn:
-        stop = self._engine.stops.stop
-        return SessionTurn(turn_id, messages, stop, signal=signal, timeout=timeout, origin=origin)
+        return SessionTurn(turn_id, messages, self._engine.stops.stop, limits=limits)
 
     @property
-    def _inside(self) -> bool:
-        """True: the code that asks is the work of a turn of this session."""
+    def _called_by_own_turn(self) -> bool:
+        """Whether the calling code is the work of a turn of this session."""
         turn = RUNNING.get()
         return turn is not None and self._engine.turns.get(turn.id) is turn
 
     def _refuse_cycle(self, what: str) -> None:
-        """A turn that is accepted now has to wait for all that have not ended. Raises: UsageError."""
+        """Refuse to wait for a new turn, which has to wait for all that have not ended. Raises: UsageError."""
         refuse_cycle(f"{what} of session {self.id!r}", list(self._engine.turns.values()))
 
-    def _refuse_elsewhere(self, method: str) -> None:
-        """What changes the log is done by one thread: two would give two events one number, and lose one of them."""
-        instead = f"hand it over with loop.call_soon_threadsafe(session.{method}, …)"
+    def _require_session_loop(self, method: str) -> None:
+        """Refuse a call from another thread or event loop.
+
+        Only one thread may add to the log: two could give two events the same number, and one of them would be lost.
+
+        Raises:
+            UsageError: The caller is not on the event loop of the session.
+        """
+        instead = f"call it there with loop.call_soon_threadsafe(session.{method}, …)"
         if method in ("events", "stream"):
             instead = "read the events in a task of that event loop"
         elif method in ("send", "continue_turn"):
-            instead += ", or await session.save_messages(…), which any thread's event loop may do"
-        self._engine.loop_tasks.require(f"{method}() of session {self.id!r}", instead)
+            instead += ", or await session.save_messages(…), which works in the event loop of any thread"
+        self._engine.loop_tasks.require_loop(f"{method}() of session {self.id!r}", instead)
 
     def stop(
         self,
@@ -241,15 +295,26 @@ class Session:
         abandon: float | None = None,
         reason: AbortReason | BaseException | str | None = None,
     ) -> StopAck:
-        """Stop this turn, and no other. Answered at once; for an id not seen yet it is remembered. Any thread.
+        """Stop this turn and no other. Any thread.
 
-        A turn that has lost its owner is stopped by its id too: what stops is the turn that goes on with it.
+        A stop for an id that does not exist yet is remembered: if such a turn comes, it does not begin. If the turn has
+        lost its owner, the turn that goes on with it is stopped.
 
-        at       when: at once, or at a safe point
-        scope    of a safe point: "root" (the default), agents inside of it go on until its own; "tree", each stops at
-                 its own. At once always means the whole tree
-        within   seconds; a safe point that is not reached by then is not waited for
-        abandon  seconds from the abort, or from this call if that is later; what has not ended by then is left behind
+        Args:
+            turn_id: The turn.
+            at: When: at once, which is the default, or at a safe point.
+            scope: For a stop at a safe point. "root", the default: agents inside of the turn go on until the turn is at
+                its safe point. "tree": each of them stops at its own. A stop at once always stops the whole tree.
+            within: Seconds after which the turn is stopped at once if it has not reached its safe point.
+            abandon: Seconds from the abort, or from this call if that is later, after which the turn ends without what
+                has not ended.
+            reason: Why.
+
+        Returns:
+            The answer, at once. Await its `settled()` for the receipt.
+
+        Raises:
+            UsageError: An argument does not fit.
         """
         options = StopOptions(at, scope, within, abandon, reason)
         successor = self.successor_of(check_id("turn", turn_id))
@@ -261,102 +326,122 @@ class Session:
                 return receipt
 
             if self._engine.state.interrupted == successor:
-                why = reason_from(reason, caller(1))
-                self._engine.loop_tasks.post(self._engine.give_up, successor, why)
-                told = f"turn {turn_id} has lost its process, and will not be resumed"
-                return StopAck("accepted", "accepted", told, turn_id, settled)
+                abort_reason = reason_from(reason, caller(1))
+                self._engine.loop_tasks.call(self._engine.stop_resume, successor, abort_reason)
+                message = f"turn {turn_id} has lost its process, and will not be resumed"
+                return StopAck("accepted", "accepted", message, turn_id, settled)
             return StopAck("already_finished", "settled", f"turn {turn_id} has ended", turn_id, settled)
-        ack = self._engine.stops.by_id(successor, options, caller(1))
+        ack = self._engine.stops.stop_by_id(successor, options, caller(1))
         if ack is None:
             return StopAck("unknown", "accepted", f"no turn {turn_id} so far: if it comes, it will not begin", turn_id)
         return replace(ack, id=turn_id)
 
     def answer(self, question_id: str, text: str) -> bool:
-        """Answer a question of the running turn. False: it does not wait for one (any more). Any thread."""
+        """Answer a question of the running turn. False if the question does not wait for an answer. Any thread."""
         return self._engine.questions.answer(question_id, text)
 
     def edit(self, turn_id: str, text: "str | Message | Sequence[str | Message]") -> bool:
-        """Replace the messages of a turn that waits. False: it does not wait (any more)."""
-        self._refuse_elsewhere("edit")
+        """Replace the messages of a queued turn. False if the turn is not queued, or continues another one."""
+        self._require_session_loop("edit")
         turn = self._engine.turns.get(turn_id)
         messages = as_messages(text)
-        if turn is None or not turn.waits or turn.continues is not None or callable(messages):
+        if turn is None or not turn.queued or turn.continues is not None or callable(messages):
             return False
         turn.messages = messages
-        self._engine.add(TurnEdited(**self._engine.stamp(turn_id), turn_id=turn_id, messages=messages), keep=True)
+        self._engine.add(TurnEdited(**self._engine.stamp(turn_id), turn_id=turn_id, messages=messages), durable=True)
         return True
 
     def remove(self, turn_id: str) -> bool:
-        """Take a turn that waits out of the queue. False: it does not wait (any more)."""
-        self._refuse_elsewhere("remove")
+        """Take a queued turn out of the queue. False if the turn is not queued."""
+        self._require_session_loop("remove")
         turn = self._engine.turns.get(self.successor_of(turn_id))
-        if turn is None or not turn.waits:
+        if turn is None or not turn.queued:
             return False
         self._engine.stops.stop(turn, StopOptions(StopAt.NOW, reason="removed from the queue"), caller(1))
         return True
 
     def forget(self, turn_id: str) -> None:
-        """Take the conversation back to before this turn, which must be the last. Raises: UsageError."""
-        self._refuse_elsewhere("forget")
+        """Take the last turn out of the conversation. What it did elsewhere is not undone.
+
+        Args:
+            turn_id: The last turn.
+
+        Raises:
+            UsageError: It is not the last turn, or a turn is running.
+            SessionEnded: The session takes no more turns.
+        """
+        self._require_session_loop("forget")
         self._engine.check_live()
         turn_id, last = self.successor_of(turn_id), self._engine.state.last_ended
         if last is None or last.id != turn_id:
             raise UsageError(f"only the last turn can be forgotten, which is {last.id if last else None!r}")
-        if any(not turn.waits for turn in self._engine.turns.values()):
-            raise UsageError("a turn runs: stop it first")
-        self._engine.add(TurnForgotten(**self._engine.stamp(turn_id), turn_id=turn_id), keep=True)
+        if any(not turn.queued for turn in self._engine.turns.values()):
+            raise UsageError(f"turn {turn_id!r} cannot be forgotten while another turn runs: stop that one first")
+        self._engine.add(TurnForgotten(**self._engine.stamp(turn_id), turn_id=turn_id), durable=True)
 
     @property
     def unrecorded_stops(self) -> dict[str, AbortReason]:
-        """Of a session that broke down: the stops that are not in the store, with their reasons, by turn."""
+        """The reasons of the stops that are not in the store because it failed, by turn."""
         return self._engine.unrecorded_stops
 
     def check_before_effects(self, check: BeforeEffect) -> None:
-        """Await this when a tool call is on record and before its body begins, and before a completed end is written.
+        """Set a function that is awaited before each effect, to read stops that were recorded elsewhere.
 
-        A worker looks here for stops that were recorded elsewhere. What it stops then does not begin, or complete.
+        Args:
+            check: Awaited when a tool call is on record and before its body begins, and before a completed end is
+                written. If it stops the turn, the call does not begin, or the turn does not complete.
         """
         self._engine.journal.before_effect = check
 
     def pause(self) -> None:
-        """Begin no turn until `resume()`; the running one ends by itself. Any thread."""
+        """Begin no turn until `resume()`. The running one goes on to its end. Any thread."""
         self._engine.loop.pause()
 
     def resume(self) -> None:
-        """Go on after a pause. Any thread."""
+        """Let turns begin again after a pause. Any thread."""
         self._engine.loop.resume()
 
     async def events(self, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
-        """Everything after this number, then what comes. Closing it stops nothing (but see `on_disconnect`)."""
-        self._refuse_elsewhere("events")
-        self._presence.came()
+        """Yield all events after this number, then those that come, until the session is closed.
+
+        Closing it stops no turn, unless the session was opened with a time for `on_disconnect`.
+
+        Args:
+            after: The number of the last event that the caller has.
+
+        Raises:
+            UsageError: The caller is not on the event loop of the session.
+            StoreError: The log cannot be read.
+        """
+        self._require_session_loop("events")
+        self._disconnect_timer.reader_joined()
         try:
             async with aclosing(self._engine.log.follow(after)) as events:
-                async for recorded in events:
-                    yield recorded
+                async for logged in events:
+                    yield logged
         finally:
-            self._presence.left()
+            self._disconnect_timer.reader_left()
 
-    def _nobody_is_there(self) -> None:
-        if not self._presence.readers:
+    def _stop_without_readers(self) -> None:
+        if not self._disconnect_timer.readers:
             for turn in self.turns.values():
                 cause = AbortReason("disconnected", "nobody was there")
                 self._engine.stops.stop(turn, StopOptions(StopAt.NOW, reason=cause), None)
 
     async def saved(self) -> None:
         """Wait until everything that has happened so far is in the store. Raises: what the store raised."""
-        await self._engine.loop_tasks.bring(self._engine.log.flushed(self.last_seq))
+        await self._engine.loop_tasks.run(self._engine.log.flushed(self.last_seq))
 
     @property
     def ended(self) -> bool:
-        """True: it was closed, or broke down. It takes no more turns: open it again."""
+        """Whether it was closed, or its store or loop failed. Then it takes no more turns: open it again."""
         return self._engine.ended
 
     async def close(self, *, within: float = 0.0, reason: str = "closed") -> None:
-        """Stop what runs and waits, and end. A second call waits for the first. Any event loop.
+        """Stop all turns, and close the session. A second call waits for the first. Any event loop.
 
-        Called by the work of one of its own turns, it does not wait. If the event loop of the session is closed, only
-        what the session holds is released.
+        A call by the work of one of its own turns does not wait, because that turn would wait for itself. If the event
+        loop of the session is closed, the session is only released.
 
         Args:
             within: Seconds in which the running turn may reach a safe point; then it is stopped at once.
@@ -369,9 +454,9 @@ class Session:
         await self._end(shut_down, AbortReason("shutdown", reason, caller(1)))
 
     async def hand_over(self, *, within: float = 0.0, reason: str = "shutdown") -> None:
-        """End as a host does that is shut down: whoever opens the session next goes on where it was.
+        """Close the session so that its next owner goes on where it was, as a host does that is shut down.
 
-        Messages that wait stay queued. The running turn is stopped and can be resumed.
+        Queued turns stay queued. The running turn is stopped, and can be resumed.
 
         Args:
             within: Seconds in which the running turn may reach a safe point; then it is stopped at once.
@@ -383,17 +468,19 @@ class Session:
         hand_over = partial(self._engine.hand_over, within=check_seconds("within", within))
         await self._end(hand_over, AbortReason("shutdown", reason, caller(1)))
 
-    async def _end(self, end: Callable[[AbortReason], Coroutine[Any, Any, None]], cause: AbortReason) -> None:
-        if self._engine.loop_tasks.gone:
-            self._presence.end()
-            await self._engine.let_go()
+    async def _end(self, end: Callable[[AbortReason], Coroutine[object, None, None]], cause: AbortReason) -> None:
+        if self._engine.loop_tasks.loop_closed:
+            self._disconnect_timer.end()
+            await self._engine.release_after_loop_closed()
         else:
-            await self._engine.loop_tasks.bring(self._end_at_home(end, cause))
+            await self._engine.loop_tasks.run(self._end_in_loop(end, cause))
 
-    async def _end_at_home(self, end: Callable[[AbortReason], Coroutine[Any, Any, None]], cause: AbortReason) -> None:
+    async def _end_in_loop(
+        self, end: Callable[[AbortReason], Coroutine[object, None, None]], cause: AbortReason
+    ) -> None:
         if self._closing is None:
             self._engine.closed = True
-            self._presence.end()
+            self._disconnect_timer.end()
             self._closing = self._engine.loop_tasks.spawn(end(cause), f"session {self.id}")
-        if not self._inside:
+        if not self._called_by_own_turn:
             await wait_uninterrupted(self._closing)

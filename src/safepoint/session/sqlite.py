@@ -1,8 +1,8 @@
-"""Owns sessions in a SQLite file. One thread writes, another one reads: so nothing blocks the event loop, and readers
-do not wait while the writer waits for somebody else's lock.
+"""Owns sessions in a SQLite file. Knows nothing of what the records mean.
 
-Knows nothing of what the records mean. Ends and stops are written with synchronous FULL, everything else with NORMAL:
-a power cut may take the last chunks of a text, never the end of a turn.
+One thread writes and another one reads, so that nothing blocks the event loop, and readers do not wait while the writer
+waits for the lock of another program. Ends and stops are written with synchronous FULL, everything else with NORMAL: a
+power cut may take the last chunks of a text, but never the end of a turn.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from .store import LogRecord, SessionInfo, SessionInUse, StoreError, number_take
 __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
-# `written` counts the batches of all sessions: the session with the greatest number has the newest record.
+# `written` counts the batches of all sessions: the session with the highest number has the newest record.
 TOUCH = """
 INSERT INTO sessions VALUES (?, (SELECT coalesce(max(written), 0) + 1 FROM sessions))
 ON CONFLICT (session) DO UPDATE SET written = excluded.written
@@ -33,7 +33,16 @@ FROM sessions ORDER BY written
 
 
 class SqliteStore:
-    """Sessions in one file. One process at a time may have it: a second one is told so, by whom and since when."""
+    """Sessions in one file.
+
+    One process at a time may have the file. A second one gets `SessionInUse`, which names the first one.
+
+    Args:
+        path: The file. It is made when it is first used.
+
+    Attributes:
+        path: The file.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -41,18 +50,23 @@ class SqliteStore:
         self._lease = FileLease(self.path.name, self.path.resolve().parent, str(self.path))
         self._writer = DatabaseThread(f"store {self.path.name}")
         self._reader = DatabaseThread(f"reader of store {self.path.name}")
-        self._db: sqlite3.Connection | None = None  # of the writer
-        self._reading: sqlite3.Connection | None = None  # of the reader
-        self._full: bool | None = None
+        self._db: sqlite3.Connection | None = None  # used in the writer's thread
+        self._reader_db: sqlite3.Connection | None = None  # used in the reader's thread
+        self._synchronous_full: bool | None = None  # how the connection is set; None if that is not known
         self._closed = False
 
     async def acquire(self, session: str) -> int:
-        """Take the session. Raises: SessionInUse for a second taker; StoreError."""
+        """Take the session for this object's users.
+
+        Raises:
+            SessionInUse: It is live already, or another process has the file.
+            StoreError: The file cannot be used.
+        """
         if session in self._live:
             raise SessionInUse(f"session {session!r} is live already: use that one, or close it first")
         self._live.add(session)
         try:
-            # The writer is asked: an earlier owner may have gone before all it had to say was written.
+            # Read in the writer's thread: the batches of an earlier owner may still be queued there.
             return await self._write(lambda: self._last_seq(session))
         except BaseException:
             self._live.discard(session)
@@ -63,27 +77,27 @@ class SqliteStore:
         self._live.discard(session)
 
     async def append(self, session: str, records: Sequence[LogRecord], *, durable: bool) -> frozenset[str]:
-        """Write the records in one transaction."""
+        """Write records in one transaction."""
         return await self._write(lambda: self._append(session, records, durable))
 
     async def read(self, session: str, after: int = 0, limit: int = 1000) -> list[LogRecord]:
-        """The records after this seq."""
+        """Return the records after this seq."""
         return await self._read(lambda db: _records(db, session, after, limit))
 
     async def sessions(self) -> list[SessionInfo]:
-        """All sessions, the one with the newest record last."""
+        """Return all sessions, the one with the newest record last."""
         return await self._read(lambda db: [SessionInfo(*row) for row in db.execute(ALL)])
 
     async def close(self) -> None:
-        """Write what is left, and give the file to others."""
+        """Write what is left, and release the file."""
         if self._closed:
             return
         self._closed = True
         if not self._writer.begun or self._writer.left_by_fork:
             return
-        # Whoever is told to go meanwhile goes: the threads let go of the file all the same.
+        # If the caller is cancelled while it waits, the threads release the file all the same.
         self._reader.end()
-        ended = self._writer.do(self._let_go)
+        ended = self._writer.do(self._release_file)
         self._writer.end()
         await ended
 
@@ -92,8 +106,8 @@ class SqliteStore:
             raise StoreError(f"the store {self.path} is closed")
         if parent := self._writer.left_by_fork:
             raise StoreError(
-                f"the store {self.path} was opened in process {parent}, of which this one is a fork: its threads and"
-                " its lease are there. Make a store of its own in each process, after the fork"
+                f"the store {self.path} was opened in process {parent}, and this one is a fork of it: its threads"
+                " and its lease belong to that process. Make a new store in each process, after the fork"
             )
 
     def _write(self, call: Callable[[], T]) -> "asyncio.Future[T]":
@@ -103,22 +117,22 @@ class SqliteStore:
             self._open()
             return call()
 
-        return self._writer.do(lambda: self._explained(opened))
+        return self._writer.do(lambda: self._translate_errors(opened))
 
     async def _read(self, call: Callable[[sqlite3.Connection], T]) -> T:
         self._check()
         if self._db is None:
-            await self._write(lambda: None)  # whoever writes opens the file
+            await self._write(lambda: None)  # the writer opens the file
             self._check()
 
         def connected() -> T:
-            if self._reading is None:
-                self._reading = connect(self.path)
-            return call(self._reading)
+            if self._reader_db is None:
+                self._reader_db = connect(self.path)
+            return call(self._reader_db)
 
-        return await self._reader.do(lambda: self._explained(connected))
+        return await self._reader.do(lambda: self._translate_errors(connected))
 
-    def _explained(self, call: Callable[[], T]) -> T:
+    def _translate_errors(self, call: Callable[[], T]) -> T:
         try:
             return call()
         except sqlite3.Error as error:
@@ -139,26 +153,26 @@ class SqliteStore:
         except CheckpointError as error:
             raise StoreError(f"the store {self.path} cannot be used: {error}") from error
         try:
-            self._db, self._full = open_file(self.path), None
+            self._db, self._synchronous_full = open_file(self.path), None
         except BaseException:
             self._lease.release()
             raise
 
     @property
     def _file(self) -> sqlite3.Connection:
-        assert self._db is not None  # for the type checker: whoever calls has opened it
+        assert self._db is not None  # every caller has opened the file
         return self._db
 
     def _append(self, session: str, records: Sequence[LogRecord], durable: bool) -> frozenset[str]:
         file, refused = self._file, frozenset[str]()
-        if self._full != durable:
+        if self._synchronous_full != durable:
             file.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-            self._full = durable
+            self._synchronous_full = durable
         file.execute("BEGIN IMMEDIATE")
         try:
-            rows = [(session, record.seq, _written(record.text), record.ends) for record in records]
+            rows = [(session, record.seq, _storable(record.text), record.ends) for record in records]
             written = file.executemany("INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?)", rows).rowcount
-            if written != len(rows):  # some were there already, or something else was
+            if written != len(rows):  # a number or an end was taken, by the same record or by another one
                 refused = self._refused(session, records)
             if rows:
                 file.execute(TOUCH, (session,))
@@ -170,7 +184,11 @@ class SqliteStore:
         return refused
 
     def _refused(self, session: str, records: Sequence[LogRecord]) -> frozenset[str]:
-        """The turns that have another end. Raises: StoreError for any other record that could not be written."""
+        """Return the turns that have another end already.
+
+        Raises:
+            StoreError: The number of a record is taken by another one.
+        """
         refused = set[str]()
         for record in records:
             if _records(self._file, session, record.seq - 1, 1)[:1] == [record]:
@@ -183,24 +201,24 @@ class SqliteStore:
     def _last_seq(self, session: str) -> int:
         return int(self._file.execute(LAST, (session,)).fetchone()[0])
 
-    def _let_go(self) -> None:
+    def _release_file(self) -> None:
         self._reader.join()
-        for db in (self._reading, self._db):
+        for db in (self._reader_db, self._db):
             if db is not None:
                 db.close()
-        self._db = self._reading = None
+        self._db = self._reader_db = None
         self._lease.release()
 
 
 def _records(db: sqlite3.Connection, session: str, after: int, limit: int) -> list[LogRecord]:
     query = "SELECT seq, text, ends FROM events WHERE session = ? AND seq > ? ORDER BY seq LIMIT ?"
     rows = db.execute(query, (session, after, limit)).fetchall()
-    new = tuple.__new__  # as `LogRecord._make` does it, which counts the columns of every row once more
+    new = tuple.__new__  # faster than `LogRecord._make`, which counts the columns of every row again
     return [new(LogRecord, row) if type(row[1]) is str else _read_back(row) for row in rows]
 
 
-def _written(text: str) -> str | bytes:
-    """Whatever a model has said can be saved: also half of a surrogate pair, which SQLite's text cannot hold."""
+def _storable(text: str) -> str | bytes:
+    """Encode what SQLite's text cannot hold: a model may write half of a surrogate pair, which must be saved too."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""Owns the SQLite file of a store: whose it is, what its tables are, how it is made. Knows nothing of what is inside.
+"""Owns the SQLite file of a store: how it is recognised, made and opened. Knows nothing of what the records mean.
 
-The file of another program is never changed. So what is there is looked at first, without a lock and without the
-journal, before anything is done that writes: switching to WAL changes a file, and so does recovering one.
+The file of another program is never changed. Therefore it is inspected first, without a lock and without its journal,
+before anything is done that writes: switching to WAL changes a file, and so does recovering it.
 """
 
 import sqlite3
@@ -11,9 +11,9 @@ from .store import StoreError
 
 __all__ = ["BUSY_SECONDS", "VERSION", "connect", "open_file"]
 
-APPLICATION_ID = 0x53616665  # "Safe", in the header of the file: it is one of ours, whatever its version
+APPLICATION_ID = 0x53616665  # "Safe", in the header of every file of ours, whatever its version
 VERSION = 1
-BUSY_SECONDS = 10.0  # so long somebody else's lock is waited for
+BUSY_SECONDS = 10.0  # how long to wait for the lock of another program
 TABLES = {
     "events": """CREATE TABLE events (
         session TEXT NOT NULL, seq INTEGER NOT NULL, text TEXT NOT NULL, ends TEXT, PRIMARY KEY (session, seq)
@@ -25,8 +25,13 @@ TABLES = {
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """The connection that writes. Makes the file where there is none. Raises: StoreError; sqlite3.Error."""
-    _look(path)
+    """Open the connection that writes, and make the file if there is none.
+
+    Raises:
+        StoreError: It is the file of another program, or of a newer version.
+        sqlite3.Error: It cannot be opened.
+    """
+    _inspect(path)
     db = connect(path)
     try:
         _make(db, path)
@@ -38,12 +43,12 @@ def open_file(path: Path) -> sqlite3.Connection:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """One more connection. Raises: sqlite3.Error."""
+    """Open one more connection. Raises: sqlite3.Error."""
     return sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
 
 
-def _look(path: Path) -> None:
-    """Refuse a file that is not ours, and leave no trace in it or beside it. Raises: StoreError; sqlite3.Error."""
+def _inspect(path: Path) -> None:
+    """Refuse a file that is not ours, without a change to it or a file beside it. Raises: StoreError; sqlite3.Error."""
     if not path.is_file() or not path.stat().st_size:
         return
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
@@ -54,7 +59,7 @@ def _look(path: Path) -> None:
 
 
 def _make(db: sqlite3.Connection, path: Path) -> None:
-    # What a killed program has left may be in its journal alone, where `_look` does not look: so it is asked again.
+    # After a crash the newest state may be in the journal alone, where `_inspect` does not look: check again.
     if _is_ours(db, path):
         return
     db.execute("BEGIN IMMEDIATE")
@@ -72,7 +77,11 @@ def _make(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _is_ours(db: sqlite3.Connection, path: Path) -> bool:
-    """False: there is nothing in it yet. Raises: StoreError for the file of another program, or of a newer one."""
+    """Whether it is a file of ours; false if it is empty.
+
+    Raises:
+        StoreError: It is the file of another program, or of a newer version.
+    """
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if application == APPLICATION_ID:
@@ -82,7 +91,7 @@ def _is_ours(db: sqlite3.Connection, path: Path) -> bool:
     found = {name: _plain(sql or "") for name, sql in db.execute("SELECT name, sql FROM sqlite_master")}
     if not (application or version or found):
         return False
-    # The first program that wrote version 1 left no id: such a file has exactly these tables.
+    # The first release that wrote version 1 set no application id: such a file has exactly these tables.
     if not application and version == 1 and all(found.get(name) == _plain(sql) for name, sql in TABLES.items()):
         return True
     raise StoreError(f"{path} is a database of another program: give the sessions a file of their own")

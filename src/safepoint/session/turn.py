@@ -1,4 +1,4 @@
-"""Owns a turn of a session as its caller holds it: one id for life, a status, a stop, a result. Knows no store."""
+"""Owns the turn of a session as callers see it: one id for life, a status, a stop, a result. Knows no store."""
 
 import asyncio
 import threading
@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from ..abort import AbortController, AbortReason, AbortSignal
 from ..abort.clock import check_seconds
@@ -20,14 +20,22 @@ from ..run.outcome import Outcome
 from ..run.stop import NO_STOP, Scope, StopAck, StopAt, StopOptions, StopRequest
 from .wait_cycles import refuse_cycle
 
-__all__ = ["MessagesFn", "SessionTurn", "TurnResult", "TurnStatus", "check_id"]
+__all__ = ["MessagesFn", "SessionTurn", "TurnLimits", "TurnResult", "TurnStatus", "check_id"]
 
 TurnStatus: TypeAlias = Literal["queued", "running", "stopping", "completed", "aborted", "timed_out", "failed"]
 MessagesFn: TypeAlias = Callable[[Sequence[Message]], "Sequence[Message | str] | Awaitable[Sequence[Message | str]]"]
 
 
 def check_id(what: str, given: str) -> str:
-    """An id that every store can keep. Raises: UsageError."""
+    """Return an id that every store can keep.
+
+    Args:
+        what: What the id is for, for the message.
+        given: What the caller gave.
+
+    Raises:
+        UsageError: It is no string, is empty, or cannot be written as UTF-8.
+    """
     if not isinstance(given, str):
         raise UsageError(f"the id of a {what} must be a string, not {given!r}")
     if not given:
@@ -41,15 +49,76 @@ def check_id(what: str, given: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """How a turn ended. The messages in the outcome are those that this turn has added."""
+    """How a turn ended. The messages in the outcome are those that this turn has added.
+
+    Attributes:
+        turn_id: The id of the turn.
+        status: The status of the turn.
+        outcome: Its outcome.
+    """
 
     turn_id: str
     status: TurnStatus
     outcome: Outcome[AgentResult]
 
 
+@dataclass(frozen=True, slots=True)
+class TurnLimits:
+    """What ends a turn besides its own `stop()`.
+
+    Attributes:
+        signal: A signal of the caller. When it is aborted, so is the turn.
+        timeout: Seconds that the turn may take, from its acceptance on.
+        origin: The place in the caller's code, for the reason of a timeout.
+    """
+
+    signal: AbortSignal | None = None
+    timeout: float | None = None
+    origin: str | None = None
+
+    def controller(self) -> AbortController:
+        """Make the controller of a turn with these limits. Raises: UsageError for a timeout that is no duration."""
+        parents = [] if self.signal is None else [self.signal]
+        if self.timeout is not None:
+            parents.append(Deadline(check_seconds("timeout", self.timeout), "deadline", self.origin))
+        return AbortController(AbortSignal.any(parents) if parents else None)
+
+
+NO_LIMITS = TurnLimits()
+
+
 class SessionTurn:
-    """One turn, from its acceptance on. Await it for its TurnResult; `stop()` works at any moment."""
+    """One turn, from its acceptance on. Await it for its TurnResult; `stop()` works at any moment.
+
+    Args:
+        turn_id: Its id. `None` gives it a new one.
+        messages: Its messages, or the function that makes them when it begins.
+        stop: Stops it, with the options and the place in the caller's code.
+        limits: What else ends it.
+        continues: The stopped turn that it goes on with.
+        resumes: How many times that work was resumed automatically after its process had died.
+
+    Attributes:
+        id: Its id, for life.
+        messages: Its messages, or the function that makes them.
+        controller: Aborts it.
+        urgent: Whether it begins before the turns that are queued.
+        continues: The stopped turn that it goes on with.
+        resumes: As the argument.
+        stop_request: All requests to stop it, joined.
+        recorded_stop: The request as it is in the log.
+        stop_wanted: Whether somebody wants it to stop. A host that shuts down stops it without that.
+        interrupted_at: When a message with `when_busy="interrupt"` first asked it to make way.
+        ctx: Its context, while it runs.
+        signal_listener: Listens to its signal, until it has ended.
+        session_id: Its session.
+        session_turns: The turns of its session that have not ended, in order.
+        awaited_turns: The turns that its work awaits.
+        base_length: How many messages the conversation had before it.
+        outcome: How it ended. It is decided when its end is added to the log, which may not be written yet.
+        end_seq: The number of its end in the log. 0 if it has not ended, or was never accepted.
+        result: How it ended, when its end is written.
+    """
 
     def __init__(
         self,
@@ -57,33 +126,28 @@ class SessionTurn:
         messages: tuple[Message, ...] | MessagesFn,
         stop: "Callable[[SessionTurn, StopOptions, str | None], StopAck]",
         *,
-        signal: AbortSignal | None = None,
-        timeout: float | None = None,
-        origin: str | None = None,
+        limits: TurnLimits = NO_LIMITS,
         continues: str | None = None,
         resumes: int = 0,
     ) -> None:
-        parents = [] if signal is None else [signal]
-        if timeout is not None:
-            parents.append(Deadline(check_seconds("timeout", timeout), "deadline", origin))
+        self.controller = limits.controller()
         self.id = uuid.uuid4().hex if turn_id is None else check_id("turn", turn_id)
         self.messages = messages
-        self.controller = AbortController(AbortSignal.any(parents) if parents else None)
-        self.urgent = False  # it comes before what waits
-        self.continues = continues  # the stopped turn that goes on
-        self.resumes = resumes  # how many times its work was resumed by itself after its process had died
-        self.request = NO_STOP
-        self.recorded = NO_STOP  # what the log knows of the request
-        self.asked_to_stop = False  # by somebody, and not only by a host that goes
-        self.interrupted_at: float | None = None  # when a message with when_busy="interrupt" first asked it to make way
-        self.ctx: Context | None = None  # while it runs
-        self.gate: Registration | None = None  # on the caller's signal, until the end
+        self.urgent = False
+        self.continues = continues
+        self.resumes = resumes
+        self.stop_request = NO_STOP
+        self.recorded_stop = NO_STOP
+        self.stop_wanted = False
+        self.interrupted_at: float | None = None
+        self.ctx: Context | None = None
+        self.signal_listener: Registration | None = None
         self.session_id = ""
-        self.queue: Mapping[str, SessionTurn] = {}  # the turns of its session that have not ended
-        self.awaits: list[SessionTurn] = []  # those that its work awaits
-        self.base = 0  # how many messages there were before it
-        self.outcome: Outcome[AgentResult] | None = None  # decided; its end is being written
-        self.end_seq = 0  # where the log has its end; 0: it was never accepted, or has not ended
+        self.session_turns: Mapping[str, SessionTurn] = {}
+        self.awaited_turns: list[SessionTurn] = []
+        self.base_length = 0
+        self.outcome: Outcome[AgentResult] | None = None
+        self.end_seq = 0
         self.result: TurnResult | None = None
         self._stop = stop
         self._lock = threading.Lock()
@@ -91,42 +155,46 @@ class SessionTurn:
 
     @property
     def signal(self) -> AbortSignal:
-        """The signal of this turn alone."""
+        """The signal of this turn, and of no other."""
         return self.controller.signal
 
     @property
     def status(self) -> TurnStatus:
-        """Where it is on its way."""
+        """How far it has come."""
         if self.result is not None:
             return self.result.status
-        if self.signal.aborted or self.request is not NO_STOP:
+        if self.signal.aborted or self.stop_request is not NO_STOP:
             return "stopping"
         return "queued" if self.ctx is None else "running"
 
     @property
-    def waits(self) -> bool:
-        """True: it is in the queue."""
+    def queued(self) -> bool:
+        """Whether its work has not begun and can still begin."""
         return self.ctx is None and self.outcome is None and self.result is None
 
     @property
-    def runs(self) -> bool:
-        """True: its work has begun and has not ended."""
+    def running(self) -> bool:
+        """Whether its work has begun and has not ended."""
         return self.ctx is not None and self.outcome is None
 
-    def ask(self, request: StopRequest) -> bool:
-        """One more request to stop. True: it is the first. Any thread."""
+    def request_stop(self, request: StopRequest) -> bool:
+        """Join one more request to stop it. Any thread.
+
+        Returns:
+            Whether it is the first one.
+        """
         with self._lock:
-            first = self.request is NO_STOP and not self.signal.aborted
-            self.request = self.request.join(request)
+            first = self.stop_request is NO_STOP and not self.signal.aborted
+            self.stop_request = self.stop_request.join(request)
         if self.ctx is not None:
             self.ctx.stop.join(request)
         return first
 
     def begin(self, ctx: Context) -> None:
-        """It runs. What was asked for before counts from now on."""
+        """Mark it as running. Requests that came before apply from now on."""
         self.ctx = ctx
-        if self.request is not NO_STOP:
-            ctx.stop.join(self.request)
+        if self.stop_request is not NO_STOP:
+            ctx.stop.join(self.stop_request)
 
     def stop(
         self,
@@ -137,31 +205,31 @@ class SessionTurn:
         abandon: float | None = None,
         reason: AbortReason | BaseException | str | None = None,
     ) -> StopAck:
-        """Stop this turn and no other. The arguments are those of `Session.stop`."""
+        """Stop this turn and no other. Any thread. The arguments are those of `Session.stop`."""
         return self._stop(self, StopOptions(at, scope, within, abandon, reason), None)
 
     def end(self, result: TurnResult) -> None:
-        """It is over: whoever waits is told."""
+        """Set the result, and wake those who wait for it."""
         self.result = result
         self.ctx = None
-        if self.gate is not None:
-            self.gate.remove()
+        if self.signal_listener is not None:
+            self.signal_listener.remove()
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             wake(waiter)
 
-    def __await__(self) -> Generator[Any, None, TurnResult]:
+    def __await__(self) -> Generator[object, None, TurnResult]:
         return self.wait().__await__()
 
     async def wait(self, timeout: float | None = None) -> TurnResult:
-        """Wait for the result. Whoever stops waiting does not stop the turn. Any event loop.
+        """Wait for the result. A caller that stops waiting does not stop the turn. Any event loop.
 
         Args:
             timeout: Seconds to wait for.
 
         Raises:
-            TimeoutError: It has not ended by then. It goes on.
-            UsageError: The caller is the work of a turn for which this one has to wait.
+            TimeoutError: The turn has not ended by then. It goes on.
+            UsageError: The caller is the work of a turn that has to end before this one.
         """
         if self.result is not None:
             return self.result
@@ -171,28 +239,35 @@ class SessionTurn:
 
     @contextmanager
     def awaited(self, what: str) -> Iterator[None]:
-        """While the work of another turn awaits this one. Raises: UsageError if it waited for itself."""
+        """Note that the work of another turn awaits this one, for the check for deadlocks.
+
+        Args:
+            what: What the caller is about to do, for the message.
+
+        Raises:
+            UsageError: The wait would never end.
+        """
         waiting = refuse_cycle(what, [self])
         if waiting is not None:
-            waiting.awaits.append(self)
+            waiting.awaited_turns.append(self)
         try:
             yield
         finally:
             if waiting is not None:
-                waiting.awaits.remove(self)
+                waiting.awaited_turns.remove(self)
 
     async def until_ended(self) -> TurnResult:
-        """The result, for the session itself: whoever waits here is not checked."""
+        """Wait for the result without the check for deadlocks, for the session itself."""
         while self.result is None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
-            if self.result is None:  # `end` writes the result first and tells the waiters second: one sees the other
+            if self.result is None:  # the waiter is added first; `end` sets the result first: one sees the other
                 await waiter
         return self.result
 
 
 def wake(waiter: "asyncio.Future[None]") -> None:
-    """Tell whoever waits, in the event loop in which it waits: that may be the one of another thread."""
+    """Resolve a waiter in its own event loop, which may run in another thread."""
     loop = waiter.get_loop()
     try:
         if asyncio.get_running_loop() is loop:
@@ -203,10 +278,10 @@ def wake(waiter: "asyncio.Future[None]") -> None:
     try:
         loop.call_soon_threadsafe(resolve, waiter)
     except RuntimeError:
-        pass  # that loop is closed: nobody waits there any more
+        pass  # that loop is closed, and the waiter with it
 
 
 def resolve(waiter: "asyncio.Future[None]") -> None:
-    """Unless it has stopped waiting."""
+    """Resolve a waiter, unless it has stopped waiting."""
     if not waiter.done():
         waiter.set_result(None)

@@ -1,4 +1,4 @@
-"""Owns the events of one turn as a stream that its reader holds: closing it aborts exactly that turn."""
+"""Owns the stream of the events of one turn. Closing the stream stops exactly that turn."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -12,9 +12,20 @@ from .turn import SessionTurn
 
 __all__ = ["TurnStream"]
 
+# Events of the session itself, which belong to no turn.
+SESSION_EVENTS = (SessionOpened, SessionClosed)
+
 
 class TurnStream:
-    """`async with session.stream(["hi"]) as events: async for event in events: …`"""
+    """The events of one turn: `async with session.stream(["hi"]) as events: async for event in events: …`.
+
+    Args:
+        turn: The turn.
+        events: The events of its session, from before the turn was accepted.
+
+    Attributes:
+        turn: The turn.
+    """
 
     def __init__(self, turn: SessionTurn, events: AsyncGenerator[LoggedEvent, None]) -> None:
         self.turn = turn
@@ -26,21 +37,21 @@ class TurnStream:
 
     async def _follow(self) -> AsyncGenerator[Event, None]:
         if self.turn.result is not None and not self.turn.end_seq:
-            return  # it was stopped before it was accepted: nothing of it is in the log
+            return  # it was stopped before it was accepted, so it is not in the log
         with self.turn.awaited("reading its events"):
             async for event in self._events_of_turn():
                 yield event
 
     async def _events_of_turn(self) -> AsyncGenerator[Event, None]:
-        runs = False
-        async with aclosing(self._source) as recorded:
-            async for each in recorded:
-                event = each.event
+        running = False
+        async with aclosing(self._source) as logged_events:
+            async for logged in logged_events:
+                event = logged.event
                 turn_id = getattr(event, "turn_id", None)
-                # While it runs, what belongs to no turn of this session was passed on by its tools.
-                if turn_id == self.turn.id or (runs and turn_id is None and not isinstance(event, SESSION)):
+                # While it runs, an event that belongs to no turn of this session was passed on by one of its tools.
+                if turn_id == self.turn.id or (running and turn_id is None and not isinstance(event, SESSION_EVENTS)):
                     yield event
-                runs = runs or (turn_id == self.turn.id and isinstance(event, TurnStarted))
+                running = running or (turn_id == self.turn.id and isinstance(event, TurnStarted))
                 if turn_id == self.turn.id and isinstance(event, TurnEnded):
                     return
 
@@ -55,6 +66,3 @@ class TurnStream:
         await self._events.aclose()
         await self._source.aclose()
         await self.turn.until_ended()
-
-
-SESSION = (SessionOpened, SessionClosed)

@@ -1,8 +1,8 @@
-"""Owns the work of one turn of a session: its messages, its record, then the agent. Knows nothing of the queue."""
+"""Owns the work of one turn of a session: make its input, record its start, run the agent. Knows no queue."""
 
 import inspect
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ..agent.conversation import AgentResult
 from ..agent.tool import AskUserFn
@@ -23,10 +23,10 @@ __all__ = ["TurnWork"]
 
 
 class AskingContext(Context):
-    """The context of a turn: questions go to the session.
+    """The context of a turn, in which questions to a person go to the session.
 
     Attributes:
-        idempotency_key: The keys of its tool calls begin with this.
+        idempotency_key: The beginning of the idempotency keys of its tool calls.
     """
 
     __slots__ = ("_ask", "idempotency_key")
@@ -35,7 +35,11 @@ class AskingContext(Context):
 
 
 class TurnWork:
-    """What a session's loop runs. An object, because it guards its own leaves: from outside it is not interrupted."""
+    """The Work that the loop of a session runs for each turn.
+
+    It is an object and not a function because of `handles_abort`: it runs its own leaves under the signal, so that the
+    loop does not interrupt it from outside.
+    """
 
     handles_abort = True
 
@@ -44,39 +48,43 @@ class TurnWork:
         self.name = engine.agent.name
 
     async def __call__(self, ctx: Context, turn: SessionTurn, /) -> AgentResult:
-        """Raises: AbortError with a partial; what failed."""
+        """Run one turn.
+
+        Raises:
+            AbortError: It was stopped. The error has the partial result.
+        """
         engine = self._engine
         turn.begin(ctx)
         token = RUNNING.set(turn)
         try:
             value = await self._input(ctx, turn)
             started = TurnStarted(**engine.stamp(turn.id), turn_id=turn.id, items=1)
-            # From here on there may be effects: a crash must find that it had begun.
-            await engine.log.flushed(engine.add(started, keep=True))
+            # From here on there may be effects. After a crash the log must say that the turn had begun.
+            await engine.log.flushed(engine.add(started, durable=True))
             asking = ctx.child("", context_class=AskingContext)
-            assert isinstance(asking, AskingContext)  # for the type checker: it was asked for
+            assert isinstance(asking, AskingContext)  # `child` makes an object of this class
             asking.path, asking.is_run, asking._ask = ctx.path, True, engine.questions.ask
             asking.journal = engine.journal
             asking.idempotency_key = conversation_id(engine.id, turn.id, engine.agent.name)
-            return await engine.agent(asking, value)  # which looks at the signal first, and keeps what was said
+            return await engine.agent(asking, value)  # it looks at the signal first, and keeps the messages
         finally:
             RUNNING.reset(token)
 
-    async def _input(self, ctx: Context, turn: SessionTurn) -> Any:
-        """What the agent is given: the whole conversation, or the turn that goes on."""
+    async def _input(self, ctx: Context, turn: SessionTurn) -> AgentResult | list[Message]:
+        """Make the input of the agent: the whole conversation, or the result of the turn that goes on."""
         state = self._engine.state
         if turn.continues is not None:
-            last = state.last_ended
-            if last is None or last.id != turn.continues:
+            last_turn = state.last_ended
+            if last_turn is None or last_turn.id != turn.continues:
                 raise UsageError(f"turn {turn.continues!r} cannot go on: the conversation has moved on since")
-            value, turn.base = state.resumed(turn.continues)
+            value, turn.base_length = state.resume_point(turn.continues)
             return value
         history = state.messages
         messages = await self._messages(ctx, turn, history)
-        first, last_said = _spoken(messages), _spoken(reversed(history))
-        if isinstance(first, AssistantMessage) and isinstance(last_said, AssistantMessage):
+        first, last = _first_spoken(messages), _first_spoken(reversed(history))
+        if isinstance(first, AssistantMessage) and isinstance(last, AssistantMessage):
             raise UsageError("the conversation ends with an answer: a user message must come before the next one")
-        turn.base = len(history)
+        turn.base_length = len(history)
         return [*history, *messages]
 
     async def _messages(self, ctx: Context, turn: SessionTurn, history: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -85,7 +93,7 @@ class TurnWork:
             return given
         make = given
 
-        async def call(leaf_ctx: Context, current: tuple[Message, ...]) -> Any:
+        async def call(leaf_ctx: Context, current: tuple[Message, ...]) -> Sequence[Message | str]:
             made = make(current)
             return await made if inspect.isawaitable(made) else made
 
@@ -94,10 +102,10 @@ class TurnWork:
             raise UsageError("the function of the messages returned a function: it must return messages")
         turn.messages = messages
         edited = TurnEdited(**self._engine.stamp(turn.id), turn_id=turn.id, messages=messages)
-        self._engine.add(edited, keep=True)
+        self._engine.add(edited, durable=True)
         return messages
 
 
-def _spoken(messages: Iterable[Message]) -> Message | None:
-    """The first that is no instruction."""
+def _first_spoken(messages: Iterable[Message]) -> Message | None:
+    """Return the first message that is not a system message."""
     return next((message for message in messages if not isinstance(message, SystemMessage)), None)

@@ -1,7 +1,23 @@
-"""Owns what the log says of work that has not ended: how far a turn had come, and the sub-agents inside of its calls.
+"""Owns the work that has no end in the log: how far a turn had come, and the sub-agents and flows inside its calls.
 
-Pure: it is fed events in order. After a crash this is all there is, so that nothing is concluded from it but what must
-be true: a call has not begun unless the log says so, because that is written before its body begins.
+Pure: it is given events in order. After a crash the log is all that is known, and a wrong conclusion is expensive: if a
+call counts as "not run" although its body had begun, it runs again and pays twice; if it counts as done although it had
+not begun, its work is lost. Three rules follow:
+
+- **A call has begun only if the log says so.** `CallRecorded` is durable before the body of a call begins. So a call
+  with `ToolCalled` and without `CallRecorded` has certainly not begun, and runs again. (Tools that only read do not
+  wait for the record: to run them again does no harm.) A call with `CallRecorded` and without `ToolEnded` may have had
+  any effect: its result is "unknown". Logs of an early version have no `CallRecorded`,
+  which shows in a `ToolCalled` without an idempotency key: there every call counts as begun.
+- **Each event belongs to one agent, by the calls around it.** Sub-agents run inside tool calls, several at a time, and
+  their events are mixed in the log. `event.calls` has the ids of the enclosing calls, from the outside in, and leads to
+  the right `inner` work. Events inside of flow nodes have a longer path than calls, and are left out: a flow saves
+  its own checkpoint (`FlowSaved`).
+- **A model call must accept the result.** Each tool call gets exactly one result, an answer that was cut off is marked
+  as interrupted, and `repair` has the last word.
+
+A turn that continued a stopped one runs the calls of that turn again, so a `ToolCalled` may come before any answer of
+its own. It is not added to an answer, because the earlier turn has it already.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,18 +40,19 @@ from ..run.partial_work import FLOW, PartialWork
 
 __all__ = ["UnfinishedWork"]
 
-PROMPT = UserMessage(text="-")  # stands for the prompt of a sub-agent, which its parent gives it again
+# In place of the prompt of a sub-agent, which is not in the log: the call that runs the sub-agent gives it again.
+PROMPT = UserMessage(text="-")
 
 
 @dataclass
 class UnfinishedWork:
-    """Work that the log does not know the end of: an agent's turn, or what runs inside of a tool call.
+    """The work of an agent, or inside of a tool call, that has no end in the log.
 
     Attributes:
-        answers: What the model has said, if it is an agent.
-        results: The results of its tool calls.
-        inner: What runs inside of its tool calls.
-        flow: Where the flow is that runs inside of this tool call, if one does.
+        answers: The answers of the model, if it is the work of an agent.
+        results: The results of its tool calls that have ended.
+        inner: The work inside of its tool calls that have not ended.
+        flow: The checkpoint of the flow that runs inside of this tool call, if one does.
         id: The id of its conversation, from which the keys of its calls are made. Empty if it has not called a tool.
     """
 
@@ -47,7 +64,12 @@ class UnfinishedWork:
     _begun: set[str] = field(default_factory=set)
 
     def apply(self, event: Event, depth: int = 0) -> None:
-        """One more event. Only those of agents count: each is one step below the call that it runs in."""
+        """Apply the next event. Events inside of flow nodes are left out.
+
+        Args:
+            event: The event.
+            depth: How many of the calls around the event lead to this work.
+        """
         if len(event.path) != len(event.calls) + 1:
             return
         if depth < len(event.calls):
@@ -73,62 +95,74 @@ class UnfinishedWork:
                 pass
 
     def _called(self, event: ToolCalled) -> None:
-        if not event.idempotency_key:  # of a version that did not write down when a body began
+        if not event.idempotency_key:  # of an early version, which did not record when a body began
             self._begun.add(event.call_id)
         self.id = self.id or event.idempotency_key.removesuffix(f":{event.call_id}")
         if not self.answers:
-            return  # a call of the turn before, which runs again
+            return  # a call of the continued turn, which runs again
         call = ToolCall(call_id=event.call_id, name=event.name, arguments=event.arguments)
         last = self.answers[-1]
         self.answers[-1] = replace(last, calls=(*last.calls, call), interrupted=False)
 
     def result_of(self, call: ToolCall, before: Mapping[str, ToolResult]) -> ToolResult:
-        """What became of a call: its result, or the truth about one that has none. `before`: results of other turns."""
+        """Return the result of a call, or the one that says what is known of a call without a result.
+
+        Args:
+            call: The call.
+            before: The results that earlier turns have.
+        """
         if call.call_id in self.results:
             return self.results[call.call_id]
         if call.call_id in self._begun:
             return UNKNOWN.result(call)
         return before.get(call.call_id) or NOT_RUN.result(call)
 
-    def rebuilt(self, conversation: Conversation) -> AgentResult:
-        """Add what is known of this work to `conversation`, in a form that the next model call accepts."""
-        said, before = list(conversation.messages), conversation.results
-        answers: list[Message] = [*([said.pop()] if conversation.in_tool_round else []), *self.answers]
+    def rebuild(self, conversation: Conversation) -> AgentResult:
+        """Add what is known of this work to a conversation, in a form that the next model call accepts."""
+        messages, before = list(conversation.messages), conversation.results
+        answers: list[Message] = [*([messages.pop()] if conversation.in_tool_round else []), *self.answers]
         for answer in answers:
-            assert isinstance(answer, AssistantMessage)  # for the type checker: a round begins with one
-            said.append(answer)
-            said += [self.result_of(call, before) for call in answer.calls]
+            assert isinstance(answer, AssistantMessage)  # a round begins with an answer
+            messages.append(answer)
+            messages += [self.result_of(call, before) for call in answer.calls]
         text = self.answers[-1].text if self.answers else ""
-        kept = {call_id: left for call_id, left in conversation.kept.items() if call_id not in self.results}
+        kept = {call_id: partial for call_id, partial in conversation.kept.items() if call_id not in self.results}
         for call_id, work in self.inner.items():
-            left = work._left(conversation.kept.get(call_id))
-            if left is not None:
-                kept[call_id] = left
+            partial = work._partial(conversation.kept.get(call_id))
+            if partial is not None:
+                kept[call_id] = partial
         return AgentResult(
-            text, tuple(repair(said)), steps=conversation.steps + len(self.answers), kept=kept, id=conversation.id
+            text, tuple(repair(messages)), steps=conversation.steps + len(self.answers), kept=kept, id=conversation.id
         )
 
-    def _left(self, before: AgentResult | PartialWork | None) -> AgentResult | PartialWork | None:
-        """What the call goes on from when it runs again; None for one with neither an agent nor a flow inside."""
+    def _partial(self, before: AgentResult | PartialWork | None) -> AgentResult | PartialWork | None:
+        """Return what the call around this work goes on from when it runs again.
+
+        Args:
+            before: What it went on from, if it was cut off before.
+
+        Returns:
+            `None` if there is neither an agent nor a flow inside of the call.
+        """
         if self.flow is not None:
             return self.flow
         if isinstance(before, PartialWork) or (before is None and not self.answers):
             return before
-        return self._below(before)
+        return self._rebuild_sub_agent(before)
 
-    def _below(self, before: AgentResult | None) -> AgentResult:
-        """Of a sub-agent. What the log knows of it is without its prompt, which is in the arguments of the call.
+    def _rebuild_sub_agent(self, before: AgentResult | None) -> AgentResult:
+        """Rebuild the result of a sub-agent, without its prompt, which is in the arguments of its call.
 
-        `before`: what it went on from, if it was cut off before.
+        A conversation has to begin with a prompt, so one is put in front meanwhile.
         """
-        left = before or AgentResult("")
-        if not left.messages or not isinstance(left.messages[0], UserMessage):
-            left = replace(left, messages=(PROMPT, *left.messages))
-        result = self.rebuilt(Conversation(resume=left))
+        partial = before or AgentResult("")
+        if not partial.messages or not isinstance(partial.messages[0], UserMessage):
+            partial = replace(partial, messages=(PROMPT, *partial.messages))
+        result = self.rebuild(Conversation(resume=partial))
         return replace(result, messages=result.messages[1:]) if result.messages[0] == PROMPT else result
 
     def unknown_calls(self) -> Iterator[ToolCall]:
-        """The calls that had begun and have no result."""
+        """Yield the calls that have begun and have no result."""
         for answer in self.answers:
             for call in answer.calls:
                 if call.call_id in self._begun and call.call_id not in self.results:

@@ -148,7 +148,7 @@ class Directory:
         views: dict[str, TurnView] = {}
         for one in new:  # of two messages with the same id the first one counts, and the worker drops the second
             status: TurnStatus = "stopping" if one.turn_id in stopped else "queued"
-            views.setdefault(one.turn_id, TurnView(one.turn_id, status, said=one.text))
+            views.setdefault(one.turn_id, TurnView(one.turn_id, status, text=one.text))
         return views
 
     async def turn(self, session_id: str, turn_id: str) -> TurnView:

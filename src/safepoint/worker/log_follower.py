@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from ..agent.conversation import AgentResult
 from ..run.outcome import Outcome
-from ..session.log import RECENT, LoggedEvent, read
+from ..session.log import RECENT, LoggedEvent, decode_record
 from ..session.loop_tasks import LoopTasks
 from ..session.session_state import SessionState
 from ..session.store import LogRecord
@@ -58,7 +58,7 @@ class LogFollower:
                     self._apply(record)
 
     def _apply(self, record: LogRecord) -> None:
-        recorded = read(record)
+        recorded = decode_record(record)
         self.state.apply(recorded.event)
         self.seq = record.seq
         self._recent.append(recorded)
@@ -104,7 +104,7 @@ class LogFollower:
                     page = [self._recent[index] for index in range(-missing, 0)]
                 else:
                     reader = reader or LogReader(self._connection, self._session)
-                    page = [read(record) for record in await reader.after(after) if record.seq <= self.seq]
+                    page = [decode_record(record) for record in await reader.after(after) if record.seq <= self.seq]
                     if not page:  # a replica that lags behind
                         await asyncio.sleep(0.05)  # real time: the replica catches up
                 for recorded in page:
@@ -144,7 +144,7 @@ class LogFollower:
             await self.catch_up()
             while True:
                 turn = self.state.turns.get(self.state.successor(turn_id) if follow_successors else turn_id)
-                if turn is not None and turn.outcome is not None and not (follow_successors and turn.lost):
+                if turn is not None and turn.outcome is not None and not (follow_successors and turn.orphaned):
                     return turn.outcome
                 if await anext(events, None) is None:
                     return None

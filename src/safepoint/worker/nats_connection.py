@@ -391,7 +391,7 @@ class NatsConnection:
         """Close the connection."""
         with contextlib.suppress(errors.Error, OSError):
             await self._client.close()
-        await self._loop_tasks.empty()
+        await self._loop_tasks.wait_all()
 
 
 class _NatsOrder:

@@ -18,7 +18,7 @@ from ..run.stop import StopAt
 from ..run.wire import event_to_json
 from ..session.acknowledgements import change_ack
 from ..session.engine import SessionBusy, SessionEnded
-from ..session.log import read
+from ..session.log import decode_record
 from ..session.session import Session
 from ..session.session_state import SessionState
 from ..session.store import LogRecord, SessionInUse, StoreError
@@ -228,7 +228,7 @@ class OrderRunner:
         end = await self._store.acquire(session)
         while last < end and (page := await self._store.read(session, last)):
             for record in page:
-                state.apply(read(record).event)
+                state.apply(decode_record(record).event)
             last = page[-1].seq
         stopped = {state.successor(turn_id): call for turn_id, call in stopped.items()}
         records = [
@@ -419,7 +419,7 @@ class OrderRunner:
 
     def _stop_running(self, session: Session, within: float) -> list[SessionTurn]:
         session.pause()
-        running = [turn for turn in session.turns.values() if not turn.waits]
+        running = [turn for turn in session.turns.values() if not turn.queued]
         for turn in running:
             at = StopAt.SAFE_POINT if within > 0 else StopAt.NOW
             turn.stop(at, scope="tree", within=within or None, reason=GIVEN_BACK)

@@ -122,7 +122,7 @@ class RemoteHost(Directory):
             self._loop_tasks.spawn(self._enforce_time_limit(session_id, turn_id, seconds), f"deadline of {turn_id}")
         # Another call may have used the id at the same moment. Of two such messages the first one in the inbox counts.
         first = await self._sent_before(session_id, turn_id, text) if given else None
-        return first or TurnView(turn_id, "queued", said=text)
+        return first or TurnView(turn_id, "queued", text=text)
 
     async def _sent_before(self, session_id: str, turn_id: str, text: str) -> TurnView | None:
         """The turn with this id, if its message was sent before. Raises: UsageError if that was another message."""
@@ -131,10 +131,10 @@ class RemoteHost(Directory):
         if turn_id not in follower.state.turns:
             unseen = (await self._unseen(session_id, follower)).get(turn_id)
         if unseen is not None:
-            refuse_other_text(session_id, turn_id, text, as_messages(unseen.said))
+            refuse_other_text(session_id, turn_id, text, as_messages(unseen.text))
             return unseen
         if turn_id in follower.state.turns:
-            refuse_other_text(session_id, turn_id, text, follower.state.turns[turn_id].asked)
+            refuse_other_text(session_id, turn_id, text, follower.state.turns[turn_id].sent_messages)
         return view_of(follower.state, turn_id)
 
     async def _enforce_time_limit(self, session_id: str, turn_id: str, seconds: float) -> None:
@@ -242,7 +242,7 @@ class RemoteHost(Directory):
                 return "accepted", ("recorded" if recorded else "accepted"), message
             message = "the broker does not report the state of the turn"
             return "accepted", _level(reply, recorded), message
-        if turn is not None and turn.lost:
+        if turn is not None and turn.orphaned:
             return "accepted", "recorded", "no worker has gone on with it yet: it will not be resumed"
         if turn is not None and turn.outcome is not None:
             return "already_finished", "settled", f"turn {turn_id} has ended"
@@ -360,16 +360,16 @@ class RemoteHost(Directory):
             return b""
 
         def on_timeout() -> None:
-            self._loop_tasks.post(lambda: self._loop_tasks.spawn(self._stop_if_unread(session_id), "disconnect"))
+            self._loop_tasks.call(lambda: self._loop_tasks.spawn(self._stop_if_unread(session_id), "disconnect"))
 
         timer = self._disconnect_timers.setdefault(
             session_id, DisconnectTimer(current_clock(), self._grace, on_timeout)
         )
-        timer.came()
+        timer.reader_joined()
         unserve = await connection.serve(("readers", session_id), confirm)
 
         async def leave() -> None:
-            timer.left()
+            timer.reader_left()
             if not self._closed:
                 await unserve()
 
@@ -402,7 +402,7 @@ class RemoteHost(Directory):
         for follower in self._followers.values():
             follower.close()
         if self._connected is not None:
-            await self._loop_tasks.empty()
+            await self._loop_tasks.wait_all()
             await self._connected.close()
 
 

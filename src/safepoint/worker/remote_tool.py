@@ -20,7 +20,7 @@ from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.stop import StopAck
 from ..run.time_limit import limit_of
 from ..session.host import Host, NotFound
-from ..session.session_state import OWN
+from ..session.session_state import OWN_EVENTS
 from .remote_host import RemoteHost
 from .sub_agent_waits import waiting_for_a_sub_agent
 
@@ -160,7 +160,7 @@ class _Child:
         return ended
 
     def _forward(self, event: Event) -> None:
-        if isinstance(event, OWN) or not self._ctx.has_listener:
+        if isinstance(event, OWN_EVENTS) or not self._ctx.has_listener:
             return
         if self._skip > 0:
             self._skip -= 1

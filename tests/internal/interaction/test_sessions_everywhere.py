@@ -21,7 +21,7 @@ from safepoint.events import (
 from safepoint.messages import Message
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.session import MemoryStore, Session, TurnResult
-from safepoint.session.log import read
+from safepoint.session.log import decode_record
 from safepoint.session.session_state import SessionState
 from safepoint.testing import DEFAULT_LAWS, FakeClock, Law, Probe, RecordedRun, abort_everywhere
 
@@ -127,7 +127,7 @@ def store_agrees(stores: list[MemoryStore]) -> Law:
     def the_store_agrees(run: RecordedRun) -> Iterator[str]:
         """All that was accepted or begun has its end, the conversation is valid, and the caller was told the same."""
         for session, records in stores[-1]._logs.items():
-            events = [read(record).event for record in records]
+            events = [decode_record(record).event for record in records]
             yield from (f"{session}: {breach}" for breach in breaches(events))
             ends = [event for event in events if isinstance(event, TurnEnded) and event.turn_id == MINE]
             for end in ends:

@@ -40,30 +40,30 @@ def test_an_empty_message_is_refused(given) -> None:
 
 
 def test_a_stop_that_came_first_is_taken_once(clock: FakeClock) -> None:
-    tombstones = EarlyStops(clock)
-    tombstones.remember("t", AbortReason("user", "first"))
-    tombstones.remember("t", AbortReason("user", "second"))
-    assert tombstones.find("other") is None
-    assert tombstones.find("t") == AbortReason("user", "first"), "the first reason wins"
-    assert tombstones.find("t") is not None, "the message may be sent again"
-    tombstones.forget("t")
-    assert tombstones.find("t") is None
+    early_stops = EarlyStops(clock)
+    early_stops.remember("t", AbortReason("user", "first"))
+    early_stops.remember("t", AbortReason("user", "second"))
+    assert early_stops.find("other") is None
+    assert early_stops.find("t") == AbortReason("user", "first"), "the first reason wins"
+    assert early_stops.find("t") is not None, "the message may be sent again"
+    early_stops.forget("t")
+    assert early_stops.find("t") is None
 
 
 def test_a_stop_that_came_first_is_forgotten_after_ten_minutes(clock: FakeClock) -> None:
-    tombstones = EarlyStops(clock)
-    tombstones.remember("early", AbortReason())
+    early_stops = EarlyStops(clock)
+    early_stops.remember("early", AbortReason())
     clock.advance(REMEMBER_SECONDS - 1)
-    tombstones.remember("late", AbortReason())
+    early_stops.remember("late", AbortReason())
     clock.advance(1)
-    assert tombstones.find("early") is None
-    assert tombstones.find("late") is not None
+    assert early_stops.find("early") is None
+    assert early_stops.find("late") is not None
 
 
 def test_not_more_than_so_many_stops_are_remembered(clock: FakeClock) -> None:
-    tombstones = EarlyStops(clock)
+    early_stops = EarlyStops(clock)
     for number in range(REMEMBER_COUNT + 1):
-        tombstones.remember(str(number), AbortReason())
-    assert tombstones.find("0") is None, "the oldest had to go"
-    assert tombstones.find("1") is not None
-    assert tombstones.find(str(REMEMBER_COUNT)) is not None
+        early_stops.remember(str(number), AbortReason())
+    assert early_stops.find("0") is None, "the oldest had to go"
+    assert early_stops.find("1") is not None
+    assert early_stops.find(str(REMEMBER_COUNT)) is not None

@@ -23,7 +23,7 @@ from safepoint.events import (
     TurnStarted,
 )
 from safepoint.session import Session, SqliteStore
-from safepoint.session.log import read
+from safepoint.session.log import decode_record
 from tests.conftest import counts
 from tests.kit.sessions import lines
 from tests.session import crashing
@@ -93,7 +93,7 @@ async def look(folder: Path) -> None:
     store = SqliteStore(folder / "s.db")
     records = await store.read("s", 0, 10_000_000)
     await store.close()
-    events = [read(record).event for record in records]
+    events = [decode_record(record).event for record in records]
     queued = {event.turn_id for event in events if isinstance(event, TurnQueued)}
     ended = Counter(event.turn_id for event in events if isinstance(event, TurnEnded))
     stops = {event.turn_id for event in events if isinstance(event, StopRequested)}

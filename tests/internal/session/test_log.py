@@ -44,7 +44,7 @@ def end_readers(log: SessionLog) -> None:
     log._closed = True
     log._urgent.set()
     log._work.set()
-    log._announce()
+    log._wake_readers()
 
 
 async def numbers(log: SessionLog, after: int = 0) -> list[int]:
@@ -57,7 +57,7 @@ async def test_numbers_begin_at_one_and_go_on_after_a_reopening() -> None:
     async with opened(store) as log:
         assert [log.add(text("a")), log.add(text("b"))] == [1, 2]
     async with opened(store) as log:
-        assert (log.last, log.saved) == (2, 2)
+        assert (log.last_seq, log.written_seq) == (2, 2)
         assert log.add(text("c")) == 3
         found: list[Event] = []
         await log.flushed(3)
@@ -75,7 +75,7 @@ async def test_readers_that_come_at_any_time_miss_nothing_and_see_nothing_twice(
             for number in range(total):
                 log.add(text(str(number)), durable=chance.random() < 0.1)
                 if chance.random() < 0.01 or number in (0, total - 1):
-                    after = chance.randrange(0, log.last + 1)
+                    after = chance.randrange(0, log.last_seq + 1)
                     readers.append((after, group.create_task(numbers(log, after))))
                 if chance.random() < 0.05:
                     await asyncio.sleep(0)
@@ -92,7 +92,7 @@ async def test_live_readers_see_what_is_only_said_before_it_is_written() -> None
         log.add(text("a"))
         async with aclosing(log.follow()) as events:
             assert (await anext(events)).seq == 1
-        assert log.saved == 0
+        assert log.written_seq == 0
         store.gate.set()
 
 
@@ -104,10 +104,10 @@ async def test_what_must_survive_a_power_cut_is_shown_when_it_does() -> None:
         log.add(text("a stop"), durable=True)
         assert (await anext(events)).seq == 1
         await store.writing.wait()
-        assert (log.shown, log.saved) == (1, 0)
+        assert (log.visible_seq, log.written_seq) == (1, 0)
         store.gate.set()
         assert (await anext(events)).seq == 2
-        assert log.saved == 2
+        assert log.written_seq == 2
 
 
 async def test_the_end_of_a_turn_and_what_comes_after_it_is_shown_when_it_stands() -> None:
@@ -169,7 +169,7 @@ async def test_while_one_batch_is_on_its_way_the_next_one_gathers() -> None:
             log.add(text("more"))
         log.add(text("kept"), durable=True)
         store.gate.set()
-        await log.flushed(log.last)
+        await log.flushed(log.last_seq)
     assert batches == [(1, False), (101, True)]
 
 
@@ -190,7 +190,7 @@ async def test_words_that_nobody_waits_for_gather_and_are_written_soon_all_the_s
             await asyncio.sleep(0)
         assert batches == []
         async with asyncio.timeout(5):
-            while log.saved < 30:
+            while log.written_seq < 30:
                 await asyncio.sleep(0.001)  # real time: they are written when a moment has passed
         assert batches == [30]
         log.add(text("more"))
@@ -206,12 +206,12 @@ async def test_a_slow_reader_holds_no_memory(tmp_path: Path) -> None:
             await anext(slow)
             for _ in range(RECENT):
                 log.add(text("x" * 1000))
-            await log.flushed(log.last)
+            await log.flushed(log.last_seq)
             tracemalloc.start()
             for _ in range(8):
                 for _ in range(RECENT):
                     log.add(text("x" * 1000))
-                await log.flushed(log.last)
+                await log.flushed(log.last_seq)
             grown = tracemalloc.get_traced_memory()[0]
             tracemalloc.stop()
             assert grown < 2_500_000, "what the newest need, whoever reads: not the 4,096 that were written"
@@ -266,7 +266,7 @@ async def test_an_end_that_somebody_else_wrote_first_ends_the_log() -> None:
     store = MemoryStore()
     async with opened(store) as log:
         await store.append("s", [LogRecord(1, event_to_json(end()), "t")], durable=True)
-        log.last = 1
+        log.last_seq = 1
         told: list[object] = []
         seq = log.add(end(), ends=("t", told.append))
         with pytest.raises(SessionInUse, match="the end of turn t was written before"):
@@ -278,7 +278,7 @@ async def test_an_end_that_somebody_else_wrote_first_ends_the_log() -> None:
 async def test_a_log_that_ends_before_its_last_number_is_refused() -> None:
     log = SessionLog(MemoryStore(), "s")
     await log.open()
-    log.last = 3
+    log.last_seq = 3
     with pytest.raises(StoreError, match="ends at 0, and not at 3"):
         await log.replay(lambda event: None)
 
@@ -300,6 +300,6 @@ async def test_a_store_that_has_lost_records_is_an_error_for_the_reader_and_not_
     async with opened(store) as log:
         for number in range(RECENT + 10):
             log.add(text(str(number)))
-        await log.flushed(log.last)
+        await log.flushed(log.last_seq)
         with pytest.raises(StoreError, match="has lost what came after 2"):
             await numbers(log)

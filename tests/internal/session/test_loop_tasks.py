@@ -14,7 +14,7 @@ from safepoint.testing import drain_ready_tasks
 
 async def test_a_call_at_home_is_made_at_once() -> None:
     called: list[int] = []
-    LoopTasks().post(called.append, 1)
+    LoopTasks().call(called.append, 1)
     assert called == [1]
 
 
@@ -26,7 +26,7 @@ async def test_a_call_from_a_thread_is_handed_over() -> None:
         called.append(threading.get_ident())
         heard.set()
 
-    await asyncio.to_thread(loop_tasks.post, call)
+    await asyncio.to_thread(loop_tasks.call, call)
     await heard.wait()
     assert called == [threading.get_ident()]
 
@@ -36,7 +36,7 @@ def test_a_call_for_a_loop_that_is_closed_has_nobody_to_reach() -> None:
         return LoopTasks()
 
     loop_tasks = asyncio.run(make())
-    loop_tasks.post(pytest.fail, "there is nobody at home")
+    loop_tasks.call(pytest.fail, "there is nobody at home")
 
 
 async def test_it_is_empty_when_all_tasks_but_the_one_that_asks_have_ended() -> None:
@@ -47,7 +47,7 @@ async def test_it_is_empty_when_all_tasks_but_the_one_that_asks_have_ended() -> 
         order.append("work")
 
     async def closing() -> None:
-        await loop_tasks.empty()
+        await loop_tasks.wait_all()
         order.append("empty")
 
     loop_tasks.spawn(work(), "work")

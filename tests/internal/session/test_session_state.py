@@ -126,7 +126,7 @@ def test_a_turn_that_was_continued_is_told_by_the_one_that_continued_it() -> Non
     half = stopped("1", user("hi"), answer("ha", interrupted=True))
     folded = state(queued("1", user("hi")), started("1"), half, queued("2", continues="1"), started("2"))
     assert said(folded.messages) == ["hi", "ha"], "until that has something to tell"
-    result, base = folded.resumed("1")
+    result, base = folded.resume_point("1")
     assert (said(result.messages), base) == (["hi", "ha"], 0)
     folded.apply(completed("2", user("hi"), answer("hallo")))
     assert said(folded.messages) == ["hi", "hallo"]
@@ -165,7 +165,7 @@ def test_a_turn_that_died_is_rebuilt_from_what_was_streamed() -> None:
         of("1", AnswerRestarted),
         of("1", TextStreamed, text="righ"),
     )
-    rebuilt = folded.rebuilt(folded.turns["1"])
+    rebuilt = folded.rebuild(folded.turns["1"])
     validate(rebuilt.messages)
     assert said(rebuilt.messages)[:2] == ["hi", "I'll see"]
     results = [message for message in rebuilt.messages if isinstance(message, ToolResult)]
@@ -177,7 +177,7 @@ def test_a_turn_that_died_is_rebuilt_from_what_was_streamed() -> None:
 
 def test_a_turn_that_died_before_its_first_word_keeps_its_message() -> None:
     folded = state(queued("1", user("hi")), started("1"), of("1", AnswerStarted, model="m", step=1))
-    assert folded.rebuilt(folded.turns["1"]).messages == (user("hi"),)
+    assert folded.rebuild(folded.turns["1"]).messages == (user("hi"),)
 
 
 def test_a_continuation_that_died_is_rebuilt_with_what_it_went_on_from() -> None:
@@ -199,7 +199,7 @@ def test_a_continuation_that_died_is_rebuilt_with_what_it_went_on_from() -> None
         of("2", AnswerStarted, model="m", step=1),
         of("2", TextStreamed, text="so"),
     )
-    rebuilt = folded.rebuilt(folded.turns["2"])
+    rebuilt = folded.rebuild(folded.turns["2"])
     assert said(rebuilt.messages) == ["hi", "", "seen", "seen at last", "so"]
     validate(rebuilt.messages)
     folded.apply(stopped("2", *rebuilt.messages))
@@ -213,7 +213,7 @@ def test_a_continuation_that_died_at_once_keeps_what_it_went_on_from(last: Messa
     folded = state(
         queued("1", user("hi")), started("1"), stopped("1", *before, last), queued("2", continues="1"), started("2")
     )
-    rebuilt = folded.rebuilt(folded.turns["2"])
+    rebuilt = folded.rebuild(folded.turns["2"])
     assert rebuilt.messages[0] == user("hi")
     validate(rebuilt.messages)
 

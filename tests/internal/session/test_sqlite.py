@@ -208,7 +208,7 @@ def test_a_store_that_was_used_before_a_fork_fails_at_once_in_the_child_and_work
             try:
                 await call
             except StoreError as error:
-                failures.append(f"opened in process {os.getppid()}, of which this one is a fork" in str(error))
+                failures.append(f"opened in process {os.getppid()}, and this one is a fork of it" in str(error))
         await store.close()
         await store.close()
         own = SqliteStore(tmp_path / "own.db")

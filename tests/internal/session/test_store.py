@@ -89,7 +89,7 @@ async def test_a_number_that_another_record_has_is_refused_and_nothing_of_the_ba
 ) -> None:
     store = make()
     await store.append("s", lines(1, 2), durable=True)
-    with pytest.raises(StoreError, match="record 2 of session 's' is there already, and is another one"):
+    with pytest.raises(StoreError, match="record 2 of session 's' is in the store already, with other content"):
         await store.append("s", [*lines(3), LogRecord(4, "an end", "t"), other], durable=True)
     with pytest.raises(StoreError, match="record 3 of session 's'"):
         await store.append("s", [*lines(3), LogRecord(3, "twice in one batch")], durable=False)

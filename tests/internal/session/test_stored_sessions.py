@@ -68,7 +68,7 @@ async def test_only_the_sessions_looked_at_last_are_kept() -> None:
         await write(store, OPENED, session=str(number))
         assert await sessions.get(str(number)) is not None
     assert len(sessions._kept) == KEPT
-    sessions.forget(str(KEPT))
+    sessions.discard(str(KEPT))
     assert list(sessions._kept) == [str(number) for number in range(1, KEPT)]
 
 

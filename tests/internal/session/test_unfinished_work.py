@@ -52,7 +52,7 @@ def rebuilt(*events: Event | list[Event], before: AgentResult | None = None) -> 
     for event in events:
         for one in event if isinstance(event, list) else [event]:
             work.apply(one)
-    result = work.rebuilt(Conversation([HI]) if before is None else Conversation(resume=before))
+    result = work.rebuild(Conversation([HI]) if before is None else Conversation(resume=before))
     validate(result.messages)
     return result
 

@@ -28,7 +28,7 @@ async def mirrored(connection: BrokerConnection) -> AsyncIterator[LogFollower]:
     follower = LogFollower(connection, "s", loop_tasks)
     yield follower
     follower.close()
-    await loop_tasks.empty()
+    await loop_tasks.wait_all()
 
 
 @asynccontextmanager

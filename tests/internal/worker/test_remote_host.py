@@ -38,15 +38,15 @@ async def test_the_same_message_sent_again_under_its_id_is_answered_and_another_
         await connection.append("sessions", ("s",), to_json(Placement("talker")))
         first = await host.send("s", "hi", turn_id="t")
         assert await host.send("s", "hi", turn_id="t") == first
-        with pytest.raises(UsageError, match="an id is for life"):
+        with pytest.raises(UsageError, match="had a turn"):
             await host.send("s", "something else", turn_id="t")
-        assert (await host.turn("s", "t")).said == "hi"
+        assert (await host.turn("s", "t")).text == "hi"
         assert len(await connection.read("inbox", ("s",))) == 1
         async with working(talker("hello"), broker):
             await until_kind(host, "s", "turn_ended")
             again = await host.send("s", "hi", turn_id="t")
             assert (again.status, again.outcome is None) == ("completed", False)
-            with pytest.raises(UsageError, match="an id is for life"):
+            with pytest.raises(UsageError, match="had a turn"):
                 await host.send("s", "something else", turn_id="t")
 
 
@@ -60,7 +60,7 @@ async def test_of_two_messages_that_come_at_once_under_one_id_one_is_taken(new: 
         refused = [answer for answer in (yes, no) if isinstance(answer, UsageError)]
         assert len(refused) == 1
         said = "no" if yes is refused[0] else "yes"
-        assert (await one.turn("s", "t")).said == said
+        assert (await one.turn("s", "t")).text == said
         async with working(talker("hello"), broker):
             ended = (await until_kind(one, "s", "turn_ended")).event
             assert ended.outcome.value.messages[0].text == said  # type: ignore[union-attr]

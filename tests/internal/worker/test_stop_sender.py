@@ -20,7 +20,7 @@ async def belled(new: New) -> AsyncIterator[tuple[StopSender, BrokerConnection, 
     async with linked(broker) as connection, linked(broker) as worker:
         loop_tasks = LoopTasks()
         yield StopSender(connection, loop_tasks), connection, worker
-        await loop_tasks.empty()
+        await loop_tasks.wait_all()
 
 
 @each_broker
@@ -114,7 +114,7 @@ async def test_without_a_broker_there_is_neither_answer_nor_record(new: New):
     await connection.close()
     loop_tasks = LoopTasks()
     assert await StopSender(connection, loop_tasks).send("s", CALL) == (None, False)
-    await loop_tasks.empty()
+    await loop_tasks.wait_all()
 
 
 @each_broker
