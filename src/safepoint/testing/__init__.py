@@ -1,4 +1,4 @@
-"""What users need to test their own stops. May import everything below the command line; nothing imports it."""
+"""Owns the public names for testing stops. May import everything below the command line; nothing imports it."""
 
 from .clock import FakeClock, drain_ready_tasks
 from .inject import MODES, abort_everywhere

@@ -1,4 +1,4 @@
-"""Owns time that only moves when a test says so. Knows nothing of what waits for it."""
+"""Owns the fake clock, whose time moves only when a test moves it. Knows nothing of what waits for it."""
 
 import asyncio
 import heapq
@@ -11,15 +11,15 @@ from ..abort.clock import Timer, check_seconds
 
 __all__ = ["FakeClock", "drain_ready_tasks"]
 
-# A loop that does not show its queue (uvloop) is given this many turns instead: enough for any chain of wake-ups.
+# How many turns `drain_ready_tasks` takes on a loop that does not show its queue (uvloop).
 BLIND_TURNS = 50
 EPOCH = 1_700_000_000.0
-# How often a thread that waits in fake time looks whether it can have its lock.
+# How often a thread that waits in fake time tries to take its lock.
 LOCK_POLL_SECONDS = 0.001
 
 
 class ThreadWait:
-    """One call of `FakeClock.acquire` that has not returned: a thread that waits for a lock, or for its time."""
+    """One call of `FakeClock.acquire` that has not returned: a thread waits for a lock or for a time."""
 
     __slots__ = ("asleep", "clock", "gate", "lock", "thread")
 
@@ -32,10 +32,12 @@ class ThreadWait:
 
     @property
     def blocked(self) -> bool:
-        """True: it sleeps, and nothing has happened yet that will let it go on.
+        """Whether the thread sleeps and nothing has happened yet that will let it continue.
 
-        It takes its lock only while it is awake, and does not sleep again once it has it. So if the lock was taken,
-        and after that the thread is seen asleep, then somebody else has the lock. The order of the looks matters.
+        The order of the checks matters: first whether the lock is taken, last whether the thread is asleep. The thread
+        takes its lock only while it is awake, and does not sleep again afterwards. So if the lock was taken and the
+        thread was asleep later, another thread has the lock. In the reverse order, the thread could wake up and take
+        the lock between the two checks, and would count as blocked although it runs.
         """
         return self.lock.locked() and not self.gate.is_set() and self.asleep
 
@@ -43,7 +45,10 @@ class ThreadWait:
 class FakeClock:
     """A clock for tests: `with use_clock(FakeClock()) as clock:`, then `clock.advance(3)`.
 
-    Timers fire inside `advance`, in the order of their times, each at its own time.
+    Timers fire inside `advance`, in the order of their times; each sees its own time as the current one.
+
+    Args:
+        start: The time at the beginning.
     """
 
     _waits: ClassVar[dict[ThreadWait, None]] = {}
@@ -53,18 +58,18 @@ class FakeClock:
         self._order = itertools.count()
         self._timers: list[tuple[float, int, Timer]] = []
         self._lock = threading.Lock()
-        self.on_wait: Callable[[], object] | None = None  # called by each thread that begins to wait in `acquire`
+        self.on_wait: Callable[[], object] | None = None  # called in each thread that begins to wait in `acquire`
 
     def monotonic(self) -> float:
-        """The time now."""
+        """The current time."""
         return self._now
 
     def time(self) -> float:
-        """The date now: it moves with the time."""
+        """The current date, which moves with the time."""
         return EPOCH + self._now
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
-        """Call back inside the `advance` that reaches `when`; a time that has passed: inside the next one."""
+        """Run `callback` inside the call of `advance` that reaches `when`, or inside the next one if it has passed."""
         timer = Timer(when, callback)
         with self._lock:
             heapq.heappush(self._timers, (when, next(self._order), timer))
@@ -96,8 +101,8 @@ class FakeClock:
         announce = self.on_wait
         try:
             self._waits[wait] = None
-            # The thread waits for two things at once; fake time has no other way to be heard by a blocked thread. It
-            # sleeps on the gate, so that its time wakes it at once, and takes the lock only while it is awake.
+            # The thread waits for two things at once, its lock and its time. It sleeps on the gate, which its time
+            # opens, and polls the lock while it is awake.
             while not lock.acquire(blocking=False):
                 if gate.is_set() or (seconds is not None and seconds <= 0):
                     return False
@@ -115,28 +120,27 @@ class FakeClock:
 
     @classmethod
     def waiting_threads(cls) -> frozenset[ThreadWait]:
-        """The threads that wait in `acquire`, of any fake clock, and that nothing which has happened so far will wake.
+        """The blocked calls of `acquire`, of all fake clocks.
 
-        A wait is one object for one call of `acquire`: if the same one is in two answers, its thread has not moved in
-        between.
+        Each call of `acquire` is one object: if two results contain the same one, its thread has not moved in between.
         """
         return frozenset(wait for wait in list(cls._waits) if wait.blocked)
 
     @property
     def pending(self) -> int:
-        """How many timers are armed."""
+        """The number of armed timers."""
         with self._lock:
             return sum(timer.armed for _, _, timer in self._timers)
 
     def next_timer(self) -> float | None:
-        """When the first armed timer is due, or None."""
+        """The time of the first armed timer, or None."""
         with self._lock:
             while self._timers and not self._timers[0][2].armed:
                 heapq.heappop(self._timers)
             return self._timers[0][0] if self._timers else None
 
     def advance(self, seconds: float) -> None:
-        """Move on, firing what is due."""
+        """Move the time forward, and fire the timers that become due."""
         target = self._now + check_seconds("seconds", seconds)
         while (timer := self._due(target)) is not None:
             self._now = max(self._now, timer.when)
@@ -144,7 +148,7 @@ class FakeClock:
         self._now = max(self._now, target)  # a callback may have moved it further
 
     async def elapse(self, seconds: float) -> None:
-        """Move on from timer to timer, letting everything that became ready run in between."""
+        """Move the time forward from timer to timer, and run the tasks that become ready in between."""
         target = self._now + check_seconds("seconds", seconds)
         await drain_ready_tasks()
         while (timer := self._due(target)) is not None:
@@ -164,7 +168,7 @@ class FakeClock:
 
 
 async def drain_ready_tasks() -> None:
-    """Return when the loop has nothing ready to run but the caller. Bounded."""
+    """Return when the loop has nothing ready to run but the caller, or after a limit of turns."""
     ready = getattr(asyncio.get_running_loop(), "_ready", None)
     for _ in range(BLIND_TURNS if ready is None else 10_000):
         await asyncio.sleep(0)

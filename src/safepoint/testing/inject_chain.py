@@ -1,6 +1,6 @@
-"""Owns the words for where code is: the chain of awaits of a suspended task, the stack of a running one, one place.
+"""Owns where code is: the chain of awaits of a suspended task, the stack of running code, and their text.
 
-Knows nothing of aborts. A chain is a list of (code, line), outermost first; text is made of it only when asked.
+A chain is a list of (code, line) pairs, outermost first. Text is made of it only when needed. Knows nothing of aborts.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import sys
 import types
 from collections.abc import Iterable, Sequence
 from types import CodeType, FrameType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 __all__ = ["Chain", "place", "running", "shown", "suspended", "thread_place"]
 
@@ -28,7 +28,7 @@ DRIVEN = (types.CoroutineType, types.AsyncGeneratorType, types.GeneratorType)
 
 
 def suspended(awaited: object) -> Chain:
-    """Where a coroutine waits: through coroutines, generators, async generators and what wraps them."""
+    """The chain of a suspended coroutine, through coroutines, generators, async generators and wrappers of them."""
     chain: Chain = []
     for _ in range(DEPTH):
         if awaited is None or isinstance(awaited, asyncio.Future):
@@ -39,7 +39,8 @@ def suspended(awaited: object) -> Chain:
     return chain
 
 
-def _step(awaited: Any) -> tuple[FrameType | None, object]:
+def _step(awaited: object) -> tuple[FrameType | None, object]:
+    """The frame of an awaitable, and what it waits for in turn."""
     match awaited:
         case types.CoroutineType():
             return awaited.cr_frame, awaited.cr_await
@@ -49,19 +50,20 @@ def _step(awaited: Any) -> tuple[FrameType | None, object]:
             return awaited.gi_frame, awaited.gi_yieldfrom
         case _:
             pass
-    if (frame := getattr(awaited, "cr_frame", None)) is not None:  # a stand-in, or a compiled coroutine
+    if (frame := getattr(awaited, "cr_frame", None)) is not None:  # a wrapper, or a compiled coroutine
         return frame, getattr(awaited, "cr_await", None)
-    # `asend()` of an async generator and `__await__()` of a coroutine hide what they drive; the collector knows it.
+    # `asend()` of an async generator and `__await__()` of a coroutine hide what they drive, but the garbage collector
+    # can list what they refer to.
     return None, next((each for each in gc.get_referents(awaited) if isinstance(each, DRIVEN)), None)
 
 
 def running(depth: int = 1) -> Chain:
-    """Where the code that asks is: its frames up to the task's first, or the thread's."""
+    """The chain of the running code, from the first frame of its task or thread."""
     chain: Chain = []
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         if frame.f_code.co_filename.startswith(MACHINERY) and frame.f_code.co_name in ("send", "throw"):
-            break  # below it there is only the event loop
+            break  # the frames further out belong to the event loop
         chain.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     chain.reverse()
@@ -69,7 +71,7 @@ def running(depth: int = 1) -> Chain:
 
 
 def place(chain: Sequence[tuple[CodeType, int]]) -> tuple[str, int]:
-    """The innermost line that is somebody's own code: neither the standard library's nor the primitive's."""
+    """The innermost file and line that belong neither to the standard library nor to `safepoint.abort`."""
     for code, line in reversed(chain):
         if not _plumbing(code.co_filename):
             return code.co_filename, line
@@ -80,7 +82,7 @@ def place(chain: Sequence[tuple[CodeType, int]]) -> tuple[str, int]:
 
 
 def shown(chain: Iterable[tuple[CodeType, int]]) -> tuple[str, ...]:
-    """A chain for people: `file:line function`, without the frames of this machinery."""
+    """A chain as text, `file:line function` each, without the frames of this package."""
     return tuple(
         f"{short(code.co_filename)}:{line} {code.co_qualname}"
         for code, line in chain
@@ -89,7 +91,7 @@ def shown(chain: Iterable[tuple[CodeType, int]]) -> tuple[str, ...]:
 
 
 def thread_place(ident: int | None) -> str:
-    """Where a thread is now."""
+    """The place at which a thread is now, as `file:line`."""
     frame = sys._current_frames().get(ident or -1)
     chain: Chain = []
     while frame is not None:
@@ -101,7 +103,7 @@ def thread_place(ident: int | None) -> str:
 
 @functools.cache
 def short(file: str) -> str:
-    """A path as people know it: relative to where they are, or to the library it belongs to."""
+    """A short path: relative to the working directory, or to the library that contains the file."""
     for root in (LIBRARY.rstrip(os.sep), os.getcwd()):
         if file.startswith(root + os.sep) and PACKAGES not in file:
             return os.path.relpath(file, root)

@@ -1,4 +1,4 @@
-"""Owns `ignore=`: the rules that say what the laws shall not count, and how often each was used.
+"""Owns `ignore=`: the rules for what the laws shall not count, and how often each was used.
 
 Knows nothing of how runs are made.
 """
@@ -17,7 +17,7 @@ from .laws import RecordedRun
 __all__ = ["LAW_OF", "Ignore", "Ignored"]
 
 ANY = "*"
-# The fields of a run that list things, each with the law that counts them.
+# The fields of a run that list leftovers, each with the law that counts them.
 LAW_OF = {
     "tasks": "no_task_left",
     "threads": "no_thread_left",
@@ -30,14 +30,16 @@ LAW_OF = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ignore:
-    """Something that the laws shall not count. Each field is a pattern with `*` and `?`; all of them must match.
+    """A rule for something that the laws shall not count.
+
+    Each field is a pattern with `*` and `?`, and all of them must match.
 
     Attributes:
-        law: The name of the law: `"no_task_left"`.
-        name: What is left: the name of a task or its function, the name of a thread, the command of a process, the
-            target of a descriptor, the name of a generator or of a timer's callback.
-        place: One line at which it is, as the report shows it: `"myapp/pool.py:*"`.
-        at: One line of the place at which the scenario was aborted, as the report shows it: `"*create_server"`.
+        law: The name of the law, such as `"no_task_left"`.
+        name: The name of the leftover: of a task or its function, of a thread, the command of a process, the target
+            of a descriptor, the name of a generator or of a timer's callback.
+        place: A line at which the leftover is, as the report shows it, such as `"myapp/pool.py:*"`.
+        at: A line of the place at which the scenario was aborted, as the report shows it, such as `"*create_server"`.
     """
 
     law: str = ANY
@@ -53,7 +55,7 @@ class Ignore:
             raise UsageError("Ignore() would ignore everything: give it a law=, a name=, a place= or an at=")
 
     def covers(self, law: str, thing: str, point: Point | None) -> bool:
-        """True: this thing is not to be counted by this law, in a run that was aborted at this point."""
+        """Whether the rule excludes this leftover from this law, in a run that was aborted at this point."""
         name = thing.name if isinstance(thing, Leftover) else thing
         places = thing.places if isinstance(thing, Leftover) else ()
         return (
@@ -63,7 +65,7 @@ class Ignore:
         )
 
     def drops(self, law: str, point: Point | None) -> bool:
-        """True: all that this law says of a run that was aborted at this point is dropped."""
+        """Whether the rule excludes everything that this law reports for a run that was aborted at this point."""
         return self.name == self.place == ANY and self._holds(law, point)
 
     def _holds(self, law: str, point: Point | None) -> bool:
@@ -76,12 +78,17 @@ class Ignore:
 
 
 def _matches(line: str, pattern: str) -> bool:
-    """A line of a chain is `file:line function`; a pattern may leave out the function."""
+    """Whether a line of a chain (`file:line function`) matches; the pattern may leave out the function."""
     return fnmatchcase(line, pattern) or fnmatchcase(line.partition(" ")[0], pattern)
 
 
 class Ignored:
-    """The rules of one campaign, and how many things each of them has taken out."""
+    """The rules of one campaign, and how often each was used.
+
+    Args:
+        rules: The rules.
+        laws: The names of all laws of the campaign, to find misspelt ones.
+    """
 
     def __init__(self, rules: Iterable[Ignore] = (), laws: Sequence[str] = ()) -> None:
         if isinstance(rules, str | Ignore):
@@ -95,20 +102,20 @@ class Ignored:
                 raise UsageError(f"{rule!r}: there is no such law; the laws are {', '.join(laws)}")
 
     def covers(self, field: str, thing: str, point: Point | None = None) -> bool:
-        """True: some rule says that this thing is not to be counted. It is not noted as used."""
+        """Whether a rule excludes this leftover. Does not count as a use."""
         return any(rule.covers(LAW_OF[field], thing, point) for rule in self._rules)
 
     def without(self, run: RecordedRun) -> RecordedRun:
-        """The run as the laws shall see it."""
+        """The run without the leftovers that the rules exclude."""
         if not self._rules:
             return run
-        left: dict[str, Any] = {}
+        counted: dict[str, Any] = {}  # Any: the argument of `replace`, which has a type for each field
         for field in LAW_OF:
-            left[field] = tuple(thing for thing in getattr(run, field) if not self._takes(field, thing, run.point))
-        return replace(run, **left)
+            counted[field] = tuple(thing for thing in getattr(run, field) if not self._takes(field, thing, run.point))
+        return replace(run, **counted)
 
     def drops(self, law: str, point: Point | None) -> bool:
-        """True: some rule says that what this law has just said is not to be counted."""
+        """Whether a rule excludes what this law has reported for this point."""
         return self._use(lambda rule: rule.drops(law, point))
 
     def _takes(self, field: str, thing: str, point: Point | None) -> bool:
@@ -123,5 +130,5 @@ class Ignored:
 
     @property
     def used(self) -> tuple[tuple[Ignore, int], ...]:
-        """Each rule, and how many things or breaches it took out."""
+        """Each rule, and how many leftovers or breaches it has excluded."""
         return tuple((rule, self._used[number]) for number, rule in enumerate(self._rules))

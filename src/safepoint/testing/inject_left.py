@@ -1,8 +1,7 @@
 """Owns what a run leaves behind in the process: threads, child processes, open descriptors. Knows nothing of tasks.
 
-A thing that is left is told in words, and knows its name and places, by which people may say what not to count.
-
-Where the system does not tell (no /proc, no /dev/fd), nothing is reported as left.
+A leftover is a text with a name and places, which rules of `ignore=` match. If the system does not provide the
+information (no /proc, no /dev/fd), nothing is reported.
 """
 
 import os
@@ -18,9 +17,9 @@ __all__ = [
     "ResourceSnapshot",
     "children",
     "command",
-    "left_since",
-    "take_stock",
-    "thread_thing",
+    "leftovers_since",
+    "take_snapshot",
+    "describe_thread",
 ]
 
 PROC = "/proc"
@@ -28,22 +27,27 @@ DESCRIPTORS = "/dev/fd"
 
 
 class Leftover(str):
-    """Something that is left, in words. `name` is what people call it, `places` are the lines at which it is."""
+    """The description of something that a run has left behind.
+
+    Attributes:
+        name: Its name, for rules.
+        places: The lines at which it is, for rules.
+    """
 
     __slots__ = ("name", "places")
     name: str
     places: tuple[str, ...]
 
     def __new__(cls, text: str, name: str, *places: str) -> "Leftover":
-        thing = super().__new__(cls, text)
-        thing.name = name
-        thing.places = places
-        return thing
+        leftover = super().__new__(cls, text)
+        leftover.name = name
+        leftover.places = places
+        return leftover
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceSnapshot:
-    """What there is at one moment."""
+    """The threads, processes, descriptors and abandoned calls at one moment."""
 
     threads: frozenset[threading.Thread]
     processes: frozenset[int]
@@ -53,7 +57,7 @@ class ResourceSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LeftoverReport:
-    """What has come since, and has not gone: in words."""
+    """What was added since a snapshot and still exists."""
 
     threads: tuple[Leftover, ...] = ()
     processes: tuple[Leftover, ...] = ()
@@ -63,58 +67,63 @@ class LeftoverReport:
         return bool(self.threads or self.processes or self.descriptors)
 
 
-def take_stock() -> ResourceSnapshot:
-    """What there is now."""
+def take_snapshot() -> ResourceSnapshot:
+    """The snapshot of this moment."""
     return ResourceSnapshot(frozenset(threading.enumerate()), children(), _descriptors(), frozenset(abandoned_calls()))
 
 
-def left_since(before: ResourceSnapshot, *, executor_idle: bool) -> LeftoverReport:
-    """What is there now and was not there before. Idle threads of pools do not count."""
+def leftovers_since(before: ResourceSnapshot, *, executor_idle: bool) -> LeftoverReport:
+    """What exists now and did not exist before. Idle threads of pools do not count.
+
+    Args:
+        before: The snapshot to compare with.
+        executor_idle: Whether the loop's executor has no calls, so that all of its threads are idle.
+    """
     pools = ("safepoint-", "asyncio_") if executor_idle else ("safepoint-",)
     threads = [
-        thread_thing(thread)
+        describe_thread(thread)
         for thread in threading.enumerate()
         if thread not in before.threads and not thread.name.startswith(pools)
     ]
     late = [function for call, function in abandoned_calls().items() if call not in before.abandoned]
-    threads += map(_abandoned_thing, late)
+    threads += map(_describe_abandoned, late)
     processes = [(pid, command(pid)) for pid in sorted(children() - before.processes)]
     return LeftoverReport(
         tuple(threads),
         tuple(Leftover(f"pid {pid}: {text}", text) for pid, text in processes),
-        tuple(map(_descriptor_thing, sorted(_descriptors() - before.descriptors, key=int))),
+        tuple(map(_describe_descriptor, sorted(_descriptors() - before.descriptors, key=int))),
     )
 
 
-def thread_thing(thread: threading.Thread) -> Leftover:
-    """A thread and where it is now."""
+def describe_thread(thread: threading.Thread) -> Leftover:
+    """A thread and the place at which it is now."""
     where = thread_place(thread.ident)
     return Leftover(f"{thread.name} at {where}", thread.name, where)
 
 
-def _abandoned_thing(function: object) -> Leftover:
+def _describe_abandoned(function: object) -> Leftover:
     text, place = name_of_function(function), place_of_function(function)
     return Leftover(f"{text}, abandoned by run_in_thread", text.partition(" (")[0], place)
 
 
 def name_of_function(function: object) -> str:
-    """Its name, and where it is defined if that can be known."""
+    """The name of a function, and where it is defined if that is known."""
     name = getattr(function, "__qualname__", None) or repr(function)
     place = place_of_function(function)
     return f"{name} ({place})" if place else name
 
 
 def place_of_function(function: object) -> str:
-    """Where it is defined, or ""."""
+    """Where a function is defined, as `file:line`; empty if that is unknown."""
     code = getattr(function, "__code__", None)
     return f"{short(code.co_filename)}:{code.co_firstlineno}" if code else ""
 
 
 def children() -> frozenset[int]:
-    """The pids of the child processes of this process, those that have ended but were not waited for included."""
+    """The pids of the child processes of this process, including those that have ended and were not collected."""
     if not os.path.isdir(f"{PROC}/self"):
         return frozenset()
-    try:  # one call tells whether there are any at all; it collects none
+    try:  # one call shows whether there are any; it collects none
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return frozenset()
@@ -135,9 +144,9 @@ def _stat(pid: str) -> list[bytes]:
 
 
 def command(pid: int) -> str:
-    """What a process runs, for people."""
+    """The command of a process, for people."""
     if _stat(str(pid))[:1] == [b"Z"]:
-        return "ended, but nobody has waited for it"
+        return "ended, but its parent has not waited for it"
     try:
         with open(f"{PROC}/{pid}/cmdline", "rb") as file:
             return file.read().replace(b"\0", b" ").decode(errors="replace").strip() or "?"
@@ -153,7 +162,7 @@ def _descriptors() -> frozenset[str]:
 
 
 def _is_open(fd: str) -> bool:
-    """False for the one with which the list was read."""
+    """Whether a listed descriptor is still open. The one with which the list was read is not."""
     try:
         os.fstat(int(fd))
     except OSError:
@@ -161,7 +170,7 @@ def _is_open(fd: str) -> bool:
     return True
 
 
-def _descriptor_thing(fd: str) -> Leftover:
+def _describe_descriptor(fd: str) -> Leftover:
     try:
         target = os.readlink(f"{DESCRIPTORS}/{fd}")
     except OSError:

@@ -1,18 +1,19 @@
-"""Owns the question whether fake time may jump: may anything outside the event loop still wake it by itself?
+"""Owns the decision whether fake time may jump: whether anything outside the event loop may still wake it.
 
-Outside of a loop are the threads of the run, its child processes, and whatever is at the other end of its sockets and
-pipes. The rule, which docs/testing.md explains to users:
+Outside of a loop are the threads of the run, its child processes, and the other ends of its sockets and pipes. Fake
+time may jump only if none of them will act by itself; otherwise a timeout would fire that never fires in real time.
+The rules, which docs/testing.md explains to users:
 
-- What waits for fake time does not hold it up: a thread inside `FakeClock.acquire` (`signal.wait()`), an idle thread of
-  a pool.
+- Something that waits for fake time does not hold it up: a thread inside `FakeClock.acquire` (`signal.wait()`), or an
+  idle thread of a pool.
 - A listening socket does not hold it up, nor does a connection whose two ends are both on this loop, once all bytes
-  that were sent have arrived: nobody but a task of this loop could write to it.
-- Everything else holds it up for as long as it moves, and `STILL_SECONDS` longer. A thread or process moves while it
-  runs at all, by the system's count of its context switches; a connection to elsewhere moves whenever the loop has
-  done anything, since what it did may have been a request.
+  that were sent have arrived: only a task of this loop could write to it.
+- Everything else holds it up as long as it moves, and `STILL_SECONDS` longer. A thread or process moves if its count
+  of context switches changes. A connection to another process moves whenever the loop has done anything, because that
+  may have been a request.
 
-Where the system does not say whether a thread moves (no /proc), it counts as moving: time then stands still, and the
-hang that follows names it.
+If the system does not show whether a thread moves (no /proc), the thread counts as moving: fake time is then held up,
+and the error at the time limit names the thread.
 """
 
 import contextlib
@@ -28,20 +29,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Any
+
 
 from ..abort.threads import idle_threads, run_jobs
 from .clock import FakeClock, ThreadWait
-from .inject_left import PROC, Leftover, children, command, thread_thing
+from .inject_left import PROC, Leftover, children, command, describe_thread
 
 __all__ = ["STILL_SECONDS", "DescriptorEnd", "OutsideActivity"]
 
-# What has not moved for this much real time is taken to wait for something that only time, or this loop, can bring.
+# After this much real time without a move, something counts as waiting for fake time or for this loop.
 STILL_SECONDS = 1.0
 QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 WORKER = "safepoint-worker"
 POOLS = ("safepoint-", "asyncio_")
-# The states of a process or thread that has nothing to do until somebody wakes it: sleeping, stopped, ended.
+# The states of a process or thread that does nothing until something wakes it: sleeping, stopped, ended.
 RESTING = {b"S", b"T", b"t", b"Z", b"X", b"I"}
 
 
@@ -49,43 +50,51 @@ RESTING = {b"S", b"T", b"t", b"Z", b"X", b"I"}
 class WakeCandidate:
     """Something outside the loop that may wake it.
 
-    `state` is compared from look to look: equal means that it has not moved. None: it moves, or one cannot know.
+    Attributes:
+        key: Its identity, the same at each look.
+        state: Equal at two looks if it has not moved in between; None if it moves or that is unknown.
+        describe: Gives its description.
     """
 
     key: object
     state: object
-    words: Callable[[], str]
+    describe: Callable[[], str]
 
 
 class OutsideActivity:
-    """All that is outside the loop of one run."""
+    """Everything outside the loop of one run.
+
+    Args:
+        ignored: Whether a thread shall not hold up fake time.
+    """
 
     def __init__(self, ignored: Callable[[Leftover], bool] = lambda thing: False) -> None:
         self.running: dict[object, int | None] = {}  # calls in executors: the thread, or None while they are queued
-        self.activity = 0  # to be counted up whenever the loop does something
-        self.moving: list[WakeCandidate] = []  # what held up time at the last look
-        self.still: list[WakeCandidate] = []  # what did not hold it up only because it has not moved for so long
+        self.activity = 0  # incremented by the loop whenever it does something
+        self.moving: list[WakeCandidate] = []  # what held up fake time at the last look
+        self.resting: list[WakeCandidate] = []  # what did not hold it up only because it has not moved for some time
         self._ignored = ignored
         self._threads_before = frozenset(threading.enumerate())
         self._children_before = children()
         self._since: dict[object, tuple[object, float]] = {}
 
     def pending(self, descriptors: Iterable[int], of_loop: Iterable[int] = ()) -> bool:
-        """True: time may not jump yet.
+        """Whether fake time must not jump yet.
 
         Args:
-            descriptors: What the loop waits for, without its own wake-up pipe.
-            of_loop: All sockets that belong to this loop, also those it does not wait for at the moment.
+            descriptors: The descriptors that the loop waits for, without its own wake-up pipe.
+            of_loop: All sockets of this loop, including those for which it does not wait at the moment.
         """
-        # Everything is looked at twice. What is the same in both looks has not moved in between, so there was one
-        # moment at which everybody rested, and nobody is left who could wake anybody. One look is not enough: a thread
-        # that is seen resting may be woken by a process that is looked at later, and is gone by then.
+        # There are two looks at everything. If all states are equal in both, nothing has moved in between, so at the
+        # end of the first look everything rested at once, and nothing is left that could wake anything. One look is
+        # not enough: a thread that was seen resting may be woken by a process that is looked at later in the same
+        # round, and that process may be gone when its turn comes.
         waits = FakeClock.waiting_threads()
         found = self._look(waits, descriptors, of_loop)
         now = time.monotonic()
         self._since = {key: self._rests_since(each, now) for key, each in found.items()}
         self.moving = [each for key, each in found.items() if now - self._since[key][1] < STILL_SECONDS]
-        self.still = [each for key, each in found.items() if now - self._since[key][1] >= STILL_SECONDS]
+        self.resting = [each for key, each in found.items() if now - self._since[key][1] >= STILL_SECONDS]
         if self.moving or FakeClock.waiting_threads() != waits:
             return True
         again = self._look(waits, descriptors, of_loop)
@@ -95,17 +104,17 @@ class OutsideActivity:
     def _look(
         self, waits: frozenset[ThreadWait], descriptors: Iterable[int], of_loop: Iterable[int]
     ) -> dict[object, WakeCandidate]:
-        """All that may wake the loop, as it is now."""
+        """Everything that may wake the loop, with its current state."""
         found = {each.key: each for each in self._candidates({wait.thread for wait in waits}, descriptors, of_loop)}
         if found:
             found |= {each.key: each for each in self._processes()}
         return found
 
     def waiting(self) -> list[str]:
-        """The threads that wait for fake time, in words."""
+        """Descriptions of the threads that wait for fake time."""
         by_ident = {thread.ident: thread for thread in threading.enumerate()}
         threads = [by_ident[wait.thread] for wait in FakeClock.waiting_threads() if wait.thread in by_ident]
-        return [f"thread {thread_thing(thread)}" for thread in threads]
+        return [f"thread {describe_thread(thread)}" for thread in threads]
 
     def _rests_since(self, candidate: WakeCandidate, now: float) -> tuple[object, float]:
         state, since = self._since.get(candidate.key, (None, now))
@@ -132,7 +141,11 @@ class OutsideActivity:
         yield from self._connections(descriptors, of_loop)
 
     def _workers(self, workers: list[threading.Thread]) -> Iterator[WakeCandidate]:
-        """Those of our own pool, without those that wait for fake time, that have a call to run."""
+        """The threads of Safepoint's pool that have a call to run.
+
+        Args:
+            workers: The threads of the pool, without those that wait for fake time.
+        """
         busy = len(workers) - idle_threads()
         if busy <= 0:
             return
@@ -144,17 +157,17 @@ class OutsideActivity:
             yield WakeCandidate(WORKER, None, lambda: "a call in a thread that is about to begin or to end")
 
     def _thread(self, thread: threading.Thread) -> Iterator[WakeCandidate]:
-        if not self._ignored(thread_thing(thread)):
-            state = _rest_of(f"{PROC}/self/task/{thread.native_id}")
-            yield WakeCandidate(thread, state, lambda: f"thread {thread_thing(thread)}")
+        if not self._ignored(describe_thread(thread)):
+            state = _resting_state(f"{PROC}/self/task/{thread.native_id}")
+            yield WakeCandidate(thread, state, lambda: f"thread {describe_thread(thread)}")
 
     def _processes(self) -> Iterator[WakeCandidate]:
-        """The processes that were started in this run, and theirs: one of them may be what is waited for."""
-        waiting = list(children() - self._children_before)
-        while waiting:
-            pid = waiting.pop()
-            yield WakeCandidate(pid, _rest_of_process(pid), partial("child process {}".format, command(pid)))
-            waiting += _children_of(pid)
+        """The processes that were started in this run, and their descendants."""
+        pending = list(children() - self._children_before)
+        while pending:
+            pid = pending.pop()
+            yield WakeCandidate(pid, _resting_state_of_process(pid), partial("child process {}".format, command(pid)))
+            pending += _children_of(pid)
 
     def _connections(self, descriptors: Iterable[int], of_loop: Iterable[int]) -> Iterator[WakeCandidate]:
         descriptors = list(descriptors)
@@ -166,23 +179,27 @@ class OutsideActivity:
                 continue
             other = None if end.peer is None else ends.get((end.peer, end.own))
             if other is None:
-                yield WakeCandidate(("fd", end.fd), (self.activity, end.own, end.peer), end.words)
+                yield WakeCandidate(("fd", end.fd), (self.activity, end.own, end.peer), end.describe)
             elif unsent := end.unsent(other):
-                yield WakeCandidate(("fd", end.fd), unsent, end.words)
+                yield WakeCandidate(("fd", end.fd), unsent, end.describe)
 
 
 class DescriptorEnd:
-    """What can be known of a descriptor: the two addresses of a connection, and what has not arrived of it."""
+    """One descriptor, and if it is a connection, its two addresses and how much has not arrived.
+
+    Args:
+        fd: The descriptor.
+    """
 
     __slots__ = ("fd", "listening", "own", "peer")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.listening = False
-        # Only addresses of the network tell the ends of a connection apart. A pair of unnamed sockets, whose other end
-        # a child process may have, looks from here like any other.
-        self.own: tuple[Any, ...] | None = None
-        self.peer: tuple[Any, ...] | None = None
+        # Only network addresses identify the other end of a connection. The other end of a pair of unnamed sockets
+        # may be in a child process, and that cannot be seen from here.
+        self.own: tuple[object, ...] | None = None
+        self.peer: tuple[object, ...] | None = None
         try:
             sock = socket.socket(fileno=fd)
         except OSError:  # a pipe
@@ -192,16 +209,16 @@ class DescriptorEnd:
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 self.own = sock.getsockname()
                 self.peer = sock.getpeername()
-        except OSError:  # not connected yet, or not any more
+        except OSError:  # not connected
             pass
         finally:
             sock.detach()
 
     def unsent(self, other: "DescriptorEnd") -> int:
-        """How many bytes were written here that the system has not confirmed to have received for the other end."""
+        """The number of bytes that were written here and whose arrival at the other end is not confirmed."""
         unsent = _unconfirmed(self.fd)
         if unsent and QUICKACK is not None:
-            # What has arrived may be confirmed up to 40 ms later. Asked for it, the system confirms it at once.
+            # The system may confirm an arrival up to 40 ms later. With this option it does so at once.
             with contextlib.suppress(OSError):
                 sock = socket.socket(fileno=other.fd)
                 try:
@@ -211,8 +228,8 @@ class DescriptorEnd:
             unsent = _unconfirmed(self.fd)
         return unsent
 
-    def words(self) -> str:
-        """For people."""
+    def describe(self) -> str:
+        """A description for people."""
         if self.peer is not None:
             return f"a connection to {self.peer[0]}:{self.peer[1]}"
         if self.own is not None and self.listening:
@@ -235,15 +252,15 @@ def _unconfirmed(fd: int) -> int:
 
 
 def _runs_a_call(frame: FrameType | None) -> bool:
-    """False for a thread of the pool that has nothing on top of the pool's own function, or does not run that yet."""
+    """Whether a thread of the pool is inside a call: whether there is a frame on top of the pool's own function."""
     innermost = frame
     while frame is not None and frame.f_code is not run_jobs.__code__:
         frame = frame.f_back
     return frame is not None and frame is not innermost
 
 
-def _rest_of(folder: str) -> object:
-    """Where a thread rests: the number of its context switches. None: it runs, or one cannot know."""
+def _resting_state(folder: str) -> object:
+    """The numbers of context switches of a resting thread; None if it runs or that is unknown."""
     lines = _read(f"{folder}/status").splitlines()
     values = {name: value.strip() for name, _, value in (line.partition(b":") for line in lines)}
     if values.get(b"State", b"?")[:1] not in RESTING:
@@ -251,9 +268,9 @@ def _rest_of(folder: str) -> object:
     return values.get(b"voluntary_ctxt_switches"), values.get(b"nonvoluntary_ctxt_switches")
 
 
-def _rest_of_process(pid: int) -> object:
-    rests = {task: _rest_of(f"{PROC}/{pid}/task/{task}") for task in _list(f"{PROC}/{pid}/task")}
-    return None if not rests or None in rests.values() else rests
+def _resting_state_of_process(pid: int) -> object:
+    states = {task: _resting_state(f"{PROC}/{pid}/task/{task}") for task in _list(f"{PROC}/{pid}/task")}
+    return None if not states or None in states.values() else states
 
 
 def _children_of(pid: int) -> list[int]:
@@ -272,5 +289,5 @@ def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()
-    except OSError:  # gone in the meantime
+    except OSError:  # the process or thread has ended
         return b""

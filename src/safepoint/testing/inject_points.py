@@ -1,8 +1,12 @@
-"""Owns the points of a run: where it can be aborted, how one is recognised in the next run, and acting at one.
+"""Owns the points of a run: where it can be aborted, how a point is recognised in the next run, and acting at one.
 
-A point is reached when a task suspends, an event is emitted, a stream hands out a chunk, or code says `point("name")`.
-It is recognised by its task's role, its place and how often that task has been there: in a scenario of asyncio alone
-that is the n-th point in the order of the run; where threads take part it is the same piece of work.
+A point is reached when a task suspends, an event is emitted, a stream yields a chunk, or code calls `point("name")`.
+Suspensions are found exactly, and not by a timer: each task drives its coroutine through a `CoroutineDriver`
+(`inject_loop.py`), and whenever the coroutine yields, the task is suspending at that moment.
+
+A point is recognised by the role of its task, its place, and how often that task has been there. The number of a point
+in the order of a run would not do: if threads take part, two runs may order the same work differently. In a scenario
+of asyncio alone, both give the same result.
 """
 
 import asyncio
@@ -12,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from ..abort import Stream
 from .inject_chain import Chain, place, running, short, shown, suspended
@@ -20,17 +24,25 @@ from .inject_loop import CoroutineDriver
 
 __all__ = ["AWAIT", "Mode", "Point", "Points", "chunks_are_points", "point", "recording"]
 
+T = TypeVar("T")
 Mode: TypeAlias = Literal["abort", "inside", "twice", "cancel"]
 AWAIT = "await"
 UNNAMED = re.compile(r"Task-\d+|None")  # Python 3.13.0 names what a task factory makes "None"
-IDENTITY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{8,}")  # differs from run to run
+IDENTITY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{8,}")  # an id, which differs in each run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One place and moment of a scenario at which it can be aborted.
 
-    `what` is "await", "event", "chunk" or a marker's name; `nth`: how often its task had been at `place` by then.
+    Attributes:
+        number: Its number in the order of the first run, from 1.
+        what: "await", "event", "chunk", or the name given to `point()`.
+        task: The role of its task: a name that is the same in every run.
+        nth: How often that task had been at this place by then, this time included.
+        file: The file of the place.
+        line: The line of the place.
+        chain: The chain of awaits or calls that leads there, one line of text each, outermost first.
     """
 
     number: int
@@ -43,12 +55,12 @@ class Point:
 
     @property
     def place(self) -> str:
-        """`file:line`, as people write it."""
+        """The place as `file:line`, with a short path."""
         return f"{short(self.file)}:{self.line}"
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """What can be done there. Outside of an await there is nothing between this moment and the next await."""
+        """The modes that can be tried there. "abort" and "cancel" come after a suspension, so they need an await."""
         return ("abort", "inside", "twice", "cancel") if self.what == AWAIT else ("inside", "twice")
 
     def __str__(self) -> str:
@@ -57,28 +69,33 @@ class Point:
 
 
 class Points:
-    """Sees the points of one run go by: collects them, or acts at one of them and at the one that comes next."""
+    """The points of one run, as they are reached.
+
+    Args:
+        target: The point at which to act; None to collect all points.
+        act: Called when the target is reached.
+    """
 
     def __init__(self, target: Point | None = None, act: Callable[[], object] = lambda: None) -> None:
         self.collected: list[Point] = []
         self.reached = False
         self.over = False
-        self.then: Callable[[], object] | None = None  # done once, at the next point after the target
+        self.then: Callable[[], object] | None = None  # called once, at the next point after the target
         self._target = target
         self._act = act
         self._lock = threading.Lock()
         self._visits: dict[tuple[str, str, str, int], int] = {}
         self._roles: dict[str, int] = {}
 
-    def suspension(self, driver: CoroutineDriver[Any]) -> None:
-        """A task has just suspended; it is still the current one."""
+    def suspension(self, driver: CoroutineDriver[object]) -> None:
+        """Note that the current task is suspending."""
         if self.reached or self.over:
             self._next()
         else:
             self._reach(AWAIT, self._role(driver), suspended(driver.coroutine))
 
     def passing(self, what: str) -> None:
-        """Running code is at a point: in a task, in a callback of the loop or in a thread."""
+        """Note that running code has reached a point, in a task, in a callback of the loop or in a thread."""
         if self.reached or self.over:
             self._next()
         else:
@@ -108,8 +125,8 @@ class Points:
                 Point(number=number, what=what, task=role, nth=nth, file=file, line=line, chain=shown(chain))
             )
 
-    def _role(self, driver: CoroutineDriver[Any]) -> str:
-        """What a task is called in every run: its name if it was given one, else its function's."""
+    def _role(self, driver: CoroutineDriver[object]) -> str:
+        """A name for a task that is the same in every run: the name it was given, or that of its function."""
         if not driver.role:
             task = asyncio.current_task()
             name = "" if task is None else task.get_name()
@@ -135,7 +152,7 @@ _points: ContextVar[Points | None] = ContextVar("safepoint_points", default=None
 
 
 def point(name: str) -> None:
-    """Mark a place without an await at which a scenario shall be aborted too. Outside of one it does nothing."""
+    """Mark a place without an await at which a scenario shall be aborted as well. Does nothing outside of scenarios."""
     points = _points.get()
     if points is not None:
         points.passing(name)
@@ -143,7 +160,7 @@ def point(name: str) -> None:
 
 @contextmanager
 def recording(points: Points) -> Iterator[None]:
-    """What is started inside the block tells these points of its `point()`s."""
+    """Record calls of `point()` here, by code inside the block and by tasks and threads that it starts."""
     token = _points.set(points)
     try:
         yield
@@ -154,7 +171,7 @@ def recording(points: Points) -> Iterator[None]:
 _next_chunk = Stream.__anext__
 
 
-async def _counted_chunk(stream: Stream[Any]) -> Any:
+async def _counted_chunk(stream: Stream[T]) -> T:
     chunk = await _next_chunk(stream)
     point("chunk")
     return chunk
@@ -162,8 +179,9 @@ async def _counted_chunk(stream: Stream[Any]) -> Any:
 
 @contextmanager
 def chunks_are_points() -> Iterator[None]:
-    """Inside the block each chunk that a `signal.stream()` hands out is a point."""
-    Stream.__anext__ = _counted_chunk  # type: ignore[method-assign,assignment]  # what nobody tests must not cost everybody
+    """Make each chunk that a `signal.stream()` yields inside the block a point."""
+    # Replaced for the time of a test, so that streams outside of tests pay nothing.
+    Stream.__anext__ = _counted_chunk  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from ..abort.guard import discard
 from .clock import FakeClock
 from .inject_chain import shown, suspended
 from .inject_ignore import Ignored
-from .inject_left import Leftover, LeftoverReport, ResourceSnapshot, left_since, take_stock
+from .inject_left import Leftover, LeftoverReport, ResourceSnapshot, leftovers_since, take_snapshot
 from .inject_loop import Hang, RunLoop
 from .inject_points import AWAIT, UNNAMED, Mode, Point, Points, chunks_are_points, recording
 from .inject_probe import Probe
@@ -114,7 +114,7 @@ def run_scenario(
         runner = asyncio.Runner(loop_factory=lambda: loop)
         runner.get_loop()  # made here, so that it has the clock and the points in its context
         around.callback(_close, runner, attempt)
-        before = None if plain else take_stock()
+        before = None if plain else take_snapshot()
         ending = _play(runner, attempt, scenario, bounds.watch)
         return _record(runner, attempt, ending, before, bounds.ignored), attempt
 
@@ -234,10 +234,10 @@ class _Leaving:
                 # Sockets that nobody holds any more are closed when they are collected, sooner or later: always here,
                 # so that what is reported does not depend on when the collector happens to run.
                 gc.collect()
-        return left_since(self._before, executor_idle=not self._loop.in_executor)
+        return leftovers_since(self._before, executor_idle=not self._loop.in_executor)
 
     def _left(self) -> LeftoverReport:
-        left = left_since(self._before, executor_idle=not self._loop.in_executor)
+        left = leftovers_since(self._before, executor_idle=not self._loop.in_executor)
         return LeftoverReport(
             self._counted("threads", left.threads),
             self._counted("processes", left.processes),
@@ -263,7 +263,7 @@ class _Leaving:
             if due is not None and due <= self._until:
                 loop.clock.advance(max(0.0, due - loop.clock.monotonic()))
                 return True
-            if not loop.outside.still:
+            if not loop.outside.resting:
                 return False
         time.sleep(0.001)
         return True

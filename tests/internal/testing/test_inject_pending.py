@@ -63,7 +63,7 @@ def rests(over):
 def test_nothing_outside_holds_up_time():
     outside = OutsideActivity()
     assert not outside.pending([])
-    assert outside.moving == outside.still == []
+    assert outside.moving == outside.resting == []
 
 
 def test_threads_from_before_the_run_hold_up_nothing():
@@ -78,7 +78,7 @@ def test_a_thread_that_moves_holds_up_time_for_as_long_as_it_does(patience):
         while time.monotonic() < until:
             assert outside.pending([])
         (held,) = outside.moving
-        assert held.words().startswith("thread other at tests/internal/testing/test_inject_pending.py:")
+        assert held.describe().startswith("thread other at tests/internal/testing/test_inject_pending.py:")
     wait_until(lambda: not outside.pending([]))
 
 
@@ -89,7 +89,7 @@ def test_a_thread_that_rests_holds_up_time_for_a_moment_only(patience):
         assert outside.pending([])
         wait_until(lambda: not outside.pending([]))
         assert time.monotonic() - began >= 0.2
-        assert [each.words().startswith("thread other at ") for each in outside.still] == [True]
+        assert [each.describe().startswith("thread other at ") for each in outside.resting] == [True]
         assert not outside.pending([])  # it has not moved since, so that it need not be waited for again
 
 
@@ -182,7 +182,7 @@ def test_a_call_in_a_thread_of_our_pool_holds_up_time_from_the_moment_it_is_hand
         await asyncio.sleep(0)
         for _ in range(100):
             assert loop.others_pending()
-        wait_until(lambda: loop.others_pending() and "test_inject_pending" in loop.outside.moving[0].words())
+        wait_until(lambda: loop.others_pending() and "test_inject_pending" in loop.outside.moving[0].describe())
         over.set()
         await call
         wait_until(lambda: not loop.others_pending())
@@ -223,7 +223,7 @@ def test_a_queued_call_that_is_withdrawn_holds_up_nothing(patience):
 
     def queued_words(loop):
         loop.others_pending()
-        return [each.words() for each in loop.outside.moving]
+        return [each.describe() for each in loop.outside.moving]
 
     in_loop(main)
 
@@ -254,7 +254,7 @@ def test_bytes_that_have_arrived_hold_up_nothing_even_if_that_is_not_confirmed_y
             assert accepted.recv(10) == b"ping"
             outside = OutsideActivity()
             wait_until(lambda: not outside.pending([client.fileno(), accepted.fileno()]))  # noqa: B023
-            assert outside.still == []
+            assert outside.resting == []
             accepted.sendall(b"pong")
             assert client.recv(10) == b"pong"
 
@@ -276,7 +276,7 @@ def test_a_connection_to_elsewhere_holds_up_time_for_a_moment_after_whatever_the
         host, port = client.getpeername()
         for _ in range(2):
             assert outside.pending([client.fileno()])
-            assert [each.words() for each in outside.moving] == [f"a connection to {host}:{port}"]
+            assert [each.describe() for each in outside.moving] == [f"a connection to {host}:{port}"]
             wait_until(lambda: not outside.pending([client.fileno()]))
             outside.activity += 1
 
@@ -286,7 +286,7 @@ def test_a_pipe_and_a_pair_of_unnamed_sockets_may_lead_anywhere(patience):
     with here, there:
         outside = OutsideActivity()
         assert outside.pending([here.fileno(), there.fileno()])
-        assert [each.words() for each in outside.moving] == [
+        assert [each.describe() for each in outside.moving] == [
             f"descriptor {each.fileno()} (socket)" for each in (here, there)
         ]
 
@@ -294,9 +294,9 @@ def test_a_pipe_and_a_pair_of_unnamed_sockets_may_lead_anywhere(patience):
 def test_ends_are_described_for_people():
     with connection() as (server, client, _):
         host, port = server.getsockname()
-        assert DescriptorEnd(server.fileno()).words() == f"a socket that listens at {host}:{port}"
-        assert DescriptorEnd(client.fileno()).words() == f"a connection to {host}:{port}"
-    assert DescriptorEnd(10_000).words() == "descriptor 10000 (?)"
+        assert DescriptorEnd(server.fileno()).describe() == f"a socket that listens at {host}:{port}"
+        assert DescriptorEnd(client.fileno()).describe() == f"a connection to {host}:{port}"
+    assert DescriptorEnd(10_000).describe() == "descriptor 10000 (?)"
 
 
 @contextmanager
@@ -318,7 +318,7 @@ def test_a_program_that_computes_holds_up_time_for_those_that_may_wait_for_it(pa
             until = time.monotonic() + 0.6
             while time.monotonic() < until:
                 assert outside.pending([here.fileno()])
-            assert any(each.words().startswith("child process ") for each in outside.moving)
+            assert any(each.describe().startswith("child process ") for each in outside.moving)
 
 
 def test_a_program_holds_up_time_also_while_only_its_child_computes(patience):
@@ -343,7 +343,7 @@ def test_a_program_that_waits_holds_up_time_for_a_moment_only(patience):
         with program("cat", stdin=subprocess.PIPE):
             assert outside.pending([here.fileno()])
             wait_until(lambda: not outside.pending([here.fileno()]))
-            assert "child process cat" in [each.words() for each in outside.still]
+            assert "child process cat" in [each.describe() for each in outside.resting]
 
 
 def test_a_thread_that_a_process_woke_while_that_was_looked_at_holds_up_time(patience, monkeypatch):
@@ -366,4 +366,4 @@ def test_a_thread_that_a_process_woke_while_that_was_looked_at_holds_up_time(pat
 
         monkeypatch.setattr(outside, "_processes", processes)
         assert outside.pending([])
-        assert [each.words().split(" at ")[0] for each in outside.moving] == ["thread other"]
+        assert [each.describe().split(" at ")[0] for each in outside.moving] == ["thread other"]
