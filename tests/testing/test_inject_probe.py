@@ -52,10 +52,10 @@ def test_events_are_kept_before_they_are_told():
 
 def test_a_signal_nobody_looked_at_was_not_heard():
     probe = Probe()
-    assert not probe.heard
+    assert not probe.observed
     probe.record("an effect")
     probe.event("an event")
-    assert not probe.heard
+    assert not probe.observed
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_a_signal_nobody_looked_at_was_not_heard():
 def test_whoever_looks_or_listens_has_heard(look):
     probe = Probe()
     look(probe.signal)
-    assert probe.heard
+    assert probe.observed
 
 
 async def test_a_guard_looks():
     probe = Probe()
     with probe.signal.guard():
         pass
-    assert probe.heard
+    assert probe.observed
 
 
 async def interrupted_in(probe, block):

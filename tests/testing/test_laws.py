@@ -82,7 +82,7 @@ def test_completing_after_an_interruption_is_a_breach():
 
 
 def test_completing_without_ever_looking_at_the_signal_is_a_breach():
-    run = replace(ABORTED, ending=RunEnding("completed", 42), clean=replace(CLEAN, heard=False))
+    run = replace(ABORTED, ending=RunEnding("completed", 42), clean=replace(CLEAN, observed=False))
     assert [law for law, _ in breaches(run)] == ["outcome_is_the_stop"]
 
 

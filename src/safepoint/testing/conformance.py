@@ -12,7 +12,7 @@ from .conformance_rig import Cast, Make, Rig
 
 __all__ = ["CASES", "PHASES", "SOURCES", "Case", "Cast", "Make", "Rig", "table"]
 
-# What a source leaves behind in the outcome of the turn it has stopped.
+# The sources of a stop, each with the outcome of a turn that it has stopped.
 SOURCES = {
     "caller's signal": "aborted (user)",
     "stop by id": "aborted (user)",
@@ -22,7 +22,7 @@ SOURCES = {
     "disconnect policy": "aborted (disconnected)",
     "closing the stream": "aborted (disconnected)",
 }
-# Each phase, and what the turn is told to do so that it gets there.
+# The phases of a turn, each with the message that brings a turn there.
 PHASES = {
     "pre-aborted": "quick",
     "an id not seen yet": "quick",
@@ -40,16 +40,16 @@ PHASES = {
     "wrong session": "talk",
 }
 BY_ID = ("an id not seen yet", "wrong id", "wrong session")
-# What can come while nothing moves in the event loop of the turn: it comes from another thread, or another process.
+# The sources that work while the event loop of the turn is blocked, from another thread or process.
 ANY_THREAD = ("caller's signal", "stop by id", "parent tool")
 NEEDS_SESSION = ("caller's signal", "parent tool", "closing the stream")
 
 
 def promise(phase: str, source: str) -> str:
-    """What the cell says: how the turn ends. Empty: there is no such case."""
+    """The content of the cell: how the turn ends. Empty if there is no such case."""
     if phase in BY_ID:
-        told = "aborted (user)" + NEVER if phase == "an id not seen yet" else "goes on"
-        return told if source == "stop by id" else ""
+        ending = "aborted (user)" + NEVER if phase == "an id not seen yet" else "goes on"
+        return ending if source == "stop by id" else ""
     if phase == "pre-aborted":
         if source in ("stop by id", "disconnect policy", "closing the stream"):
             return ""
@@ -58,14 +58,20 @@ def promise(phase: str, source: str) -> str:
         return "completed"
     if phase == STILL and source not in ANY_THREAD:
         return ""
-    if source == "host shutdown":  # nobody has stopped the turn: it goes on with the next host
+    if source == "host shutdown":  # that is no stop of the turn: the next host continues it
         return WAITS if phase == "queued" else SOURCES[source] + GOES_ON
     return SOURCES[source] + (NEVER if phase == "queued" else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One cell of the table. `promise`: how the turn ends."""
+    """One cell of the table.
+
+    Attributes:
+        phase: The phase in which the stop comes.
+        source: The source of the stop.
+        promise: How the turn must end.
+    """
 
     phase: str
     source: str
@@ -75,7 +81,17 @@ class Case:
         return f"{self.phase}, {self.source}"
 
     async def check(self, make: Make) -> bool:
-        """False: this rig cannot try it. `make(cast, on_disconnect)` gives the rig. Raises: AssertionError."""
+        """Play the cell on a host of its own.
+
+        Args:
+            make: `make(cast, on_disconnect)` gives the rig.
+
+        Returns:
+            False if the rig cannot try this cell.
+
+        Raises:
+            AssertionError: The host does not keep the promise.
+        """
         grace = GRACE if self.source == "disconnect policy" else None
         async with make(Cast(), grace) as rig:
             unable = rig.session is None and self.source in NEEDS_SESSION
@@ -96,7 +112,7 @@ CASES: tuple[Case, ...] = tuple(
 
 
 def table() -> str:
-    """Phases × sources as Markdown; each cell is a case, and says how the turn ends."""
+    """The table of phases and sources as Markdown. Each cell is a case, and says how the turn ends."""
     rows = [f"| the stop comes | {' | '.join(SOURCES)} |", f"|---|{'---|' * len(SOURCES)}"]
     rows += (f"| {phase} | {' | '.join(promise(phase, source) or '–' for source in SOURCES)} |" for phase in PHASES)
     return "\n".join(rows)

@@ -1,15 +1,15 @@
-"""Owns a host under test: the agents of the conformance suite, and how a case gets at what surrounds the host."""
+"""Owns a host under test: the agents of the conformance suite, and the access of a case to the host's surroundings."""
 
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..agent.agent import Agent
 from ..agent.model import ModelRequest
 from ..agent.tool import ToolContext, tool
-from ..models.scripted import Call, ScriptedModel, Stall
+from ..models.scripted import Answer, Call, ScriptedModel, Stall
 from ..run.messages import UserMessage
 from ..session.host import Host
 from ..session.session import Session
@@ -17,7 +17,7 @@ from ..session.session import Session
 __all__ = ["Cast", "Make", "Rig"]
 
 
-# How long an event loop stands still at most, if something goes wrong.
+# How long the tool blocks its event loop at most, if something goes wrong.
 STILL_SECONDS = 10.0
 
 
@@ -25,8 +25,8 @@ class Cast:
     """The agents of the suite: `child` does what its last message says; `parent` drives a turn with its tool.
 
     Attributes:
-        still: Set when a tool lets its event loop stand still.
-        moves: Set this, and the tool returns at once.
+        still: Set by the tool that blocks its event loop, when it begins.
+        moves: Set this to let that tool return.
     """
 
     def __init__(self) -> None:
@@ -35,21 +35,21 @@ class Cast:
 
         @tool
         async def hold(ctx: ToolContext) -> str:
-            """Never ends by itself."""
+            """Wait until the turn is stopped."""
             await ctx.signal.wait_async()
             ctx.signal.raise_if_aborted()
             return "released"
 
         @tool
         async def stand_still() -> str:
-            """Holds up everything in its event loop, as a frozen process does."""
+            """Block the event loop, as a frozen process does."""
             self.still.set()
             self.moves.wait(STILL_SECONDS)
             return "moves again"
 
         @tool
         async def drive(ctx: ToolContext) -> str:
-            """Have a turn of another session done."""
+            """Run a turn of another session."""
             await self.drive(ctx)
             return "driven"
 
@@ -59,15 +59,15 @@ class Cast:
         }
 
     async def _nothing(self, ctx: ToolContext) -> None:
-        """Until a case says what to do."""
+        """The default until a case sets `drive`."""
 
 
-def answer(request: ModelRequest) -> Any:
-    """What the child says: it obeys the last message of its user, and thanks for whatever a tool has brought."""
+def answer(request: ModelRequest) -> Answer:
+    """The answer of the child: it obeys the last message of its user, and thanks for the result of a tool."""
     last = request.messages[-1]
     if not isinstance(last, UserMessage):
         return "thanks"
-    plays = {
+    plays: dict[str, Answer] = {
         "wait": [Stall()],
         "talk": ["half an answer", Stall()],
         "tool": [Call("hold")],
@@ -78,17 +78,21 @@ def answer(request: ModelRequest) -> Any:
 
 @dataclass(kw_only=True)
 class Rig:
-    """A host under test, with the agents of `cast`, and how to get at what surrounds it.
+    """A host under test, and the access to its surroundings.
 
-    elapse   lets so many seconds pass, for the host too
-    again    another host over the same store, which goes on with what this one has left when it was shut down; the
-             rig closes it
-    session  the session itself; None: a host far away has none to show, and some sources cannot be tried
-    elsewhere
-             the same host as another process has it, for another event loop; needed where there is no `session`, and
-             None: one phase cannot be tried
-    pace     by so much deadlines and disconnects are shortened, where time is real
-    hold     (shut, reached, open) of a gate before the store; None: there is none, and two phases cannot be tried
+    Attributes:
+        host: The host.
+        cast: The agents that it runs.
+        elapse: Lets a number of seconds pass, for the host, too.
+        again: Gives another host over the same store, which continues what this one has left when it was shut down.
+            The rig closes it.
+        session: Gives the session object. None for a host in another process, where some sources cannot be tried.
+        elsewhere: Gives the same host for another event loop, as another process has it. Needed if there is no
+            `session`; without both, one phase cannot be tried.
+        hold: The functions (shut, reached, open) of a gate in front of the store. None if there is no gate, and two
+            phases cannot be tried.
+        seconds: The time limit of a case.
+        pace: The factor for timeouts and disconnects, to shorten them where time is real.
     """
 
     host: Host
@@ -102,5 +106,6 @@ class Rig:
     pace: float = 1.0
 
 
-# Given the agents and `on_disconnect` (None: it means nothing), a rig with a host of its own, over a new store.
+# Makes a rig with a host of its own over a new store. The arguments are the agents, and `on_disconnect` in seconds or
+# None for the default.
 Make: TypeAlias = Callable[[Cast, float | None], AbstractAsyncContextManager[Rig]]

@@ -1,4 +1,4 @@
-"""Owns `abort_everywhere`: run a scenario once per point at which it can be aborted, abort it there, check the laws.
+"""Owns `abort_everywhere`, which aborts a scenario at each of its points, each in a run of its own, and checks laws.
 
 Knows nothing of what the scenario does.
 
@@ -27,7 +27,7 @@ from .laws import DEFAULT_LAWS, Law, RecordedRun, ends, works_again
 __all__ = ["MODES", "abort_everywhere"]
 
 MODES: tuple[Mode, ...] = ("abort", "inside", "twice", "cancel")
-# Enough to see what is wrong; more of the same only takes time.
+# After this many runs with breaches, or hung runs, a campaign ends: they are enough to see what is wrong.
 BROKEN_RUNS = 25
 HUNG_RUNS = 3
 
@@ -47,26 +47,28 @@ def abort_everywhere(
 ) -> Report:
     """Abort the scenario at each of its points, each in a run of its own, and check the laws after each run.
 
-    The scenario is an async function of one argument, a `Probe`: the controller that will be aborted, which also
-    notes effects and events. It must be able to run many times, and complete when nobody aborts it.
-
-    Modes: `"abort"` from a callback of the loop right after the suspension; `"inside"` at the last moment before it;
-    `"twice"`: once more at the next point; `"cancel"`: the scenario's task is cancelled from outside instead.
-
     Args:
+        scenario: An async function of one argument, a `Probe`: the controller that will be aborted, which also records
+            effects and events. It must be able to run many times, and complete if it is not aborted.
         laws: What must be true after each run.
+        modes: How to abort: `"abort"` in a callback of the loop right after the suspension, `"inside"` at the last
+            moment before it, `"twice"` once more at the next point, `"cancel"` by cancelling the scenario's task.
         clock: `FakeClock` runs everything on fake time, which jumps to the next timer when all tasks wait and nothing
             outside of the loop moves.
-        only: `(17, "abort")` does one run alone.
+        only: One run alone, such as `(17, "abort")`.
         seconds: The limit of real time per run.
-        time_limit: The limit of real time for all runs together. The run in progress is not cut short; what was not
-            tried by then is in the report, which does not pass.
+        time_limit: The limit of real time for all runs together. The current run is finished. The report lists what
+            was not tried by then, and does not pass.
         on_progress: Called with a `Progress` before the first point and after each: `on_progress=print`.
         ignore: What the laws shall not count.
-        check: Raise if the report does not pass.
+        check: Whether to raise if the report does not pass.
+
+    Returns:
+        The points, the violations, and what was not tried.
 
     Raises:
         AssertionError: A law was broken, or not everything was tried; not with `check=False`.
+        UsageError: It was called inside an event loop, or an argument makes no sense.
     """
     __tracebackhide__ = True
     _refuse_running_loop()
@@ -101,7 +103,7 @@ def _refuse_unknown_modes(modes: Sequence[object]) -> None:
 
 
 class _Campaign:
-    """All the runs of one scenario, in order, and what they showed."""
+    """All runs of one scenario, in order, and their results."""
 
     def __init__(self, scenario: Scenario, laws: Sequence[Law], bounds: Bounds) -> None:
         self._scenario = scenario
@@ -122,18 +124,18 @@ class _Campaign:
         ends_at: float | None,
         on_progress: Callable[[Progress], object] | None,
     ) -> Report:
-        """Count the points, then abort at each."""
+        """Collect the points, then abort at each."""
         first, points = self._clean()
         clean, stable = first, True
         plan: dict[Point, list[Mode]] = {}
         if first.ending.status == "completed":
-            # The first run fills caches and starts pools: only what the second one leaves is a leak.
+            # The first run fills caches and starts pools, so only leftovers of the second one are leaks.
             clean, again = self._clean()
             clean = replace(clean, repeatable=_same_value(first, clean))
             stable, points = _visits(points) == _visits(again), again
         clean = self._bounds.ignored.without(clean)
         if self._judge(clean, self._laws):
-            unfinished = "the scenario breaks laws when nobody aborts it"
+            unfinished = "the scenario breaks laws even without an abort"
         else:
             plan = _plan(points, modes, only)
             unfinished = self._carry_out(plan, clean, ends_at, on_progress)
@@ -158,7 +160,7 @@ class _Campaign:
         ends_at: float | None,
         on_progress: Callable[[Progress], object] | None,
     ) -> str:
-        """Abort at each point. Returns why it ended before the last, or nothing."""
+        """Abort at each point. Returns why it ended early, or an empty text."""
         why = ""
         for done, point in enumerate([*plan, None]):
             if on_progress is not None:
@@ -191,7 +193,7 @@ class _Campaign:
         return run, attempt
 
     def _abort_at(self, point: Point, modes: list[Mode], clean: RecordedRun, ends_at: float | None) -> str:
-        """All modes at one point, then one run without an abort. Returns why to try no further, or nothing."""
+        """Try all modes at one point, then run once without an abort. Returns why to stop trying, or an empty text."""
         done: list[RecordedRun] = []
         late = ""
         for mode in modes:
@@ -200,24 +202,24 @@ class _Campaign:
                 break
             run = replace(self._bounds.ignored.without(self._aborted(point, mode)), clean=clean)
             if run.mode is None and run.ending.status != "completed" and done and works_again in self._laws:
-                # It broke before it came to the point: the run before has left something in its way.
+                # It failed before it reached the point: the run before must have left something that breaks it.
                 return self._again(done[-1:], run)
             done.append(run)
             self._judge(run, self._laws)
             if self._hung == HUNG_RUNS or self._broken == BROKEN_RUNS:
-                return f"{self._broken} runs broke laws, {self._hung} of them by hanging: enough to go on with"
+                return f"{self._broken} runs broke laws, {self._hung} of them by hanging: further runs add nothing"
         if works_again not in self._laws or not done:
             return late
         return self._again(done, self._run(plain=True)[0]) or late
 
     def _again(self, done: list[RecordedRun], again: RecordedRun) -> str:
-        """Judge a run without an abort as what came after those with one."""
+        """Check with a later run without an abort that the scenario still works after the aborted runs."""
         broken = False
         for run in done:
             if run.ending.status != "hung":
                 law_broken = self._judge(replace(run, again=replace(again, clean=run.clean)), [works_again])
                 broken = broken or law_broken
-        return "the scenario does not work any more, so that later runs would tell nothing" if broken else ""
+        return "the scenario does not work any more, so further runs would show nothing" if broken else ""
 
     def _aborted(self, point: Point, mode: Mode) -> RecordedRun:
         run, attempt = self._run(point, mode)
@@ -226,11 +228,11 @@ class _Campaign:
             self._aborts += 1
         else:
             self._not_reached.append((point, mode))
-            run = replace(run, point=None, mode=None, reason=None)  # nothing was done to it: it is a clean run
+            run = replace(run, point=None, mode=None, reason=None)  # it was not aborted, so it is a clean run
         return run
 
     def _judge(self, run: RecordedRun, laws: Sequence[Law]) -> bool:
-        """True: it broke a law."""
+        """Check the laws and record violations. True if there are any."""
         hung = run.ending.status == "hung"
         found = [
             Violation(point=run.point, mode=run.mode, law=_name_of(law), message=message)
@@ -256,11 +258,11 @@ def _breaches(law: Law, run: RecordedRun) -> list[str]:
 
 
 def _plan(points: list[Point], modes: Sequence[Mode], only: tuple[int, Mode] | None) -> dict[Point, list[Mode]]:
-    """What is to be done, where."""
+    """The modes to try at each point."""
     if not points:
         raise UsageError(
             "The scenario neither waits nor emits an event, so there is no point at which to abort it."
-            " Await something, hand out `probe.event`, or mark a place with `point('name')`."
+            " Await something, pass `probe.event` to code that emits events, or mark a place with `point('name')`."
         )
     if only is None:
         chosen: dict[Point, list[Mode]] = {point: [mode for mode in modes if mode in point.modes] for point in points}

@@ -17,9 +17,9 @@ __all__ = [
     "ResourceSnapshot",
     "children",
     "command",
+    "describe_thread",
     "leftovers_since",
     "take_snapshot",
-    "describe_thread",
 ]
 
 PROC = "/proc"

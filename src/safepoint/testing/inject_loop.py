@@ -134,7 +134,7 @@ class RunLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return super().time() if self.clock is None else self.clock.monotonic()
 
-    def call_soon_threadsafe(  # type: ignore[override]  # typeshed's variadic types
+    def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.Handle:
         # In the loop's own thread, while it does not block, there is no need to wake it through the pipe.
@@ -142,9 +142,7 @@ class RunLoop(asyncio.SelectorEventLoop):
             return self.call_soon(callback, *args, context=context)
         return super().call_soon_threadsafe(callback, *args, context=context)
 
-    def run_in_executor(  # type: ignore[override]  # as above
-        self, executor: Executor | None, func: Callable[..., T], *args: object
-    ) -> "asyncio.Future[T]":
+    def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: object) -> "asyncio.Future[T]":
         running, call = self.outside.running, object()
 
         def counted() -> T:

@@ -1,15 +1,15 @@
-"""Owns what a scenario is given: a controller that also takes notes of effects and events.
+"""Owns the probe that a scenario gets: a controller that also records effects and events.
 
-Knows nothing of points and laws: whoever drives a run may listen to the notes.
+Knows nothing of points and laws.
 """
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from types import MemberDescriptorType
 
 from ..abort import AbortController, AbortReason, AbortSignal, Guard
-from ..abort.guard import SENT, Waiter, abort_error
+from ..abort.guard import Waiter, abort_error
 from ..abort.reason import caller, reason_from
 from ..abort.signal import ControllerSignal
 from .inject_chain import place, running, short
@@ -19,7 +19,14 @@ __all__ = ["Probe", "RecordedEffect"]
 
 @dataclass(frozen=True, slots=True)
 class RecordedEffect:
-    """Something a scenario did to the world. `late`: after `abort()` had returned; `cleanup`: meant to come late."""
+    """An effect of a scenario on the world.
+
+    Attributes:
+        what: The effect, as the scenario has described it.
+        late: Whether it came after `abort()` had returned.
+        cleanup: Whether it belongs to the stop itself, so that it may come late.
+        place: Where it was recorded, as `file:line`.
+    """
 
     what: object
     late: bool
@@ -28,15 +35,24 @@ class RecordedEffect:
 
 
 class Probe(AbortController):
-    """What a scenario is given: the controller that will abort it, and a place to note what it does.
+    """The argument of a scenario: the controller that will abort it, which also records what the scenario does.
 
-    Use it as the controller it is (`probe.signal`, `probe.abort()`), `record()` every effect on the world, and hand
-    `probe.event` to whatever emits events. Both may be called from any thread.
+    Use it as a controller (`probe.signal`, `probe.abort()`), call `record()` for each effect on the world, and pass
+    `probe.event` to code that emits events. Both may be called from any thread.
+
+    Attributes:
+        signal: The signal that will be aborted.
+        events: The events so far.
+        effects: The effects so far.
+        watched: The signals that are checked for remaining listeners.
+
+    Args:
+        on_event: Called after each event.
     """
 
     def __init__(self, on_event: Callable[[], object] = lambda: None) -> None:
         super().__init__()
-        self._source = self._hearing = Hearing()
+        self._source = self._observed_signal = ObservedSignal()
         self.signal: AbortSignal = self._source
         self.events: list[object] = []
         self.effects: list[RecordedEffect] = []
@@ -46,42 +62,54 @@ class Probe(AbortController):
 
     @property
     def controller(self) -> AbortController:
-        """Itself, for scenarios that like to say so."""
+        """The probe itself, for scenarios that prefer to name it so."""
         return self
 
     @property
-    def heard(self) -> bool:
-        """True: somebody has looked at the signal, or listened to it."""
-        return self._hearing.looks > 0
+    def observed(self) -> bool:
+        """Whether any code has asked or observed the signal."""
+        return self._observed_signal.looks > 0
 
     @property
     def interrupted(self) -> tuple[str, ...]:
-        """Where the abort has interrupted an await or raised AbortError, each place once."""
-        return tuple(dict.fromkeys(self._hearing.interrupted))
+        """The places at which the abort has interrupted an await or raised AbortError, each once."""
+        return tuple(dict.fromkeys(self._observed_signal.interrupted))
 
     def abort(self, reason: AbortReason | BaseException | str | None = None) -> bool:
-        """Abort, now and for ever; what is recorded from then on is late. True: this call did it."""
+        """Abort now and permanently. Effects that are recorded after this call are late.
+
+        Args:
+            reason: Why, as for `AbortController.abort`.
+
+        Returns:
+            True if this call aborted the signal, False if it was aborted before.
+        """
         done = super().abort(reason_from(reason, caller(1)))
         self._acknowledged = True
         return done
 
     def record(self, effect: object, *, cleanup: bool = False) -> None:
-        """Note an effect on the world: a file written, money sent. `cleanup`: it belongs to the stop itself."""
+        """Record an effect on the world, such as a file that was written or money that was sent.
+
+        Args:
+            effect: A description of the effect.
+            cleanup: Whether it belongs to the stop itself, so that it may come late.
+        """
         file, line = place(running(2))
         self.effects.append(RecordedEffect(effect, self._acknowledged, cleanup, f"{short(file)}:{line}"))
 
     def event(self, event: object) -> None:
-        """Note an event. Each is a point at which the scenario will be aborted."""
+        """Record an event. Each event is a point at which the scenario will be aborted."""
         self.events.append(event)
         self._on_event()
 
     def watch(self, signal: AbortSignal) -> None:
-        """Have one more signal checked for listeners that are left: one that outlives the scenario, say."""
+        """Also check this signal for remaining listeners, such as one that outlives the scenario."""
         self.watched.append(signal)
 
 
-class Hearing(ControllerSignal):
-    """The signal of a probe. It knows whether anybody looked at it, and whom its abort has interrupted."""
+class ObservedSignal(ControllerSignal):
+    """The signal of a probe. It counts how often it is asked, and records the places that its abort has interrupted."""
 
     __slots__ = ("interrupted", "looks")
 
@@ -111,8 +139,8 @@ class Hearing(ControllerSignal):
         _REASON.__set__(self, value)
 
     def detach(self, entry: Guard | Waiter) -> bool:
-        # A guard that has sent its cancellation has interrupted its body, whatever the body made of it.
-        if isinstance(entry, Guard) and entry._state == SENT and _ABORTED.__get__(self):
+        # A guard that has sent a cancellation has interrupted its body, even if the body suppressed that.
+        if isinstance(entry, Guard) and entry.sent and _ABORTED.__get__(self):
             self._interrupts()
         return super().detach(entry)
 
@@ -121,15 +149,15 @@ class Hearing(ControllerSignal):
         self.interrupted.append(f"{short(file)}:{line}")
 
 
-# The slots of the signal itself, which the properties above stand in front of.
-_ABORTED: Any = ControllerSignal.__dict__["aborted"]
-_REASON: Any = ControllerSignal.__dict__["reason"]
+# The slots of the base class, which the properties above hide.
+_ABORTED: MemberDescriptorType = ControllerSignal.__dict__["aborted"]
+_REASON: MemberDescriptorType = ControllerSignal.__dict__["reason"]
 
 
 def _makes_error() -> bool:
-    """True: the reason is being asked for because AbortError is about to be raised with it."""
+    """Whether the reason is being read in order to raise AbortError with it."""
     frame = sys._getframe(2)
-    for _ in range(3):  # straight from the function that makes the error, or through a composite
+    for _ in range(3):  # called by the function that makes the error, directly or through a composite signal
         if frame.f_code is abort_error.__code__:
             return True
         if frame.f_back is None:

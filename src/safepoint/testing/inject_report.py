@@ -1,4 +1,4 @@
-"""Owns what people read of `abort_everywhere`: how far it is, breaches of laws, how to see one of them alone."""
+"""Owns what people read of `abort_everywhere`: progress, breaches of laws, and how to reproduce one of them."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,15 +9,22 @@ from .inject_points import Mode, Point
 
 __all__ = ["Progress", "Report", "Violation"]
 
-# The same words at more points than this: the others in one line each.
+# How many breaches with the same text are shown completely; further ones get one line each.
 IN_FULL = 3
-# Of what fake time jumped over, no more than this is listed.
+# How many things that fake time jumped over are listed.
 LISTED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One breach of one law in one run. Without a point: the scenario breaks it even when nothing is injected."""
+    """One breach of one law in one run.
+
+    Attributes:
+        point: Where the scenario was aborted; None if it breaks the law even without an abort.
+        mode: How it was aborted, or None.
+        law: The name of the law.
+        message: What is wrong.
+    """
 
     point: Point | None
     mode: Mode | None
@@ -27,7 +34,16 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a campaign is: `abort_everywhere(…, on_progress=print)`. `points` counts those with all their modes."""
+    """How far a campaign is: `abort_everywhere(…, on_progress=print)`.
+
+    Attributes:
+        scenario: The name of the scenario.
+        done: How many points were tried in all of their modes.
+        points: How many points there are.
+        runs: How many runs there were.
+        violations: How many violations were found.
+        seconds: How long it has taken.
+    """
 
     scenario: str
     done: int
@@ -45,13 +61,20 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What became of a scenario when it was aborted everywhere.
+    """The result of aborting a scenario everywhere.
 
-    `aborted`: the runs in which something was done to it. `not_reached`: points that did not come up again in their
-    run: not tested, so not passed. `not_tried`: what was still to be done when it ended early. `stable`: two clean runs
-    had the same points. `unfinished`: why it ended before everything was tried, or "". `ignored`: each rule of
-    `ignore=`, with how much it took out. `jumped_over`: what outside of the loop had not moved for a second when fake
-    time jumped all the same.
+    Attributes:
+        scenario: The name of the scenario.
+        points: All points of the scenario.
+        runs: How many runs there were.
+        aborted: How many of them were aborted.
+        violations: The breaches of laws.
+        not_reached: Points that were not reached again in their run. They were not tested, so they have not passed.
+        stable: Whether two runs without an abort had the same points.
+        unfinished: Why the campaign ended early; empty if it did not.
+        not_tried: What was still to be tried when it ended early.
+        ignored: Each rule of `ignore=`, and how much it has excluded.
+        jumped_over: Things outside of the loop that had not moved for a second when fake time jumped.
     """
 
     scenario: str
@@ -67,10 +90,10 @@ class Report:
     jumped_over: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Say whether it passed: no violation, and nothing left untried.
+        """Check that there is no violation and that everything was tried.
 
         Raises:
-            AssertionError: It lists every violation, with its place and how to run it alone, and what was not tried.
+            AssertionError: With every violation, its place and how to run it alone, and with what was not tried.
         """
         __tracebackhide__ = True
         if self.violations:
@@ -78,7 +101,7 @@ class Report:
         if self.not_tried:
             raise AssertionError(f"{self}\nWhat was not tried has not passed: give it more time, or fewer modes.")
         if not self.aborted:
-            raise AssertionError(f"{self}\nNo point was reached a second time, so that nothing was tested.")
+            raise AssertionError(f"{self}\nNo point was reached a second time, so nothing was tested.")
 
     def __str__(self) -> str:
         return "\n".join([self._summary(), *self._notes(), *self._violations()])
@@ -106,7 +129,7 @@ class Report:
             yield f"  not tried: {len(self.not_tried)} aborts, from point {point.number}, {mode!r}: {point}"
 
     def _violations(self) -> Iterator[str]:
-        """One paragraph per breach; the modes in which a point shows the same one share it."""
+        """One paragraph per breach; modes in which a point shows the same breach share it."""
         grouped: dict[tuple[Point | None, str, str], list[Mode]] = {}
         for found in self.violations:
             modes = grouped.setdefault((found.point, found.law, found.message), [])
@@ -117,16 +140,17 @@ class Report:
             seen[law, message] += 1
             first, *rest = message.splitlines() or [""]
             if seen[law, message] > IN_FULL and point is not None:
-                yield f"{number}. {law}: the same at {self._told(point, modes)}"
+                yield f"{number}. {law}: the same at {_where(point, modes)}"
                 continue
             yield f"\n{number}. {law}: {first}"
             yield from (f"     {line}" for line in rest)
             if point is None:
                 yield "   in a clean run, with no abort at all"
                 continue
-            yield f"   {self._told(point, modes)}"
+            yield f"   {_where(point, modes)}"
             yield from (f"     {line}" for line in point.chain)
             yield f'   alone: abort_everywhere({self.scenario}, only=({point.number}, "{modes[0]}"))'
 
-    def _told(self, point: Point, modes: list[Mode]) -> str:
-        return f"point {point.number} at {point}, mode {', '.join(modes)}"
+
+def _where(point: Point, modes: list[Mode]) -> str:
+    return f"point {point.number} at {point}, mode {', '.join(modes)}"

@@ -1,4 +1,4 @@
-"""Owns one run of a scenario: on a loop of its own, with an abort at one point or none, until its record is complete.
+"""Owns one run of a scenario: on a loop of its own, with an abort at one point or none, until it is fully recorded.
 
 Knows nothing of laws and reports.
 """
@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..abort import AbortReason, use_clock
 from ..abort.guard import discard
@@ -28,18 +28,25 @@ __all__ = ["Attempt", "Bounds", "Scenario", "run_scenario"]
 
 Scenario: TypeAlias = Callable[[Probe], Awaitable[object]]
 
-# Tasks, threads, processes and sockets need a moment to be gone; what is left after it is left. It is a second of the
-# clock of the run, and a second of real time at most.
+# Tasks, threads, processes and sockets need a moment to end. What exists after this time is a leftover. It is measured
+# by the clock of the run, and is at most as much real time.
 LINGER_SECONDS = 1.0
-# After so many turns of the loop in that moment garbage is collected.
+# The turns of the loop in that time after which garbage is collected.
 COLLECTIONS = (4, 16, 64, 256)
-# What is left is ended by force, so that it does not disturb the next run.
+# How long ending the leftovers may take, so that they do not disturb the next run.
 CLOSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """On which clock the runs are, how long one may take in real time, who watches that, and what does not count."""
+    """What all runs of a campaign have in common.
+
+    Attributes:
+        clock: Makes the clock of a run; None for real time.
+        seconds: How much real time a run may take.
+        watch: Ends a run that blocks its thread.
+        ignored: What does not count.
+    """
 
     clock: Callable[[], FakeClock] | None
     seconds: float
@@ -48,7 +55,13 @@ class Bounds:
 
 
 class Attempt:
-    """One run in progress: its loop, its probe, its points."""
+    """One run in progress: its loop, its probe and its points.
+
+    Args:
+        loop: The loop of the run.
+        point: Where to abort; None for a run without an abort.
+        mode: How to abort.
+    """
 
     def __init__(self, loop: RunLoop, point: Point | None, mode: Mode | None) -> None:
         self.loop = loop
@@ -63,7 +76,7 @@ class Attempt:
             self.reason = AbortReason("user", f"abort_everywhere, point {point.number}", point.place)
 
     async def play(self, scenario: Scenario) -> object:
-        """The main task."""
+        """Run the scenario as the main task."""
         self.main = asyncio.current_task()
         if self.main is not None:
             self.main.set_name("main")
@@ -74,18 +87,18 @@ class Attempt:
 
     @property
     def reached(self) -> bool:
-        """True: it was done what was to be done, while there was somebody to feel it."""
+        """Whether the abort was delivered while the scenario was still running."""
         return self.points.reached and not self.late
 
     def _act(self) -> None:
-        """At the point: now, or right after the suspension, as the mode says."""
+        """Abort at the point: at once, or in a callback right after the suspension, as the mode demands."""
         assert self.point is not None
         if self.mode == "inside" or self.point.what != AWAIT:
-            self._strike()
+            self._inject()
         else:
-            self.loop.call_soon(self._strike)
+            self.loop.call_soon(self._inject)
 
-    def _strike(self) -> None:
+    def _inject(self) -> None:
         if self.main is None or self.main.done():
             self.late = True
         elif self.mode == "cancel":
@@ -99,7 +112,15 @@ class Attempt:
 def run_scenario(
     scenario: Scenario, bounds: Bounds, point: Point | None = None, mode: Mode | None = None, *, plain: bool = False
 ) -> tuple[RecordedRun, Attempt]:
-    """Run it once. `plain`: nothing is watched but how it ends."""
+    """Run the scenario once.
+
+    Args:
+        scenario: The scenario.
+        bounds: What all runs have in common.
+        point: Where to abort; None for a run without an abort.
+        mode: How to abort.
+        plain: Record only how it ends, and not its points and leftovers.
+    """
     clock = None if bounds.clock is None else bounds.clock()
     loop = RunLoop(clock, bounds.seconds, lambda thread: bounds.ignored.covers("threads", thread, point))
     attempt = Attempt(loop, point, mode)
@@ -112,7 +133,7 @@ def run_scenario(
         around.enter_context(recording(attempt.points))
         around.enter_context(chunks_are_points())
         runner = asyncio.Runner(loop_factory=lambda: loop)
-        runner.get_loop()  # made here, so that it has the clock and the points in its context
+        runner.get_loop()  # made now, so that its context contains the clock and the points
         around.callback(_close, runner, attempt)
         before = None if plain else take_snapshot()
         ending = _play(runner, attempt, scenario, bounds.watch)
@@ -139,7 +160,7 @@ def _play(runner: asyncio.Runner, attempt: Attempt, scenario: Scenario, watch: B
 def _record(
     runner: asyncio.Runner, attempt: Attempt, ending: RunEnding, before: ResourceSnapshot | None, ignored: Ignored
 ) -> RecordedRun:
-    """Write down what is left, before anything of it is cleared away."""
+    """Record the leftovers, before any of them is ended."""
     loop, probe = attempt.loop, attempt.probe
     run = RecordedRun(point=attempt.point, mode=attempt.mode, reason=attempt.reason, ending=ending)
     _forget_frames(ending.error)
@@ -148,7 +169,7 @@ def _record(
     left = _Leaving(runner, attempt, before, ignored).linger()
     return replace(
         run,
-        heard=probe.heard,
+        observed=probe.observed,
         interrupted=probe.interrupted,
         events=tuple(probe.events),
         effects=tuple(probe.effects),
@@ -166,8 +187,8 @@ def _tasks_left(loop: RunLoop) -> tuple[Leftover, ...]:
     return tuple(sorted(describe(task) for task in asyncio.all_tasks(loop) if not _closes_generator(task)))
 
 
-def describe(task: "asyncio.Task[Any]") -> Leftover:
-    """A task's name, or its function's if it was given none, and its chain of awaits, one line each."""
+def describe(task: "asyncio.Task[object]") -> Leftover:
+    """The name of a task, or of its function if it was given none, and its chain of awaits, one line each."""
     name, coroutine = task.get_name(), task.get_coro()
     if UNNAMED.fullmatch(name):
         name = getattr(coroutine, "__qualname__", name)
@@ -175,14 +196,14 @@ def describe(task: "asyncio.Task[Any]") -> Leftover:
     return Leftover("\n".join([f"task {name}", *(f"  {line}" for line in lines)]), name, *lines)
 
 
-def _closes_generator(task: "asyncio.Task[Any]") -> bool:
-    """True for what the loop itself starts when a generator is collected: the generator is in the record already."""
+def _closes_generator(task: "asyncio.Task[object]") -> bool:
+    """Whether the loop has started the task to close a generator, which is in the record already."""
     coroutine = task.get_coro()
     return type(getattr(coroutine, "coroutine", coroutine)).__name__ == "async_generator_athrow"
 
 
 def _armed_timers(loop: RunLoop) -> tuple[str, ...]:
-    """The timers that are left. A deadline nobody holds takes its timer with it, once it is collected."""
+    """The armed timers. Garbage is collected first, because a deadline without references disarms its timer then."""
     for generation in range(3):
         if not loop.armed_timers():
             break
@@ -191,24 +212,24 @@ def _armed_timers(loop: RunLoop) -> tuple[str, ...]:
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Let go of what the frames of an error hold on to: signals, generators, files."""
+    """Clear the frames of an error, which keep signals, generators and files alive."""
     seen: set[int] = set()
-    waiting = [error]
-    while waiting:
-        error = waiting.pop()
+    pending = [error]
+    while pending:
+        error = pending.pop()
         if error is None or id(error) in seen:
             continue
         seen.add(id(error))
         if error.__traceback__ is not None:
             traceback.clear_frames(error.__traceback__)
             error.__traceback__ = None
-        waiting += [error.__cause__, error.__context__]
+        pending += [error.__cause__, error.__context__]
         if isinstance(error, BaseExceptionGroup):
-            waiting += error.exceptions
+            pending += error.exceptions
 
 
 class _Leaving:
-    """What is on its way out when the scenario is over: everything has its turn, and a moment, before it counts."""
+    """The time after a scenario in which tasks, threads and processes may still end before they count as leftovers."""
 
     def __init__(self, runner: asyncio.Runner, attempt: Attempt, before: ResourceSnapshot, ignored: Ignored) -> None:
         self._runner = runner
@@ -217,22 +238,23 @@ class _Leaving:
         self._before = before
         self._ignored = ignored
         self._until = attempt.loop.time() + LINGER_SECONDS
-        # Nobody else may hold a task that waits for ever. Collected in the meantime, it would look as if it had ended.
+        # There may be no other reference to a task that waits forever. If it were collected, it would seem to have
+        # ended.
         self._held = asyncio.all_tasks(attempt.loop)
 
     def linger(self) -> LeftoverReport:
-        """What is left of threads, processes and descriptors after the moment. Tasks have had the same one."""
+        """Wait until nothing is left or the time is up, and return the threads, processes and descriptors."""
         ends_at = time.monotonic() + LINGER_SECONDS
         turns = 0
         while (left := self._left()) or self._counted("tasks", _tasks_left(self._loop)):
-            slow = bool(left.processes or left.descriptors)  # these need neither a task nor a thread to be gone
+            slow = bool(left.processes or left.descriptors)  # these can end without a task or thread of ours
             if time.monotonic() >= ends_at or not (self._go_on() or slow):
                 break
             time.sleep(0.001 if slow else 0)
             turns += 1
             if slow and turns in COLLECTIONS:
-                # Sockets that nobody holds any more are closed when they are collected, sooner or later: always here,
-                # so that what is reported does not depend on when the collector happens to run.
+                # Sockets without references are closed when they are collected. That is done here, so that the result
+                # does not depend on when the garbage collector happens to run.
                 gc.collect()
         return leftovers_since(self._before, executor_idle=not self._loop.in_executor)
 
@@ -248,15 +270,15 @@ class _Leaving:
         return tuple(thing for thing in things if not self._ignored.covers(kind, thing, self._point))
 
     def _go_on(self) -> bool:
-        """Let the loop run for a turn, and a little time pass. False: no task and no thread can go on any more."""
+        """Let the loop run for one turn, and a little time pass. False if no task or thread can make progress."""
         loop = self._loop
         loop.allow(2 * LINGER_SECONDS)
         try:
             self._runner.run(asyncio.sleep(0))
-        except Hang:  # something has held up this one turn for as long as that: what is left is left
+        except Hang:  # something has blocked the loop for that long, so there is nothing to wait for
             return False
         self._held |= asyncio.all_tasks(loop)
-        if loop._ready:  # type: ignore[attr-defined]
+        if loop.has_ready_callbacks:
             return True
         if loop.clock is not None and not loop.others_pending():
             due = loop.next_timer()
@@ -270,13 +292,13 @@ class _Leaving:
 
 
 def _close(runner: asyncio.Runner, attempt: Attempt) -> None:
-    """End by force what is left. Whatever it says about that has no one to say it to."""
+    """End the leftovers by force, and ignore the errors that this causes."""
     loop = attempt.loop
     if any(wait.clock is loop.clock for wait in FakeClock.waiting_threads()):
-        attempt.probe.abort("abort_everywhere, the run is over")  # its time will not move any more for these threads
+        attempt.probe.abort("abort_everywhere, the run is over")  # the time that these threads wait for will not come
     loop.set_exception_handler(lambda loop, context: None)
     loop.allow(CLOSE_SECONDS)
-    if loop.in_executor:  # a function that does not end: nobody waits for its thread
+    if loop.in_executor:  # a function does not end: do not wait for its thread
         loop.forget_executor()
     left = asyncio.all_tasks(loop)
     try:
@@ -285,4 +307,4 @@ def _close(runner: asyncio.Runner, attempt: Attempt) -> None:
         pass
     for task in left:
         if not task.done():
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is in the report already
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # the record lists it

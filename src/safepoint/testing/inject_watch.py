@@ -1,7 +1,7 @@
-"""Owns waking a run that blocks its own thread, where no event loop can look at the time. Knows nothing of laws.
+"""Owns ending a run that blocks its own thread, so that its event loop cannot check the time. Knows nothing of laws.
 
-A watcher thread sends the blocked thread a signal whose handler raises `Hang` on the spot. That needs a system with
-signals and the main thread; elsewhere a blocked run waits for the timeout of the test itself.
+A watcher thread sends the blocked thread a signal whose handler raises `Hang`. That needs a system with signals, and
+the main thread; otherwise a blocked run ends with the timeout of the test itself.
 """
 
 import signal
@@ -16,33 +16,37 @@ from .inject_loop import Hang, RunLoop
 
 __all__ = ["BlockWatch", "watching"]
 
-# Nobody else uses it: it belongs to a kind of timer that Python programs do not set.
+# A signal that programs do not use: it belongs to a kind of timer that Python programs rarely set.
 WAKE: signal.Signals | None = getattr(signal, "SIGVTALRM", None)
-# A loop that still turns notices by itself that its time is up, and can tell more.
+# How long to wait after the time limit: a loop that still runs raises `Hang` itself, with more information.
 PATIENCE = 0.3
 POLL_SECONDS = 0.1
 
 
 class BlockWatch:
-    """What the watcher looks at: the loop of the run in progress."""
+    """The watch over the loop of the current run."""
 
     def __init__(self) -> None:
         self.loop: RunLoop | None = None
         self._over = threading.Event()
 
     def serve(self, thread: int) -> None:
-        """The watcher's part."""
+        """Run the watcher thread.
+
+        Args:
+            thread: The thread to watch.
+        """
         while not self._over.wait(POLL_SECONDS):
             loop = self.loop
             if loop is not None and time.monotonic() > loop.ends_at + PATIENCE and WAKE is not None:
                 signal.pthread_kill(thread, WAKE)
 
     def end(self) -> None:
-        """Let the watcher go."""
+        """End the watcher thread."""
         self._over.set()
 
     def wake(self, number: int, frame: FrameType | None) -> None:
-        """The handler, in the blocked thread. Too late if the run has ended in the meantime."""
+        """Handle the signal in the blocked thread. Does nothing if the run has ended meanwhile."""
         loop, self.loop = self.loop, None
         if loop is None:
             return
@@ -52,13 +56,13 @@ class BlockWatch:
             frame = frame.f_back
         file, line = place(chain)
         text = f"it did not end within {loop.seconds:g} s, and blocks the whole event loop at {short(file)}:{line}"
-        loop.allow(PATIENCE)  # to hand this on; otherwise the loop itself would say the time is up, and not where
+        loop.allow(PATIENCE)  # time to propagate this error; otherwise the loop would raise one without the place
         raise Hang(text)
 
 
 @contextmanager
 def watching() -> Iterator[BlockWatch]:
-    """Inside the block the loop that is set on the watch cannot block this thread for ever."""
+    """Watch the loop that is set as `BlockWatch.loop`: inside the block it cannot block this thread forever."""
     watch = BlockWatch()
     if WAKE is None or threading.current_thread() is not threading.main_thread():
         yield watch

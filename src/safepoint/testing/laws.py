@@ -1,8 +1,8 @@
-"""Owns what must be true after a stop: the record of one run, and the laws over it, each a small function.
+"""Owns the laws, which say what must be true after a stop, and the record of a run that they check.
 
-A law is any function of a `RecordedRun` that yields one sentence per breach (or raises AssertionError); its name is how
-reports call it. Knows nothing of how runs are made, and nothing of `safepoint.run`: an outcome is whatever has a
-`status`, a receipt whatever lists what is `still_running`, an event whatever has a `kind` or a class.
+A law is a function of a `RecordedRun` that yields one sentence per breach, or raises AssertionError. Reports show its
+name. Knows nothing of how runs are made, nor of `safepoint.run`: any object with a `status` is an outcome, any object
+with `still_running` is a receipt, and an event is named by its `kind` or its class.
 """
 
 import asyncio
@@ -42,9 +42,15 @@ STATUSES = ("completed", "aborted", "timed_out", "failed")
 
 @dataclass(frozen=True, slots=True)
 class RunEnding:
-    """How a run ended, whichever way it said so: by a value, an outcome or an exception.
+    """How a run ended: by a value, an outcome or an exception.
 
-    `status` is that of an outcome (completed, aborted, timed_out, failed), or cancelled, or hung.
+    Attributes:
+        status: That of an outcome (completed, aborted, timed_out, failed), or cancelled, or hung.
+        value: What a completed run has returned.
+        reason: Why it was aborted.
+        error: The exception that it raised.
+        still_running: How much its receipt lists as still running.
+        where: Where the exception was raised, as `file:line`.
     """
 
     status: str
@@ -61,17 +67,34 @@ class RunEnding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """All that is known of one run when it is over. What is left is told in words, one per thing.
+    """Everything that is known of one run after its end. Leftovers are listed as texts.
 
-    `heard`: somebody looked at the signal; `interrupted`: where the abort was felt. `repeatable`: of a clean run, that
-    the one before it had the same value. `clean` and `again` are runs without an abort, before this one and after it.
+    Attributes:
+        point: Where it was aborted, or None.
+        mode: How it was aborted, or None.
+        reason: The reason of the abort.
+        ending: How it ended.
+        observed: Whether any code has asked or observed the signal.
+        repeatable: For a run without an abort, whether the run before it had the same value.
+        interrupted: The places that the abort has interrupted.
+        events: The events that it emitted.
+        effects: Its effects on the world.
+        tasks: Tasks that still exist.
+        threads: Threads that still exist.
+        processes: Child processes that still exist.
+        descriptors: Descriptors that are still open.
+        streams: Async generators that were not closed.
+        timers: Timers that would still fire.
+        listeners: How many listeners and guards are still registered.
+        clean: The run without an abort from before.
+        again: The run without an abort from afterwards.
     """
 
     point: Point | None
     mode: Mode | None
     reason: AbortReason | None
     ending: RunEnding
-    heard: bool = True
+    observed: bool = True
     repeatable: bool = True
     interrupted: tuple[str, ...] = ()
     events: tuple[object, ...] = ()
@@ -91,7 +114,7 @@ Law: TypeAlias = Callable[[RecordedRun], Iterable[str]]
 
 
 def ending_of(value: object) -> RunEnding:
-    """How a scenario that returned has ended. An outcome may also be inside a result, as its `outcome`."""
+    """The ending of a scenario that returned. The value may be an outcome, or a result with an `outcome`."""
     outcome = getattr(value, "outcome", None) or value
     status = getattr(outcome, "status", None)
     if status not in STATUSES:
@@ -107,7 +130,7 @@ def ending_of(value: object) -> RunEnding:
 
 
 def ending_of_error(error: BaseException) -> RunEnding:
-    """How a scenario that raised has ended. A group in which everything is an abort is one."""
+    """The ending of a scenario that raised. An exception group that contains only aborts is an abort."""
     if isinstance(error, asyncio.CancelledError):
         return RunEnding("cancelled", error=error)
     reason: AbortReason | None = None
@@ -149,7 +172,7 @@ def outcome_is_the_stop(run: RecordedRun) -> Iterator[str]:
         case _, "completed":
             if run.interrupted:
                 yield f"completed, although the abort had interrupted it at {', '.join(run.interrupted)}: swallowed"
-            elif run.clean is not None and not run.clean.heard:
+            elif run.clean is not None and not run.clean.observed:
                 yield "completed, as if nothing had happened: nothing in it ever looks at the signal"
         case _, status:
             yield f"an abort is never reported as {status}: {ending}"
@@ -164,19 +187,19 @@ def no_result_lost(run: RecordedRun) -> Iterator[str]:
 
 
 def no_task_left(run: RecordedRun) -> Iterator[str]:
-    """Every task has ended, but those that the receipt lists as still running."""
+    """Every task has ended, except those that the receipt lists as still running."""
     if len(run.tasks) > run.ending.still_running:
         yield from (f"a task is left: {task}" for task in run.tasks)
 
 
 def no_thread_left(run: RecordedRun) -> Iterator[str]:
-    """Every thread has ended, but idle ones of a pool and those that the receipt lists as still running."""
+    """Every thread has ended, except idle ones of a pool and those that the receipt lists as still running."""
     if len(run.threads) > run.ending.still_running:
         yield from (f"a thread is left: {thread}" for thread in run.threads)
 
 
 def no_process_left(run: RecordedRun) -> Iterator[str]:
-    """Every child process has ended and was collected, but those that the receipt lists as still running."""
+    """Every child process has ended and was collected, except those that the receipt lists as still running."""
     if len(run.processes) > run.ending.still_running:
         yield from (f"a child process is left: {process}" for process in run.processes)
 
@@ -187,24 +210,24 @@ def no_descriptor_left(run: RecordedRun) -> Iterator[str]:
 
 
 def no_stream_open(run: RecordedRun) -> Iterator[str]:
-    """Every async generator ran to its end or was closed, and was not left to the garbage collector."""
+    """Every async generator has run to its end or was closed explicitly, not by the garbage collector."""
     yield from (f"an async generator was not closed: {stream}" for stream in run.streams)
 
 
 def no_listener_left(run: RecordedRun) -> Iterator[str]:
-    """Nobody is registered with the signal, or with a signal that was given to `probe.watch()`."""
+    """Nothing is registered with the signal, or with a signal that was given to `probe.watch()`."""
     if run.listeners:
         yield f"listeners or guards are left on the signal: {run.listeners}"
 
 
 def no_timer_armed(run: RecordedRun) -> Iterator[str]:
-    """No timer will fire for nobody. (Those that a task waits for, which is itself left, are not told again.)"""
+    """No timer is left armed. Not checked if tasks are left, because these may wait for their timers."""
     if not run.tasks:
         yield from (f"a timer is left armed: {timer}" for timer in run.timers)
 
 
 def no_effect_after_the_stop(run: RecordedRun) -> Iterator[str]:
-    """Once `abort()` has returned nothing is done to the world, but clean-up that was recorded as such."""
+    """There is no effect after `abort()` has returned, except clean-up that was recorded as such."""
     for effect in run.effects:
         if effect.late and not effect.cleanup:
             yield f"an effect after the stop: {effect.what!r}, recorded at {effect.place}"
@@ -223,14 +246,18 @@ ENDINGS = {"started": ("ended",), "asked": ("answered", "withdrawn"), "opened": 
 
 
 def pairs(endings: dict[str, tuple[str, ...]] = ENDINGS, *, terminal: str | None = None) -> Law:
-    """A law over events: `tool_started` needs its `tool_ended`, and the last event is the terminal one.
+    """Make a law over events: `tool_started` needs its `tool_ended`, and the last event is the terminal one.
 
-    `endings` says which last word ends which; `CallRecorded`, `tool_started` and a `kind` are read alike. Without
-    `terminal` the first event decides: if it begins something, the last one must end it.
+    Names of classes (`ToolStarted`), strings (`tool_started`) and kinds are treated alike.
+
+    Args:
+        endings: For each last word of a begin, the last words that end it.
+        terminal: The name of the last event. By default the first event decides: if it is a begin, the last event
+            must be its end.
     """
 
     def events_are_paired(run: RecordedRun) -> Iterator[str]:
-        """Whatever was begun has its end, and the last event is the terminal one."""
+        """Every begin has its end among the events, and the last event is the terminal one."""
         begun: list[object] = []
         for event in run.events:
             if _words(event)[1] in endings:
@@ -261,20 +288,20 @@ def _last(events: tuple[object, ...], endings: dict[str, tuple[str, ...]], termi
 
 
 def name_of(event: object) -> str:
-    """What an event is called: its `kind`, itself if it is a string, or its class."""
+    """The name of an event: its `kind`, itself if it is a string, or its class."""
     kind = getattr(event, "kind", None)
     return kind if isinstance(kind, str) else event if isinstance(event, str) else type(event).__name__
 
 
 def _words(event: object) -> tuple[str, str]:
-    """`tool_started` and `CallRecorded`: ("tool", "started")."""
+    """The subject and the verb of an event: ("tool", "started") for `tool_started` and for `ToolStarted`."""
     spread = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name_of(event))
     subject, _, verb = spread.replace(".", "_").replace(" ", "_").rpartition("_")
     return subject.strip("_"), verb
 
 
 def _identity(event: object) -> tuple[object, ...]:
-    """What tells two events of one kind apart: whichever of these they have."""
+    """The values that distinguish two events of one kind."""
     return tuple(str(getattr(event, name, None)) for name in ("run_id", "path", "question_id", "call_id", "id"))
 
 

@@ -80,7 +80,7 @@ def test_a_child_process_is_left_until_somebody_has_waited_for_it():
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     (text,) = leftovers_since(before, executor_idle=True).processes
-    assert text == f"pid {process.pid}: ended, but nobody has waited for it"
+    assert text == f"pid {process.pid}: ended, but its parent has not waited for it"
     process.wait()
     assert not leftovers_since(before, executor_idle=True)
 

@@ -31,7 +31,7 @@ def test_a_clean_run_has_its_value_its_points_and_no_reason():
     assert (run.ending.status, run.ending.value) == ("completed", "done")
     assert (run.point, run.mode, run.reason) == (None, None, None)
     assert len(attempt.points.collected) == 1
-    assert run.heard
+    assert run.observed
     assert run.interrupted == ()
 
 
