@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import json
 import typing
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeVar, overload
 
@@ -163,11 +163,11 @@ def _same(one: object, other: object) -> bool:
 
 def _set_field(state: object, name: Any, value: object) -> None:
     """Set a field of a state, even of a frozen one. The value MISSING removes it."""
-    fields: MutableMapping[Any, Any] | None = state if isinstance(state, dict) else None
+    fields: dict[Any, Any] | None = state if isinstance(state, dict) else None
     if isinstance(state, BaseModel):
         private, extra = state.__pydantic_private__ or {}, state.__pydantic_extra__
         known = name in type(state).model_fields or extra is None
-        fields = private if name in private else state.__dict__ if known else extra
+        fields = private if name in private else vars(state) if known else extra
         state.__pydantic_fields_set__.add(name)
     if fields is None:
         object.__delattr__(state, name) if value is MISSING else object.__setattr__(state, name, value)
