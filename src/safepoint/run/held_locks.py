@@ -1,7 +1,17 @@
-"""Owns the question what is acquired at a statement (`lock.acquire()`) and would stay so if an exception came there.
+"""What is acquired at a statement (`lock.acquire()`), and would stay acquired if an exception came there.
 
-Every function of a file is followed from its first statement to its last, with the set of what is acquired and neither
-released nor sure to be released by a block around it. In doubt it is acquired. Knows nothing of bytecode and threads.
+An exception between `lock.acquire()` and the block that releases the lock leaves the lock held for ever, and every
+other thread that needs it waits for ever. So each function of a file is followed from its first statement to its last,
+with the set of what is acquired and neither released nor certain to be released by a block around it (`State`). Two
+cases make this more than a search for names:
+
+- A lock may be acquired inside the `try`. Then the `finally` protects it only if it certainly releases it:
+  `finally: if held: lock.release()` does so only after `held = True` (`_without_covered`).
+- A function may acquire for its caller. It then counts as `acquire` where it is called, so the functions of a file are
+  followed repeatedly, until what is known about them no longer changes (`LockEffect`).
+
+In doubt something counts as acquired: then the thread is interrupted later, which is harmless. Bytecode and threads are
+not known here.
 """
 
 import ast
@@ -9,13 +19,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-__all__ = ["Acquired"]
+__all__ = ["AcquiredLocks"]
 
 ACQUIRE = {"acquire", "acquire_lock", "lock", "__enter__", "__aenter__"}
 RELEASE = {"release", "release_lock", "unlock", "__exit__", "__aexit__"}
-KEEP = {"append", "add", "appendleft", "push", "callback"}  # puts it where a clean-up finds it
+REGISTER = {"append", "add", "appendleft", "push", "callback"}  # put an object where clean-up code finds it
 UNKNOWN = "?"
-ROUNDS = 5  # so deep may functions that acquire for their callers call each other
+MAX_CALL_DEPTH = 5  # how deep functions that acquire for their callers may call each other
 
 AnyTry = ast.Try | ast.TryStar
 AnyWith = ast.With | ast.AsyncWith
@@ -24,10 +34,15 @@ Jump = ast.Return | ast.Raise | ast.Break | ast.Continue | ast.Pass
 
 
 class Held(NamedTuple):
-    """Something that was acquired."""
+    """Something that is acquired.
 
-    name: str  # the object as it is written; `*locks` for each of `locks`
-    flag: str = ""  # the variable that is true if it was got: `held = lock.acquire()`
+    Attributes:
+        name: The object as it is written in the source; `*locks` for each of `locks`.
+        flag: The variable that is true if it was acquired: `held = lock.acquire()`.
+    """
+
+    name: str
+    flag: str = ""
 
 
 State = frozenset[Held]
@@ -35,17 +50,17 @@ NOTHING: State = frozenset()
 
 
 class LockEffect(NamedTuple):
-    """What a function has done for its caller when it returns."""
+    """What a function has acquired and released for its caller when it returns."""
 
     acquires: frozenset[str]
     releases: frozenset[str]
 
 
-class Acquired:
-    """What is acquired where in one file."""
+class AcquiredLocks:
+    """What is acquired at each statement of one file."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self._flow = _Flow({}, {})
+        self._flow = _LockFlow({}, {})
         named = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
         if ACQUIRE.isdisjoint(named):
             return
@@ -53,14 +68,14 @@ class Acquired:
         classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
         owners = {id(stmt): name for name, node in classes.items() for stmt in node.body}
         effects: dict[str, LockEffect] = {}
-        for _ in range(ROUNDS):
-            self._flow, known = _Flow(effects, classes), dict[str, LockEffect]()
+        for _ in range(MAX_CALL_DEPTH):
+            self._flow, known = _LockFlow(effects, classes), dict[str, LockEffect]()
             for function in functions:
                 owner = owners.get(id(function), "")
                 effect = self._flow.follow(function, owner)
                 names = {function.name if function.name != "__init__" else owner, f"{owner}.{function.name}"}
                 for name in names:
-                    # Of functions of the same name: what any of them acquires, and what all of them release.
+                    # Functions with the same name count as one: what any of them acquires, and all of them release.
                     other = known.get(name, effect)
                     known[name] = LockEffect(effect.acquires | other.acquires, effect.releases & other.releases)
             if known == effects:
@@ -69,11 +84,11 @@ class Acquired:
         self._flow.block(tree.body, NOTHING)
 
     def before(self, stmt: ast.stmt) -> bool:
-        """Whether something is acquired while the statement runs what it calls."""
+        """Whether something is acquired while the statement calls other functions."""
         return bool(self._flow.before[stmt])
 
     def after(self, stmt: ast.stmt) -> bool:
-        """Whether something is acquired when the statement is over. Of a loop: when a round of it is over."""
+        """Whether something is acquired when the statement is over; for a loop, when an iteration is over."""
         return bool(self._flow.after[stmt])
 
     def by(self, stmt: ast.stmt) -> bool:
@@ -81,11 +96,12 @@ class Acquired:
         return stmt in self._flow.acquiring
 
 
-class _Flow:
+class _LockFlow:
     """Follows the statements of one function after the other.
 
     Args:
-        effects: What is known of the functions of the file, as `function`, `.function` (of no class), `Class.method`.
+        effects: What is known about the functions of the file, by `function`, `.function` (outside a class) and
+            `Class.method`.
         classes: The classes of the file by name.
     """
 
@@ -100,15 +116,15 @@ class _Flow:
         self._class = owner
         self._begin(function.body)
         end = self.block(function.body, NOTHING)
-        kept = {held.name for held in self._left | (end or NOTHING)}
-        return LockEffect(frozenset(kept), frozenset(self._freed))
+        kept = {held.name for held in self._at_return | (end or NOTHING)}
+        return LockEffect(frozenset(kept), frozenset(self._released_for_caller))
 
     def _begin(self, body: list[ast.stmt]) -> None:
         self._aliases: dict[str, str] = {}  # of the variables of loops
-        self._left: State = NOTHING  # acquired at a `return`
-        self._freed: set[str] = set()
-        self._loops: list[tuple[set[Held], set[Held]]] = []  # held at a `continue`, at a `break`
-        self._covers: list[list[ast.stmt]] = []  # the clean-ups around
+        self._at_return: State = NOTHING
+        self._released_for_caller: set[str] = set()
+        self._loops: list[tuple[set[Held], set[Held]]] = []  # what is held at a `continue`, and at a `break`
+        self._clean_ups: list[list[ast.stmt]] = []  # the clean-up code around the statement
         self._releases = [
             (self._name(node.func.value), (node.lineno, node.col_offset))
             for node in _nodes(body)
@@ -116,7 +132,7 @@ class _Flow:
         ]
 
     def block(self, stmts: list[ast.stmt], state: State | None) -> State | None:
-        """What is acquired after these statements. None: they are left in another way."""
+        """What is acquired after these statements. None if they are always left by a jump."""
         for stmt in stmts:
             if state is None:
                 return None
@@ -150,7 +166,7 @@ class _Flow:
 
     def _jump(self, stmt: ast.stmt, state: State) -> State | None:
         if isinstance(stmt, ast.Return):
-            self._left |= state
+            self._at_return |= state
         elif isinstance(stmt, ast.Break | ast.Continue) and self._loops:
             self._loops[-1][isinstance(stmt, ast.Break)].update(state)
         return None if isinstance(stmt, ast.Return | ast.Raise | ast.Break | ast.Continue) else state
@@ -162,18 +178,18 @@ class _Flow:
     def _branches(self, stmt: ast.stmt, test: ast.expr, state: State) -> tuple[State, State]:
         """What is acquired if the condition is true, and if not: `if lock.acquire(timeout=1):`, `if held:`."""
         negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-        asked = test.operand if isinstance(test, ast.UnaryOp) and negated else test
+        condition = test.operand if isinstance(test, ast.UnaryOp) and negated else test
         after = self._execute(stmt, [test], state)
         yes = no = after
-        if isinstance(asked, ast.Call):
+        if isinstance(condition, ast.Call):
             no = state & after
-        elif isinstance(asked, ast.Name | ast.NamedExpr):
-            flag = asked.id if isinstance(asked, ast.Name) else _text(asked.target)
+        elif isinstance(condition, ast.Name | ast.NamedExpr):
+            flag = condition.id if isinstance(condition, ast.Name) else _text(condition.target)
             no = frozenset(held for held in after if held.flag != flag)
         return (no, yes) if negated else (yes, no)
 
     def _for(self, stmt: ast.For | ast.AsyncFor, state: State) -> State | None:
-        """`for lock in locks: lock.release()` has released all of them only when it is over."""
+        """Follow a loop: `for lock in locks: lock.release()` has released all of them only when it is over."""
         aliases = _aliases(stmt.target, stmt.iter)
         self._aliases |= aliases
         all_of = next(iter(aliases.values()))
@@ -182,12 +198,12 @@ class _Flow:
         out = self._loop(stmt, others | kept)
         if out is None or not kept:
             return out
-        return out - kept if all_of in self._touched(stmt.body) else out - kept | (state - others)
+        return out - kept if all_of in self._released_names(stmt.body) else out - kept | (state - others)
 
     def _loop(self, stmt: ast.For | ast.AsyncFor | ast.While, state: State) -> State | None:
         forever = isinstance(stmt, ast.While) and isinstance(stmt.test, ast.Constant) and bool(stmt.test.value)
         head, leave, breaks = state, state, set[Held]()
-        for _ in range(3):  # what a round has left acquired, the next one finds
+        for _ in range(3):  # what an iteration leaves acquired is acquired at the start of the next one
             self.before[stmt] |= head
             yes = leave = head
             if isinstance(stmt, ast.While):
@@ -206,31 +222,31 @@ class _Flow:
 
     def _with(self, stmt: AnyWith, state: State) -> State | None:
         mentioned = [ast.Expr(item.context_expr) for item in stmt.items]
-        open_ = frozenset(held for held in state if not self._covered(held, stmt, mentioned))
+        open_ = frozenset(held for held in state if not self._released_by_block(held, stmt, mentioned))
         return self.block(stmt.body, open_)
 
     def _try(self, stmt: AnyTry, state: State) -> State | None:
         clean_up = [*stmt.finalbody, *(each for h in stmt.handlers if _catches_all(h) for each in h.body)]
         inner = state
         if clean_up:
-            inner = frozenset(held for held in state if not self._covered(held, stmt, clean_up))
-            self._covers.append(clean_up)
+            inner = frozenset(held for held in state if not self._released_by_block(held, stmt, clean_up))
+            self._clean_ups.append(clean_up)
         end = self.block(stmt.body, inner)
         raised = inner.union(
             *(self.before[n] for n in _nodes(stmt.body) if isinstance(n, ast.stmt) and not isinstance(n, Jump))
         )
         out = _either(self.block(stmt.orelse, end), *(self.block(h.body, frozenset(raised)) for h in stmt.handlers))
         if clean_up:
-            self._covers.pop()
-            released = self._gives_back(clean_up)
+            self._clean_ups.pop()
+            released = self._releases_something(clean_up)
             out = None if out is None else frozenset(held for held in out if held in inner or not released)
-            self._left = frozenset(held for held in self._left if held in inner or not released)
+            self._at_return = frozenset(held for held in self._at_return if held in inner or not released)
         after = self.block(stmt.finalbody, out or NOTHING)
         return None if out is None else after
 
-    def _covered(self, held: Held, block: ast.stmt, clean_up: Iterable[ast.AST]) -> bool:
-        """Whether a block that begins after it was acquired releases it: unless it is released by name elsewhere."""
-        names = self._touched(clean_up)
+    def _released_by_block(self, held: Held, block: ast.stmt, clean_up: Iterable[ast.AST]) -> bool:
+        """Whether a block that begins after the acquisition releases it, and not a later statement by its name."""
+        names = self._released_names(clean_up)
         inside = {(n.lineno, n.col_offset) for n in _nodes(clean_up) if isinstance(n, ast.Call)}
         later = any(
             name == held.name and at >= (block.lineno, block.col_offset) and at not in inside
@@ -257,7 +273,7 @@ class _Flow:
             self.acquiring.add(stmt)
             if len(calls) > 1:
                 self.before[stmt] |= new
-        return self._without_what_is_kept(stmt, state | new)
+        return self._without_covered(stmt, state | new)
 
     def _call(self, call: ast.Call, state: State, got: set[str]) -> State:
         method = call.func.attr if isinstance(call.func, ast.Attribute) else _text(call.func)
@@ -267,10 +283,10 @@ class _Flow:
             return state
         if on and method in RELEASE:
             if all(held.name != on for held in state):
-                self._freed.add(on)
+                self._released_for_caller.add(on)
             return frozenset(held for held in state if held.name not in (on, UNKNOWN))
         given = {self._name(part) for part in call.args}
-        if method in KEEP:  # `stack.callback(lock.release)`
+        if method in REGISTER:  # `stack.callback(lock.release)`
             state = frozenset(h for h in state if not {f"{h.name}.{name}" for name in RELEASE} & given)
         effect = self._effect(call)
         if effect is not None:
@@ -282,28 +298,28 @@ class _Flow:
                 got.add(given.pop() if len(given) == 1 else UNKNOWN)
         return state
 
-    def _without_what_is_kept(self, stmt: ast.stmt, state: State) -> State:
-        """Leaves out what a clean-up around it is now sure to release.
+    def _without_covered(self, stmt: ast.stmt, state: State) -> State:
+        """Leave out what the clean-up code around the statement is now certain to release.
 
-        `finally: lock.release()` is from the beginning; `finally: if held: lock.release()` is after `held = True`;
-        `finally: for each in got: each.release()` is after `got.append(lock)`.
+        `finally: lock.release()` is certain from the beginning, `finally: if held: lock.release()` after `held = True`,
+        and `finally: for each in got: each.release()` after `got.append(lock)`.
         """
-        for clean_up in self._covers:
-            sure = self._touched(part for part in clean_up if _is_sure(part))
+        for clean_up in self._clean_ups:
+            certain = self._released_names(part for part in clean_up if _is_unconditional(part))
             for part in clean_up:
                 match stmt, part:
                     case ast.Assign(targets=[flag], value=ast.Constant(True)), ast.If() if _text(flag) == _text(
                         part.test
                     ):
-                        sure |= self._touched(part.body)
-                    case ast.Expr(ast.Call(func=ast.Attribute(to, attr), args=given)), ast.For() if attr in KEEP:
-                        if _text(to) == _iterated(part.iter) and self._gives_back([part]):
-                            sure |= {self._name(each) for each in given}
-            state = frozenset(held for held in state if held.name not in sure)
+                        certain |= self._released_names(part.body)
+                    case ast.Expr(ast.Call(func=ast.Attribute(to, attr), args=given)), ast.For() if attr in REGISTER:
+                        if _text(to) == _iterated(part.iter) and self._releases_something([part]):
+                            certain |= {self._name(each) for each in given}
+            state = frozenset(held for held in state if held.name not in certain)
         return state
 
-    def _touched(self, parts: Iterable[ast.AST]) -> set[str]:
-        """The names of what is released, or handed to a call, or released by a function that is called."""
+    def _released_names(self, parts: Iterable[ast.AST]) -> set[str]:
+        """The names of what is released, or passed to a call, or released by a function that is called."""
         found = set[str]()
         parts = list(parts)
         aliases = dict(self._aliases)
@@ -320,8 +336,8 @@ class _Flow:
         self._aliases = aliases
         return found | {UNKNOWN} if found else found
 
-    def _gives_back(self, parts: Iterable[ast.AST]) -> bool:
-        """Whether something is released by these statements, whatever it is."""
+    def _releases_something(self, parts: Iterable[ast.AST]) -> bool:
+        """Whether these statements release anything."""
         for call in (node for node in _nodes(parts) if isinstance(node, ast.Call)):
             effect = self._effect(call)
             if (isinstance(call.func, ast.Attribute) and call.func.attr in RELEASE) or (effect and effect.releases):
@@ -329,7 +345,7 @@ class _Flow:
         return False
 
     def _effect(self, call: ast.Call) -> LockEffect | None:
-        """What is known of the function that is called. Methods of other objects are found by their name only."""
+        """What is known about the called function. Methods of other objects are found by their name only."""
         match call.func:
             case ast.Name(name):
                 return self._effects.get(name if name in self._classes else f".{name}")
@@ -370,7 +386,7 @@ def _text(node: ast.AST) -> str:
 
 
 def _nodes(parts: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """These and all beneath them that are executed with them, in the order of the text."""
+    """These nodes and all inside them that are executed with them, in the order of the text."""
     for part in parts:
         yield part
         if not isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
@@ -382,7 +398,7 @@ def _either(*states: State | None) -> State | None:
     return frozenset().union(*there) if there else None
 
 
-def _is_sure(stmt: ast.stmt) -> bool:
+def _is_unconditional(stmt: ast.stmt) -> bool:
     return not isinstance(stmt, ast.If | ast.While | ast.Match)
 
 

@@ -17,7 +17,7 @@ from ctypes import PYFUNCTYPE, c_int, c_void_p, cast, py_object, pythonapi
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Protocol
 
-from .interrupt_safety import places
+from .interrupt_safety import safe_positions
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
@@ -33,7 +33,7 @@ class Watched(Protocol):
         thread_state: The address of the thread's state; used on Python 3.11 only.
         ended: Whether the thread has left the call.
         watched: Whether `before_instruction` is called.
-        cut: Whether an exception may also come at the places in `SafePositions.cut`.
+        cut: Whether an exception may also come at the safe_positions in `SafePositions.cut`.
         tracer: The trace function that the thread had before.
     """
 
@@ -193,7 +193,7 @@ if sys.version_info >= (3, 12):
     def _on_instruction(code: CodeType, offset: int) -> object:
         generation, frame = _generation, sys._getframe(1)
         try:
-            here = places(frame)
+            here = safe_positions(frame)
         except RecursionError:  # the tool has used up the stack
             return None
         if offset not in here.safe and not (offset in here.cut and any(call.cut for call in _all_calls())):

@@ -1,9 +1,21 @@
-"""Owns the decision where a thread can be interrupted so that nothing is left held, lost or half cleaned up.
+"""The decision where a thread can be interrupted so that nothing is left held, lost or half cleaned up.
 
-`safe_to_interrupt(frame)` is a pure function of a frame, its code and its callers: it looks at nothing else and changes
-nothing. docs/interrupting-threads.md explains the rules, with examples. It is asked immediately before the instruction
-at `frame.f_lasti`, in the thread itself, so the answer still holds when the exception is raised. Knows nothing of
-threads and of how the exception is raised.
+`safe_to_interrupt(frame)` is a pure function of a frame, its code and its callers. It is called in the thread itself,
+immediately before the instruction at `frame.f_lasti`, so its answer still holds when the exception is raised.
+
+**Why most instructions are not safe.** An exception discards what the interpreter holds at that moment and what only
+the next instruction would record:
+
+- between `lock.acquire()` and the `try:` that follows, the lock is held and no block releases it;
+- after the call in `item = inbox.get()`, the item is on the evaluation stack only, and the exception destroys it; after
+  the assignment it is in a variable, which dies with the frame;
+- inside a `finally`, an `except` or an `__exit__`, the rest of the clean-up is skipped.
+
+So three kinds of places are used, where the value of the last call is not needed: after a statement that is only a
+call, at the end of an iteration of a loop, and at the start of a function. Even there the statements around the place,
+in this frame and in all callers of the tool's own code, must not hold anything (`statements.py`, `held_locks.py`). If
+the source cannot be read, or is not the source of the running code, no place is safe: interrupting too late is
+harmless, a lost lock is not. docs/interrupting-threads.md lists the rules with examples.
 """
 
 import ast
@@ -18,43 +30,57 @@ from typing import NamedTuple
 
 from .loaded_source import LoadedSource
 from .own_code import CodePosition
-from .statements import StatementPosition, Statements, calls_in, read_statements, reads_what_its_body_gets
+from .statements import StatementPosition, Statements, calls_in, condition_reads_body_values, read_statements
 
-__all__ = ["SafePositions", "holds_something", "in_clean_up", "places", "safe_to_interrupt", "stack"]
+__all__ = ["SafePositions", "holds_something", "in_clean_up", "safe_positions", "safe_to_interrupt", "stack"]
 
-# Functions that take or give back, whatever stands in them; and where Python ignores exceptions.
+# Functions that acquire or release something, whatever their statements are; and `__del__`, whose exceptions Python
+# ignores.
 UNTOUCHABLE = {"__enter__", "__exit__", "__aenter__", "__aexit__", "__del__"}
 ENTERING = {"__enter__", "__aenter__"}
-# How far the arguments of a function are followed to the call that they came from.
-HANDED_DOWN = 8
+# Through how many callers the arguments of a function are followed to the call that they came from.
+MAX_FOLLOWED_CALLERS = 8
 RESUME = dis.opmap["RESUME"]
 
-# How many answers are kept. Only a program that makes code all the time has more.
-KEPT = 10_000
+# The limit of each cache. Only a program that creates code all the time reaches it.
+MAX_CACHED = 10_000
 
-# Reading a source takes long; of many threads that are interrupted at once, one does it for all. Reentrant, because a
-# finalizer that the garbage collector runs meanwhile may be code of a tool.
+# Reading a source takes long, so if many threads are interrupted at once, one of them does it for all. The lock is
+# reentrant, because the garbage collector may meanwhile run a finalizer in this thread that is code of a tool.
 _reading = threading.RLock()
 _statements: dict[str, tuple[Statements, LoadedSource] | None] = {}
-_fits: dict[tuple[CodeType, str], bool] = {}
-_places: dict[tuple[CodeType, str], "SafePositions"] = {}
-_sites: dict[tuple[CodeType, str, int], "_CallSite"] = {}
+_matches: dict[tuple[CodeType, str], bool] = {}
+_positions_by_code: dict[tuple[CodeType, str], "SafePositions"] = {}
+_call_sites: dict[tuple[CodeType, str, int], "_CallSite"] = {}
 
 
 class SafePositions(NamedTuple):
-    """The offsets of the instructions of one code object before which an exception may be raised."""
+    """The offsets of the instructions of one code object before which an exception may be raised.
+
+    Attributes:
+        safe: In general.
+        cut: If the call that the thread has just been in was ended from outside, so that its value is not whole.
+    """
 
     safe: frozenset[int]
-    cut: frozenset[int]  # if what the thread has just been in was ended from outside, so that its value is not whole
+    cut: frozenset[int]
 
 
 class _CallSite(NamedTuple):
-    """What is true of a function's caller while the function runs."""
+    """What is known about a caller while the function that it called runs.
+
+    Attributes:
+        cleans_up: It is in clean-up code.
+        cut_forbidden: It is in clean-up code that not even a cut may leave.
+        holds: It holds something that no block releases yet.
+        passes_received: It passes a value that it has just received as an argument. None if it passes on what it was
+            itself called with.
+    """
 
     cleans_up: bool
-    must_end: bool  # it cleans up so that not even a cut may leave it
-    holds: bool  # something for which no block has begun yet
-    hands_down: bool | None  # what it has just received. None: what it was itself called with
+    cut_forbidden: bool
+    holds: bool
+    passes_received: bool | None
 
 
 def safe_to_interrupt(
@@ -67,13 +93,13 @@ def safe_to_interrupt(
     """Whether an exception that is raised before the instruction at `frame.f_lasti` leaves nothing held.
 
     Args:
-        frame: The innermost frame of the thread. It must be of the tool's own code.
-        is_own: Tells the frames of the tool's own code from those of libraries. Libraries' sources are not read.
-        outermost: The code that called the tool: frames from there on are of no interest.
-        cut: What the tool was blocked in was ended from outside. What it returns is not whole, so the exception comes
-            before the tool can use it, except in clean-up code.
+        frame: The innermost frame of the thread. It must belong to the tool's own code.
+        is_own: Whether a frame belongs to the tool's own code. The sources of libraries are not read.
+        outermost: The code that called the tool. Its frame and those around it are ignored.
+        cut: Whether what the tool was blocked in was ended from outside. Its result is not whole then, so the exception
+            comes before the tool can use the result, except in clean-up code.
     """
-    start, here = _is_at_start(frame), places(frame)
+    start, here = _is_at_start(frame), safe_positions(frame)
     if not start and frame.f_lasti not in (here.cut if cut else here.safe):
         return False
     frames = stack(frame, outermost)
@@ -81,19 +107,19 @@ def safe_to_interrupt(
         return False
     own = [caller for caller in frames[1:] if is_own(caller)]
     for caller in own:
-        site = _site(caller)
-        if site.must_end or site.holds or (not cut and site.cleans_up):
+        site = _call_site(caller)
+        if site.cut_forbidden or site.holds or (not cut and site.cleans_up):
             return False
-    return cut or not start or not _is_handed_something(own)
+    return cut or not start or not _gets_received_value(own)
 
 
 def in_clean_up(frames: Iterable[CodePosition], is_own: Callable[[CodePosition], bool], *, cut: bool = False) -> bool:
-    """Whether one of the frames is cleaning up. With `cut`: so that no cut may leave it.
+    """Whether one of the frames is in clean-up code.
 
     Args:
-        frames: The frames of a thread, or what was written down of them.
-        is_own: Tells the frames of the tool's own code from those of libraries.
-        cut: What the thread is blocked in is to be ended from outside.
+        frames: The frames of a thread, or copies of their positions.
+        is_own: Whether a frame belongs to the tool's own code.
+        cut: Count only clean-up code that may not even be left if what the thread is blocked in is ended from outside.
     """
     for each in frames:
         if _is_untouchable(each, is_own, cut):
@@ -105,7 +131,7 @@ def in_clean_up(frames: Iterable[CodePosition], is_own: Callable[[CodePosition],
 
 
 def holds_something(frames: Iterable[CodePosition], is_own: Callable[[CodePosition], bool]) -> bool:
-    """Whether one of the frames holds something for which no block has begun yet: `lock.acquire()` without `try`."""
+    """Whether one of the frames holds something that no block releases yet: `lock.acquire()` before the `try`."""
     for each in frames:
         statements, stmt = _statement(each) if is_own(each) else (None, None)
         if statements is not None and stmt is not None and statements.between_hold_and_block(stmt, inside=True):
@@ -114,7 +140,7 @@ def holds_something(frames: Iterable[CodePosition], is_own: Callable[[CodePositi
 
 
 def stack(frame: FrameType, outermost: CodeType | None) -> list[FrameType]:
-    """The frame and those that it was called from, innermost first, up to the code that called the tool."""
+    """Return the frame and its callers, innermost first, without the code that called the tool."""
     found = [frame]
     back = frame.f_back
     while back is not None and back.f_code is not outermost:
@@ -123,28 +149,28 @@ def stack(frame: FrameType, outermost: CodeType | None) -> list[FrameType]:
     return found
 
 
-def places(frame: FrameType) -> SafePositions:
-    """The places in the code of a frame. None at all if its source cannot be read."""
+def safe_positions(frame: FrameType) -> SafePositions:
+    """Return where the code of a frame may be interrupted. The sets are empty if its source cannot be read."""
     code = frame.f_code
-    key = (code, code.co_filename)  # code objects of different files may be equal
-    found = _places.get(key)
+    key = (code, code.co_filename)  # because code objects of different files may be equal
+    found = _positions_by_code.get(key)
     if found is None:
         with _reading:
-            found = _places.get(key)
+            found = _positions_by_code.get(key)
             if found is None:
-                if len(_places) > KEPT:
-                    _places.clear()
+                if len(_positions_by_code) > MAX_CACHED:
+                    _positions_by_code.clear()
                 statements = _read(frame)
                 found = SafePositions(frozenset(), frozenset()) if statements is None else _find(code, statements)
-                _places[key] = found
+                _positions_by_code[key] = found
     return found
 
 
 def _is_untouchable(frame: CodePosition, is_own: Callable[[CodePosition], bool], cut: bool) -> bool:
-    """Whether nothing may be raised in it, nor in what it calls.
+    """Whether nothing may be raised in the frame, nor in what it calls.
 
-    A library's `__enter__` has given nothing to the tool yet. What it waits for may be ended: it gets an error, as from
-    a server that hangs up, and takes back what it has done so far. (`contextlib`'s runs the tool's own generator.)
+    With `cut`, the `__enter__` of a library does not count. It has not given anything to the tool yet, so what it waits
+    for may be ended: it gets an error, as from a server that closes the connection, and undoes what it has done.
     """
     name = frame.f_code.co_name
     return name in UNTOUCHABLE and not (cut and name in ENTERING and not is_own(frame))
@@ -161,8 +187,8 @@ def _is_at_start(frame: FrameType) -> bool:
 
 
 def _read(frame: CodePosition) -> Statements | None:
-    """The statements of the file. None if there is no source, or not the one from which the code was made."""
-    fits = _fits.get((frame.f_code, frame.f_code.co_filename))
+    """Read the statements of the file. None if there is no source, or it is not the one the code was compiled from."""
+    fits = _matches.get((frame.f_code, frame.f_code.co_filename))
     if fits is None:
         with _reading:
             fits = _read_first(frame)
@@ -172,48 +198,48 @@ def _read(frame: CodePosition) -> Statements | None:
 
 def _read_first(frame: CodePosition) -> bool:
     code, file = frame.f_code, frame.f_code.co_filename
-    if (code, file) in _fits:  # another thread has just read it
-        return _fits[code, file]
+    if (code, file) in _matches:  # another thread has just read it
+        return _matches[code, file]
     if file not in _statements:
         statements = read_statements(file, frame.f_globals)
         _statements[file] = None if statements is None else (statements, LoadedSource(statements.text, file))
     found = _statements[file]
-    if len(_fits) > KEPT:
-        _fits.clear()
-    fits = _fits[code, file] = found is not None and found[1].has(code)
+    if len(_matches) > MAX_CACHED:
+        _matches.clear()
+    fits = _matches[code, file] = found is not None and found[1].has(code)
     return fits
 
 
-def _site(frame: FrameType) -> _CallSite:
-    """What there is to know of the call that a frame is in."""
+def _call_site(frame: FrameType) -> _CallSite:
+    """Return what is known about the call that a frame is in."""
     key = (frame.f_code, frame.f_code.co_filename, frame.f_lasti)
-    found = _sites.get(key)
+    found = _call_sites.get(key)
     if found is None:
         with _reading:
-            if len(_sites) > KEPT:
-                _sites.clear()
-            found = _sites.get(key) or _look_at_call(frame)
-            _sites[key] = found
+            if len(_call_sites) > MAX_CACHED:
+                _call_sites.clear()
+            found = _call_sites.get(key) or _read_call_site(frame)
+            _call_sites[key] = found
     return found
 
 
-def _look_at_call(frame: FrameType) -> _CallSite:
+def _read_call_site(frame: FrameType) -> _CallSite:
     (statements, stmt), position = _statement(frame), _position(frame)
     if statements is None or position is None or stmt is None:
-        return _CallSite(cleans_up=True, must_end=True, holds=True, hands_down=True)
-    hands_down = statements.uses_what_was_got(stmt)
+        return _CallSite(cleans_up=True, cut_forbidden=True, holds=True, passes_received=True)
+    passes_received = statements.uses_received_value(stmt)
     end = (position.end_line, position.end_column)
     for node in ast.walk(stmt):
         if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == end:
-            hands_down = calls_in([*node.args, *node.keywords]) or hands_down
+            passes_received = calls_in([*node.args, *node.keywords]) or passes_received
     enters, leaves = _enters_or_leaves(frame, stmt)
     cleans_up = statements.in_clean_up(stmt) or enters or leaves
-    must_end = statements.in_clean_up(stmt, cut=True) or leaves
-    return _CallSite(cleans_up, must_end, statements.between_hold_and_block(stmt, inside=True), hands_down)
+    cut_forbidden = statements.in_clean_up(stmt, cut=True) or leaves
+    return _CallSite(cleans_up, cut_forbidden, statements.between_hold_and_block(stmt, inside=True), passes_received)
 
 
 def _enters_or_leaves(frame: FrameType, stmt: ast.stmt) -> tuple[bool, bool]:
-    """Whether the call is what a `with` does by itself: entering; leaving, which is a call with three times None."""
+    """Whether the call is the one with which a `with` enters, or leaves (a call with three times None)."""
     if not isinstance(stmt, ast.With | ast.AsyncWith):
         return False, False
     code, at = frame.f_code.co_code, frame.f_lasti
@@ -231,16 +257,16 @@ def _position(frame: CodePosition) -> StatementPosition | None:
     return StatementPosition(line, end_line, column, end_column)
 
 
-def _is_handed_something(callers: list[FrameType]) -> bool:
-    """Whether the function at whose start the thread is may have been given the only reference to something received.
+def _gets_received_value(callers: list[FrameType]) -> bool:
+    """Whether the function at whose start the thread is may hold the only reference to a value that was received.
 
-    `item = inbox.get()`, `handle(item)`: at the start of `handle` the item is nowhere else. Arguments are followed
-    through a few functions that only pass them on. Recursion goes deeper than that, and must be interruptible.
+    After `item = inbox.get()`, `handle(item)`, the item is nowhere else at the start of `handle`. Arguments are
+    followed through a few functions that only pass them on. Recursion goes deeper, and must stay interruptible.
     """
-    for caller in callers[:HANDED_DOWN]:
-        hands_down = _site(caller).hands_down
-        if hands_down is not None:
-            return hands_down
+    for caller in callers[:MAX_FOLLOWED_CALLERS]:
+        passes_received = _call_site(caller).passes_received
+        if passes_received is not None:
+            return passes_received
     return False
 
 
@@ -255,58 +281,61 @@ def _find(code: CodeType, statements: Statements) -> SafePositions:
         if span is None or (stmt := statements.at(span)) is None or statements.in_clean_up(stmt, cut=True):
             continue
         may_be_cut = _can_be_cut(stmt) and not statements.between_hold_and_block(stmt, inside=True)
-        if may_be_cut and (step.offset <= last_call[stmt] or not statements.takes_hold(stmt)):
+        if may_be_cut and (step.offset <= last_call[stmt] or not statements.acquires_something(stmt)):
             cut.add(step.offset)
         if statements.in_clean_up(stmt):
             continue
-        if step.opname == "POP_TOP" and _throws_away_a_call(stmt, span) and "CALL" in before.opname:
+        if step.opname == "POP_TOP" and _discards_call(stmt, span) and "CALL" in before.opname:
             if statements.ends_without_handing_over(stmt):
                 safe.add(step.offset)
         elif "JUMP" in step.opname and "NO_INTERRUPT" not in step.opname and step.argval <= step.offset:
-            round_end = _end_of_round(steps, step, spans, statements)
-            if round_end is not None and block(round_end) == block(step.argval):
-                safe.add(round_end)
+            iteration_end = _end_of_iteration(steps, step, spans, statements)
+            if iteration_end is not None and block(iteration_end) == block(step.argval):
+                safe.add(iteration_end)
     return SafePositions(frozenset(safe), frozenset(cut))
 
 
 def _can_be_cut(stmt: ast.stmt) -> bool:
-    """Whether it is a simple statement, or one whose header uses values as simple ones do: `if write(read()):`."""
+    """Whether it is a simple statement, or a compound one whose header uses values, such as `if write(read()):`."""
     return not hasattr(stmt, "body") or isinstance(stmt, ast.If | ast.For | ast.AsyncFor | ast.While | ast.Match)
 
 
 def _last_calls(
     steps: list[dis.Instruction], spans: dict[int, StatementPosition | None], statements: Statements
 ) -> defaultdict[ast.stmt | None, int]:
-    """The last call of each statement. Before it the statement has not got hold of anything that it must give back.
+    """Find the last call of each statement. Before it, the statement has not acquired what it must release.
 
-    A `yield` counts too: it hands on what was got.
+    A `yield` counts as a call, because it passes on what was received.
     """
     found: defaultdict[ast.stmt | None, int] = defaultdict(lambda: -1)
     for step in steps:
         span = spans[step.offset]
-        hands_on = step.opname.startswith("CALL") and "INTRINSIC" not in step.opname
-        if span is not None and (hands_on or step.opname == "YIELD_VALUE"):
+        passes_on = step.opname.startswith("CALL") and "INTRINSIC" not in step.opname
+        if span is not None and (passes_on or step.opname == "YIELD_VALUE"):
             found[statements.at(span)] = step.offset
     return found
 
 
-def _throws_away_a_call(stmt: ast.stmt, span: StatementPosition) -> bool:
-    """Whether this is the end of a statement that is nothing but a call. Inner calls end earlier in the text."""
+def _discards_call(stmt: ast.stmt, span: StatementPosition) -> bool:
+    """Whether this is the end of a statement that is only a call. (Inner calls end earlier in the text.)"""
     if not isinstance(stmt, ast.Expr) or not isinstance(stmt.value, ast.Call):
         return False
     return (stmt.value.end_lineno, stmt.value.end_col_offset) == (span.end_line, span.end_column)
 
 
-def _end_of_round(
+def _end_of_iteration(
     steps: list[dis.Instruction],
     jump: dis.Instruction,
     spans: dict[int, StatementPosition | None],
     statements: Statements,
 ) -> int | None:
-    """Where a round of the loop that this jump closes is over and nothing of the next one has been done.
+    """Find the offset at which an iteration of the loop is over and nothing of the next one has been done.
 
-    Usually the jump itself. The condition of a `while` is evaluated before the jump: if it calls something
-    (`while lock.acquire():`), the place is before the condition.
+    Usually that is the jump that closes the loop. But the condition of a `while` is evaluated before the jump: if it
+    calls something (`while lock.acquire():`), the offset is that of the condition.
+
+    Returns:
+        The offset; None if there is none, or it is not safe.
     """
     here, there = spans[jump.offset], spans.get(jump.argval)
     if here is None or there is None:
@@ -315,9 +344,9 @@ def _end_of_round(
     loop = statements.loop_around([here, there])
     if stmt is None or statements.between_hold_and_block(stmt, inside=False):
         return None
-    if loop is None:  # of a comprehension
+    if loop is None:  # the loop of a comprehension
         return jump.offset
-    if reads_what_its_body_gets(loop):
+    if condition_reads_body_values(loop):
         return None
     if not isinstance(loop, ast.While) or stmt is not loop or not calls_in([loop.test]):
         return jump.offset
@@ -339,7 +368,7 @@ def _span(step: dis.Instruction) -> StatementPosition | None:
 
 
 def _blocks(code: CodeType) -> Callable[[int], int | None]:
-    """Finds where an exception that is raised at an offset goes to: the same for two places in the same block."""
+    """Return a function that gives the target of an exception raised at an offset: it is the same within one block."""
     entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
 
     def block(offset: int) -> int | None:
@@ -348,9 +377,9 @@ def _blocks(code: CodeType) -> Callable[[int], int | None]:
     return block
 
 
-def _forget_lock() -> None:
+def _renew_lock() -> None:
     global _reading
-    _reading = threading.RLock()  # in a forked child nobody would ever release it
+    _reading = threading.RLock()  # in a forked child, the thread that may hold the old one does not exist
 
 
-os.register_at_fork(after_in_child=_forget_lock)
+os.register_at_fork(after_in_child=_renew_lock)

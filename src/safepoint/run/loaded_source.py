@@ -1,7 +1,7 @@
-"""Owns the question whether a source file still says what code was compiled from. Knows nothing of threads.
+"""The check whether running code was compiled from the present text of its source file.
 
-The file may have been edited since it was loaded, even inside a function, so its name and line prove nothing. The text
-is compiled again, and the code must be the same, at the same positions.
+The file may have been edited since it was loaded, even inside a function, so names and line numbers prove nothing. The
+text is compiled again, and the code must be the same, at the same positions.
 """
 
 import ast
@@ -12,16 +12,16 @@ __all__ = ["LoadedSource"]
 
 
 class LoadedSource:
-    """The code that the text of a file compiles to.
+    """The code objects that the text of a file compiles to.
 
     Args:
         text: The text.
-        file: Its name.
+        file: The name of the file.
     """
 
     def __init__(self, text: str, file: str) -> None:
         self._codes: dict[tuple[str, int], list[CodeType]] = {}
-        self._asserts: set[int] = set()  # the lines of these statements
+        self._asserts: set[int] = set()  # the lines of all `assert` statements
         try:
             tree = ast.parse(text)
             todo = [compile(text, file, "exec", dont_inherit=True)]
@@ -42,7 +42,7 @@ class LoadedSource:
     def _same(self, code: CodeType, other: CodeType) -> bool:
         if (code.co_code, code.co_linetable) == (other.co_code, other.co_linetable):
             return True
-        # Test runners put other code in the place of `assert`. The calls in all other lines must be the same.
+        # Test runners replace `assert` statements by other code. The calls in all other lines must be the same.
         if self._asserts.isdisjoint(entry for _, _, entry in other.co_lines() if entry is not None):
             return False
         return self._other(_positions(code)) == self._other(_positions(other))
@@ -52,9 +52,10 @@ class LoadedSource:
 
 
 def _positions(code: CodeType) -> list[tuple[int, ...]]:
-    """Where something is called, as often as it stands in the code: a `finally` stands there several times.
+    """The positions of all calls, each as often as it occurs: the code of a `finally` is compiled several times.
 
-    Where a function returns by itself depends on its last statement, which may be an `assert`, so that is left out.
+    The implicit return at the end of a function is left out: its position is that of the last statement, which may be
+    an `assert`.
     """
     steps = zip(code.co_code[::2], code.co_positions(), strict=True)
     return sorted(tuple(part or 0 for part in at) for opcode, at in steps if dis.opname[opcode].startswith("CALL"))

@@ -1,8 +1,8 @@
-"""Owns the question whether code belongs to a tool, or to a library that the tool uses. Knows nothing of threads.
+"""The decision whether code belongs to a tool, or to a library that the tool uses.
 
 A tool's own code is its top-level package wherever that is installed, every file outside the standard library and the
-folders of installed packages, and the packages that are named. Safepoint itself never is, except the one file of a
-tool that Safepoint ships.
+folders of installed packages, and the packages given to `interruptible`. Safepoint itself never counts, except the one
+file of a tool that Safepoint ships.
 """
 
 import functools
@@ -13,28 +13,28 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Protocol
+from typing import Protocol
 
 __all__ = ["CodePosition", "OwnCode", "function_beneath"]
 
 
 class CodePosition(Protocol):
-    """A place in code that runs: a frame, or what was written down of one."""
+    """A place in running code: a frame, or a copy of its position."""
 
     @property
     def f_code(self) -> CodeType: ...
     @property
     def f_lasti(self) -> int: ...
     @property
-    def f_globals(self) -> dict[str, Any]: ...
+    def f_globals(self) -> dict[str, object]: ...
 
 
 class OwnCode:
-    """What is a tool's own code.
+    """Tells a tool's own code from that of libraries.
 
     Args:
-        fn: The tool's function, or what it is wrapped in.
-        packages: The top-level packages that count as its own although they are installed.
+        fn: The tool's function, or its outermost wrapper.
+        packages: The top-level packages that count as the tool's own although they are installed.
     """
 
     def __init__(self, fn: Callable[..., object], packages: tuple[str, ...] = ()) -> None:
@@ -57,9 +57,9 @@ class OwnCode:
         return True
 
 
-def function_beneath(fn: Any) -> FunctionType | None:
-    """The Python function beneath what it is wrapped in. None for what is written in C."""
-    for _ in range(100):  # a function may be said to wrap itself
+def function_beneath(fn: object) -> FunctionType | None:
+    """Return the Python function inside all wrappers; None if there is none, such as for a function written in C."""
+    for _ in range(100):  # limited, because an object may claim to wrap itself
         if isinstance(fn, functools.partial):
             fn = fn.func
         elif isinstance(fn, MethodType):
@@ -89,9 +89,9 @@ _INSTALLED = tuple(os.sep + name + os.sep for name in ("site-packages", "dist-pa
 
 @functools.cache
 def _is_installed(file: str) -> bool:
-    """Whether a file is of the standard library, of an installed package, of Safepoint, or built into Python."""
+    """Whether a file belongs to the standard library, an installed package, Safepoint, or is built into Python."""
     if file.startswith("<"):
-        # Code that was made at run time, such as the methods of a dataclass. A cell of a notebook has a source.
+        # Code created at run time, such as the methods of a dataclass, has no source. A cell of a notebook has one.
         return file.startswith("<frozen ") or not linecache.getlines(file)
     path = os.path.realpath(file)
     return path.startswith(_LIBRARIES) or any(part in path for part in _INSTALLED)

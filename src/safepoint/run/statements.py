@@ -1,6 +1,23 @@
-"""Owns questions about the statements of a source file: what surrounds one, what follows it, what it has got hold of.
+"""Questions about the statements of a source file: what surrounds one, what follows it, what it has acquired.
 
-Everything is read from the syntax tree. Knows nothing of bytecode, frames or threads.
+Everything is read from the syntax tree; bytecode, frames and threads are not known here.
+
+**Why the surroundings of a statement matter.** An exception after a statement is harmless only if everything acquired
+so far is released by a block that has already begun. In
+
+    file = open(path)          # (1)
+    log.info("opened")         # (2)
+    try:
+        return file.read()
+    finally:
+        file.close()
+
+an exception after (1) or (2) loses the file: it is held, and the `try` whose `finally` closes it has not begun. So for
+each later sibling of a statement, this module collects the names that the sibling releases when it is over
+(`_released_by`), and for each earlier sibling the names that it may have acquired (`_possibly_acquired`). If the two
+have a name in common, the statements between them are not safe. Names are compared as text, `a.b.c`, because a wrong
+match only makes a place unsafe, and is repaired by the next safe one. Locks that are acquired and released by calls
+(`lock.acquire()`, `lock.release()`), possibly across functions, are followed by `held_locks.py`.
 """
 
 import ast
@@ -9,38 +26,38 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
-from .held_locks import Acquired
+from .held_locks import AcquiredLocks
 
-__all__ = ["StatementPosition", "Statements", "calls_in", "read_statements", "reads_what_its_body_gets"]
+__all__ = ["StatementPosition", "Statements", "calls_in", "condition_reads_body_values", "read_statements"]
 
 K = TypeVar("K")
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Branching = ast.If | ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith | ast.Try | ast.TryStar | ast.Match
 Loop = ast.For | ast.AsyncFor | ast.While
-# Calls of these methods take hold of nothing, although a clean-up often calls them too.
+# Calls of these methods acquire nothing, although clean-up code often calls them as well.
 LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 
 
 class StatementPosition(NamedTuple):
-    """A span of the source, as `code.co_positions()` gives it: lines from 1, columns in bytes from 0."""
+    """A span of the source, as `code.co_positions()` returns it: lines from 1, columns in bytes from 0."""
 
-    entry: int
+    line: int
     end_line: int
     column: int
     end_column: int
 
 
-class _Home(NamedTuple):
-    """Where a statement stands: in which field of which statement (None: of the module), and among which siblings."""
+class _Location(NamedTuple):
+    """The location of a statement: in which field of which statement (None: the module), and among which siblings."""
 
     owner: ast.stmt | None
     field: str
     siblings: list[ast.stmt]
-    place: int
+    number: int
 
 
 def read_statements(file: str, module: dict[str, object]) -> "Statements | None":
-    """The statements of a file. None if its source cannot be had, or is not Python."""
+    """Parse the statements of a file. None if its source cannot be read, or is not Python."""
     text = "".join(linecache.getlines(file, module))
     try:
         return Statements(ast.parse(text), text) if text else None
@@ -53,10 +70,10 @@ class Statements:
 
     def __init__(self, tree: ast.Module, text: str = "") -> None:
         self.text = text
-        self._homes: dict[ast.stmt, _Home] = {}
+        self._locations: dict[ast.stmt, _Location] = {}
         self._ordered: list[ast.stmt] = []
         self._modules: set[str] = set()
-        self._acquired = Acquired(tree)
+        self._locks = AcquiredLocks(tree)
         self._collect(tree)
         self._ordered.sort(key=lambda stmt: (stmt.lineno, stmt.col_offset, -(stmt.end_lineno or 0)))
         self._starts = [(stmt.lineno, stmt.col_offset) for stmt in self._ordered]
@@ -66,151 +83,153 @@ class Statements:
         while todo:
             owner, field, siblings = todo.pop()
             for index, stmt in enumerate(siblings):
-                self._homes[stmt] = _Home(owner, field, siblings, index)
+                self._locations[stmt] = _Location(owner, field, siblings, index)
                 self._ordered.append(stmt)
                 todo += [(stmt, name, block) for name, block in _blocks(stmt)]
                 if isinstance(stmt, ast.Import | ast.ImportFrom):
                     self._modules |= {(alias.asname or alias.name).partition(".")[0] for alias in stmt.names}
 
     def at(self, position: StatementPosition) -> ast.stmt | None:
-        """The innermost statement that contains the span."""
-        index = bisect_right(self._starts, (position.entry, position.column)) - 1
+        """Return the innermost statement that contains the span."""
+        index = bisect_right(self._starts, (position.line, position.column)) - 1
         found: ast.stmt | None = self._ordered[index] if index >= 0 else None
         while found is not None and (position.end_line, position.end_column) > _end(found):
-            found = self._homes[found].owner
+            found = self._locations[found].owner
         return found
 
     def loop_around(self, positions: Iterable[StatementPosition]) -> ast.stmt | None:
-        """The innermost loop statement that contains all of the spans."""
+        """Return the innermost loop statement that contains all of the spans."""
         spans = list(positions)
         stmt = self.at(spans[0])
         while stmt is not None:
             if isinstance(stmt, Loop) and all(_contains(stmt, span) for span in spans):
                 return stmt
-            stmt = self._homes[stmt].owner
+            stmt = self._locations[stmt].owner
         return None
 
     def in_clean_up(self, stmt: ast.stmt, *, cut: bool = False) -> bool:
-        """Whether it is in the body of a `finally` or `except` of its function.
+        """Whether the statement is in the body of a `finally` or `except` of its function.
 
         Args:
             stmt: The statement.
-            cut: Ask for what may not even be left if it uses what was cut. A handler of an ordinary error, in which
-                tools like to fetch from elsewhere, then is no clean-up.
+            cut: Count only clean-up code that may not even be left if it uses a result that was cut. A handler of an
+                ordinary error does not count then, because tools often fetch from another source there.
         """
-        for _, home in self._around(stmt):
-            if home.field == "finalbody":
+        for _, location in self._around(stmt):
+            if location.field == "finalbody":
                 return True
-            if home.field == "handlers" and isinstance(home.owner, ast.Try | ast.TryStar):
-                handler = next(each for each in home.owner.handlers if each.body is home.siblings)
+            if location.field == "handlers" and isinstance(location.owner, ast.Try | ast.TryStar):
+                handler = next(each for each in location.owner.handlers if each.body is location.siblings)
                 if not cut or _catches_interrupts(handler):
                     return True
         return False
 
-    def takes_hold(self, stmt: ast.stmt) -> bool:
-        """Whether it gets hold of what a later `finally` or `with` beside it gives back, or directly precedes one.
+    def acquires_something(self, stmt: ast.stmt) -> bool:
+        """Whether the statement acquires something that has to be released.
 
-        Also if it acquires something (`lock.acquire()`), or calls nothing while something is acquired.
+        It does if a later `finally` or `with` beside it releases that, or follows directly; if it is an acquiring call
+        (`lock.acquire()`); or if it calls nothing while something is held (`held = True`).
         """
         if not _calls(stmt):
-            return self._acquired.before(stmt)  # such as `held = True`
-        if self._acquired.by(stmt):
+            return self._locks.before(stmt)
+        if self._locks.by(stmt):
             return True
-        home = self._homes[stmt]
-        names = {name for later in home.siblings[home.place + 1 :] for name in self._given_back(later)}
-        return bool(_takes(stmt) & names) or (isinstance(stmt, ast.Expr) and self._leads_into_a_block(stmt))
+        location = self._locations[stmt]
+        names = {name for later in location.siblings[location.number + 1 :] for name in self._released_by(later)}
+        return bool(_possibly_acquired(stmt) & names) or (isinstance(stmt, ast.Expr) and self._leads_into_block(stmt))
 
     def between_hold_and_block(self, stmt: ast.stmt, *, inside: bool) -> bool:
-        """Whether something is held for which no block has begun yet: it would be lost if this raised.
+        """Whether something is held that no block releases yet, so that an exception would lose it.
 
         Args:
             stmt: The statement that is being executed.
-            inside: Ask for what is called by the statement. What a statement gets hold of, it has only when it is over.
+            inside: Whether the exception would come from a function that the statement calls. What the statement itself
+                acquires, it holds only when it is over.
         """
-        if self._acquired.before(stmt) if inside else self._acquired.after(stmt):
+        if self._locks.before(stmt) if inside else self._locks.after(stmt):
             return True
-        for around, home in self._around(stmt):
-            so_far = home.siblings[: home.place + (around is stmt and not inside)]
-            for later in home.siblings[home.place + 1 :]:
-                names = self._given_back(later)
-                if names and any(_takes(before) & names for before in so_far):
+        for around, location in self._around(stmt):
+            so_far = location.siblings[: location.number + (around is stmt and not inside)]
+            for later in location.siblings[location.number + 1 :]:
+                names = self._released_by(later)
+                if names and any(_possibly_acquired(before) & names for before in so_far):
                     return True
-                # `for lock in locks: lock.acquire()` holds what earlier rounds have got; `item = get()` in a loop that
-                # tries again and again does not: the next round begins afresh.
+                # `for lock in locks: lock.acquire()` holds what earlier iterations have acquired. `item = get()` in a
+                # loop that retries holds nothing: the next iteration replaces the item.
                 if names and around is not stmt and _acquired([around]) & names:
                     return True
         return False
 
     def ends_without_handing_over(self, stmt: ast.stmt) -> bool:
-        """Whether an exception after this statement, a call whose value is thrown away, leaves nothing held.
+        """Whether an exception after this statement, a call whose value is discarded, leaves nothing held.
 
-        Not so where a block follows (`lock.acquire()`, `try:`), here or after the function returns.
+        It may leave something held if a block follows (`lock.acquire()`, `try:`), here or after the function returns.
         """
-        return not self._leads_into_a_block(stmt) and not self.between_hold_and_block(stmt, inside=False)
+        return not self._leads_into_block(stmt) and not self.between_hold_and_block(stmt, inside=False)
 
-    def uses_what_was_got(self, stmt: ast.stmt) -> bool | None:
-        """Whether it uses what the statement before it has got from a call: it may be the first to know of it.
+    def uses_received_value(self, stmt: ast.stmt) -> bool | None:
+        """Whether the statement uses a value that the statement before it has received from a call.
 
-        None: nothing was called before it in this function, so it may be what the function was called with.
+        None if nothing was called before it in this function, so that it may use what the function was called with.
         """
         at: ast.stmt | None = stmt
         while at is not None:
-            home = self._homes[at]
-            for before in reversed(home.siblings[: home.place]):
+            location = self._locations[at]
+            for before in reversed(location.siblings[: location.number]):
                 if _calls(before):
                     return bool(_bound(before) & _read(stmt))
-            if home.owner is None or isinstance(home.owner, Function):
+            if location.owner is None or isinstance(location.owner, Function):
                 return None
-            header = list(_header(home.owner))
-            if calls_in(header) or isinstance(home.owner, ast.For | ast.AsyncFor):
+            header = list(_header(location.owner))
+            if calls_in(header) or isinstance(location.owner, ast.For | ast.AsyncFor):
                 return bool({name for part in header for name in _bound(part)} & _read(stmt))
-            at = home.owner
+            at = location.owner
         return None
 
-    def _around(self, stmt: ast.stmt) -> Iterator[tuple[ast.stmt, _Home]]:
-        """The statement and those around it, up to its function, each with its place."""
+    def _around(self, stmt: ast.stmt) -> Iterator[tuple[ast.stmt, _Location]]:
+        """The statement and those around it, up to its function, each with its location."""
         at: ast.stmt | None = stmt
         while at is not None:
-            home = self._homes[at]
-            yield at, home
-            at = None if isinstance(home.owner, Function) else home.owner
+            location = self._locations[at]
+            yield at, location
+            at = None if isinstance(location.owner, Function) else location.owner
 
-    def _leads_into_a_block(self, stmt: ast.stmt) -> bool:
+    def _leads_into_block(self, stmt: ast.stmt) -> bool:
         """Whether a `try: … finally:`, a `with`, or the end of the function comes next, with no call in between."""
-        home = self._homes[stmt]
-        if home.place + 1 < len(home.siblings):
-            return self._is_or_leads_into_a_block(home.siblings[home.place + 1])
-        owner = home.owner
+        location = self._locations[stmt]
+        if location.number + 1 < len(location.siblings):
+            return self._is_or_leads_into_block(location.siblings[location.number + 1])
+        owner = location.owner
         if owner is None or isinstance(owner, Function):
             return True
-        if isinstance(owner, Loop) and home.field == "body":
+        if isinstance(owner, Loop) and location.field == "body":
             return False
-        if isinstance(owner, ast.Try | ast.TryStar) and home.field == "body" and owner.orelse:
-            return self._is_or_leads_into_a_block(owner.orelse[0])
-        return self._leads_into_a_block(owner)
+        if isinstance(owner, ast.Try | ast.TryStar) and location.field == "body" and owner.orelse:
+            return self._is_or_leads_into_block(owner.orelse[0])
+        return self._leads_into_block(owner)
 
-    def _is_or_leads_into_a_block(self, stmt: ast.stmt) -> bool:
+    def _is_or_leads_into_block(self, stmt: ast.stmt) -> bool:
         match stmt:
             case ast.With() | ast.AsyncWith() | ast.Return():
                 return True
             case ast.Try() | ast.TryStar():
-                return _gives_back(stmt) or self._is_or_leads_into_a_block(stmt.body[0])
+                return _has_clean_up(stmt) or self._is_or_leads_into_block(stmt.body[0])
             case ast.Break():
                 loop = next((around for around, _ in self._around(stmt) if isinstance(around, Loop)), None)
-                return loop is None or self._leads_into_a_block(loop)
+                return loop is None or self._leads_into_block(loop)
             case ast.Continue() | ast.Raise():
                 return False
             case ast.If() if not calls_in(_header(stmt)):
-                if self._is_or_leads_into_a_block(stmt.body[0]):
+                if self._is_or_leads_into_block(stmt.body[0]):
                     return True
-                return self._is_or_leads_into_a_block(stmt.orelse[0]) if stmt.orelse else self._leads_into_a_block(stmt)
+                return self._is_or_leads_into_block(stmt.orelse[0]) if stmt.orelse else self._leads_into_block(stmt)
             case ast.For() | ast.While() if not calls_in(_header(stmt)):
-                return self._is_or_leads_into_a_block(stmt.body[0])
+                return self._is_or_leads_into_block(stmt.body[0])
             case _:
-                return not calls_in([stmt]) and self._leads_into_a_block(stmt)
+                return not calls_in([stmt]) and self._leads_into_block(stmt)
 
-    def _given_back(self, stmt: ast.stmt) -> set[str]:
-        """The names of what a statement gives back when it is over: `lock` for `try: … finally: lock.release()`."""
+    def _released_by(self, stmt: ast.stmt) -> set[str]:
+        """The names of what a statement releases when it is over: `lock` for `try: … finally: lock.release()`."""
         found: set[str] = set()
         if isinstance(stmt, ast.With | ast.AsyncWith):
             for item in stmt.items:
@@ -223,7 +242,7 @@ class Statements:
             blocks: list[ast.stmt] = list(stmt.finalbody)
             for handler in stmt.handlers:
                 blocks += handler.body if _catches_interrupts(handler) else []
-            found = _touched(blocks)
+            found = _used_objects(blocks)
         elif isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Call):
             function = stmt.value.func
             if isinstance(function, ast.Attribute) and function.attr == "release":
@@ -232,12 +251,12 @@ class Statements:
 
 
 def calls_in(nodes: Iterable[ast.AST]) -> bool:
-    """Whether any of the nodes calls or awaits something when it is executed."""
+    """Whether any of the nodes calls, awaits or yields something when it is executed."""
     return any(isinstance(node, ast.Call | ast.Await | ast.Yield | ast.YieldFrom) for node in _walk(nodes))
 
 
-def reads_what_its_body_gets(loop: ast.stmt) -> bool:
-    """Whether the condition of a `while` reads a name that its body binds: what ends the loop may be used after it."""
+def condition_reads_body_values(loop: ast.stmt) -> bool:
+    """Whether the condition of a `while` reads a name that its body binds: the value may be used after the loop."""
     if not isinstance(loop, ast.While):
         return False
     got = {name for stmt in loop.body if _calls(stmt) for name in _bound(stmt)}
@@ -245,7 +264,7 @@ def reads_what_its_body_gets(loop: ast.stmt) -> bool:
 
 
 def _cached(question: Callable[[ast.AST], K]) -> Callable[[ast.AST], K]:
-    """Keep the answer in the node itself."""
+    """Cache the answer in an attribute of the node."""
     name = f"_safepoint_{question.__name__}"
 
     def answer(node: ast.AST) -> K:
@@ -266,7 +285,7 @@ def _calls(node: ast.AST) -> bool:
 
 @_cached
 def _bound(node: ast.AST) -> set[str]:
-    """The names that it binds."""
+    """The names that the node binds."""
     return {part.id for part in _walk([node]) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
 
 
@@ -276,16 +295,16 @@ def _read(node: ast.AST) -> set[str]:
 
 
 @_cached
-def _takes(node: ast.AST) -> set[str]:
-    """The names of what it may have got hold of: what it has bound to the value of a call, or called a method of."""
+def _possibly_acquired(node: ast.AST) -> set[str]:
+    """The names of what the node may have acquired: what it binds to the value of a call, or calls a method of."""
     if not _calls(node):
         return set()
     bound = {_dotted(part) for part in _walk([node]) if isinstance(getattr(part, "ctx", None), ast.Store)}
-    return bound | _touched([node])
+    return bound | _used_objects([node])
 
 
-def _touched(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names of what is called a method of, and of what is handed to a call."""
+def _used_objects(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names of the objects whose methods are called, and of those that are passed to a call."""
     found: set[str] = set()
     for node in _walk(nodes):
         if not isinstance(node, ast.Call):
@@ -299,19 +318,19 @@ def _touched(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def _acquired(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names of what is taken by `name.acquire()`."""
+    """The names of what is acquired by `name.acquire()`."""
     calls = [node.func for node in _walk(nodes) if isinstance(node, ast.Call)]
     return {_dotted(call.value) for call in calls if isinstance(call, ast.Attribute) and call.attr == "acquire"}
 
 
 def _dotted(node: ast.AST) -> str:
-    """`a.b.c` as text. Empty for what is no such name."""
+    """Return `a.b.c` as text; an empty text for an expression that is no such name."""
     match node:
         case ast.Name(id=name):
             return name
         case ast.Attribute(value=value, attr=attribute):
-            left = _dotted(value)
-            return f"{left}.{attribute}" if left else ""
+            prefix = _dotted(value)
+            return f"{prefix}.{attribute}" if prefix else ""
         case _:
             return ""
 
@@ -327,7 +346,7 @@ def _blocks(stmt: ast.stmt) -> Iterator[tuple[str, list[ast.stmt]]]:
 
 
 def _header(stmt: ast.stmt) -> Iterator[ast.AST]:
-    """The parts of a compound statement that are evaluated before its blocks; of a simple one, all of it."""
+    """The parts of a compound statement that are evaluated before its blocks; a simple statement as a whole."""
     if not isinstance(stmt, Function | Branching):
         yield stmt
         return
@@ -337,7 +356,7 @@ def _header(stmt: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """These nodes and all beneath them that are executed with them: not the bodies of functions that they define."""
+    """These nodes and all inside them that are executed with them: not the bodies of functions that they define."""
     todo = list(nodes)
     while todo:
         node = todo.pop()
@@ -348,8 +367,8 @@ def _walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
             todo += ast.iter_child_nodes(node)
 
 
-def _gives_back(stmt: ast.Try | ast.TryStar) -> bool:
-    """Whether something of it runs when an interrupt passes through it."""
+def _has_clean_up(stmt: ast.Try | ast.TryStar) -> bool:
+    """Whether some of its code runs when an interrupt passes through it."""
     return bool(stmt.finalbody) or any(_catches_interrupts(handler) for handler in stmt.handlers)
 
 
@@ -365,6 +384,4 @@ def _end(stmt: ast.stmt) -> tuple[int, int]:
 
 
 def _contains(stmt: ast.stmt, span: StatementPosition) -> bool:
-    return (stmt.lineno, stmt.col_offset) <= (span.entry, span.column) and (span.end_line, span.end_column) <= _end(
-        stmt
-    )
+    return (stmt.lineno, stmt.col_offset) <= (span.line, span.column) and (span.end_line, span.end_column) <= _end(stmt)

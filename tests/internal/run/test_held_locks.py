@@ -5,13 +5,13 @@ import textwrap
 
 import pytest
 
-from safepoint.run.held_locks import Acquired
+from safepoint.run.held_locks import AcquiredLocks
 
 
 def acquired_after(source):
     """The calls of `work`, and the ends of the rounds of loops, after which something is acquired."""
     tree = ast.parse(textwrap.dedent(source))
-    acquired = Acquired(tree)
+    acquired = AcquiredLocks(tree)
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and ast.unparse(node).startswith("work(") and acquired.after(node):
@@ -172,6 +172,6 @@ def test_a_method_of_the_same_name_in_another_class_does_not_matter():
 
 def test_while_a_statement_runs_it_holds_what_was_acquired_before_it_or_by_its_first_call():
     tree = ast.parse("work(1)\nlock.acquire()\nwork(2)\nlock.release()\nlock.acquire() and work(3)")
-    acquired = Acquired(tree)
+    acquired = AcquiredLocks(tree)
     assert [acquired.before(stmt) for stmt in tree.body] == [False, False, True, True, True]
     assert [acquired.by(stmt) for stmt in tree.body] == [False, True, False, False, True]

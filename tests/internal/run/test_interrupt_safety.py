@@ -330,7 +330,7 @@ def test_a_source_that_has_changed_since_it_was_loaded_is_not_believed():
         names["tool"]()
     finally:
         sys.settrace(old)
-    assert interrupt_safety.places(frames[0]) == (frozenset(), frozenset())
+    assert interrupt_safety.safe_positions(frames[0]) == (frozenset(), frozenset())
 
 
 # What was cut

@@ -5,7 +5,13 @@ import textwrap
 
 import pytest
 
-from safepoint.run.statements import StatementPosition, Statements, calls_in, read_statements, reads_what_its_body_gets
+from safepoint.run.statements import (
+    StatementPosition,
+    Statements,
+    calls_in,
+    condition_reads_body_values,
+    read_statements,
+)
 
 
 def read(source):
@@ -157,7 +163,7 @@ def test_a_call_at_the_end_of_a_block_is_followed_by_what_follows_the_block():
 def test_the_condition_of_a_loop_may_read_what_its_body_has_received():
     reads = "while item is None: item = get()"
     for source, expected in ((reads, True), ("while True: item = get()", False), ("for item in items: get()", False)):
-        assert reads_what_its_body_gets(ast.parse(source).body[0]) is expected
+        assert condition_reads_body_values(ast.parse(source).body[0]) is expected
 
 
 def test_what_is_only_defined_calls_nothing():
