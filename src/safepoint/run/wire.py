@@ -151,8 +151,9 @@ def _dump(item: Event | Message) -> str:
     except PydanticSerializationError:  # half of a surrogate pair, which only json.dumps can write
         text = None
     # Pydantic also writes an infinite number as `null`, which loses it. `null` as a value and the word in a text look
-    # the same here, so every text that contains it is written again, slowly.
-    if text is None or "null" in text:
+    # the same here, so every text that contains it is written again, slowly. So is what is no JSON object: a value that
+    # is no event, which a tool made up, raises TypeError there instead of a record that nothing can read.
+    if text is None or text[0] != "{" or "null" in text:
         return json.dumps({"v": VERSION, **adapter.dump_python(item, mode="json")}, ensure_ascii=False)
     return f'{{"v": {VERSION}, {text[1:]}'
 
