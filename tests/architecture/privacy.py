@@ -25,7 +25,7 @@ INTERNAL_IMPORTS = {
     "examples/test_examples.py:safepoint.abort.process_group": "looks for processes that an example has left",
     "kit/sessions.py:safepoint.session.log.decode_record": "reads what a store has on record",
     "kit/stores.py:safepoint.session.store.LogRecord": "stores that fail on purpose",
-    "session/test_turn.py:safepoint.session.turn.TurnLimits": "a turn by itself, without a session that makes it",
+    "session/test_turn.py:safepoint.session.turn.TurnOptions": "a turn by itself, without a session that makes it",
     "worker/faulty.py:safepoint.abort.process_group": "looks for processes that a killed worker has left",
     "worker/jumping.py:safepoint.abort.clock": "a worker whose clock jumps by an hour",
     "kit/workers.py:safepoint.worker.broker.BrokerConnection": "looks at what the broker has on record",

@@ -8,14 +8,14 @@ from safepoint import AbortController, Completed, StopAt
 from safepoint.agent import AgentResult
 from safepoint.run import Context, StopRequest
 from safepoint.session import SessionTurn, TurnResult
-from safepoint.session.turn import TurnLimits
+from safepoint.session.turn import TurnOptions
 from safepoint.testing import FakeClock, drain_ready_tasks
 
 DONE = TurnResult("t", "completed", Completed(AgentResult("ho")))
 
 
-def turn(turn_id: str | None = "t", **limits) -> SessionTurn:
-    return SessionTurn(turn_id, (), lambda *_: None, limits=TurnLimits(**limits))  # type: ignore[arg-type]
+def turn(turn_id: str | None = "t", **options) -> SessionTurn:
+    return SessionTurn(turn_id, (), lambda *_: None, options=TurnOptions(**options))  # type: ignore[arg-type]
 
 
 def test_a_turn_has_its_id_at_once() -> None:

@@ -39,7 +39,7 @@ class DisconnectTimer:
         self._arm()
 
     def turn_started(self) -> None:
-        """Start the timer if there is no reader. One that runs since the last reader left goes on."""
+        """Start the timer if there is no reader. One that runs since the last reader left keeps running."""
         self._arm()
 
     def _arm(self) -> None:

@@ -374,7 +374,7 @@ class SessionEngine:
     async def _stop_left_behind(self, turn: SessionTurn, partial_result: AgentResult | None) -> None:
         """Stop on other machines what a stopped turn was to go on with and did not come to.
 
-        A turn that is given back keeps it running, because the next owner goes on with it.
+        A turn that is given back keeps it running, because the next owner continues it.
         """
         reason = turn.signal.reason
         if partial_result is None or reason is None:

@@ -36,7 +36,7 @@ class TurnView:
         status: How far it has come.
         outcome: How it ended, if it has.
         text: Its message. It is set only while the turn is accepted but not yet in the log.
-        continued_by: The turn that goes on with it, because its process has died, its worker has given it back or its
+        continued_by: The turn that continues it, because its process has died, its worker has given it back or its
             host was shut down. Status and outcome are those of that turn.
     """
 
@@ -141,7 +141,7 @@ class Host(Protocol):
         abandon: float | None = None,
         reason: AbortReason | str | None = None,
     ) -> StopAck:
-        """Stop this turn, or the one that goes on with it, and no other. The arguments are those of `Session.stop`.
+        """Stop this turn, or the one that continues it, and no other. The arguments are those of `Session.stop`.
 
         The turn is stopped at once, and recorded after. The `level` of the answer says how far that has come: a stop
         that is "recorded" survives any crash.
@@ -165,7 +165,7 @@ class Host(Protocol):
         ...
 
     async def turn(self, session_id: str, turn_id: str) -> TurnView:
-        """Return one turn, or the one that goes on with it. This opens and writes nothing."""
+        """Return one turn, or the one that continues it. This opens and writes nothing."""
         ...
 
     def events(self, session_id: str, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:

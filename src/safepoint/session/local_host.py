@@ -275,7 +275,7 @@ class LocalHost:
         return SessionView(session_id, self._agent_name(stored.agent) or "?", stored.seq, False, turns)
 
     async def turn(self, session_id: str, turn_id: str) -> TurnView:
-        """Return one turn, or the one that goes on with it."""
+        """Return one turn, or the one that continues it."""
         self._recover_on_use()
         session, check = self._live_session(session_id), check_id("turn", turn_id)
         view = view_of((await self._read(session_id)).state, check) if session is None else _view(session, check)
@@ -361,7 +361,7 @@ class LocalHost:
         abandon: float | None = None,
         reason: AbortReason | str | None = None,
     ) -> StopAck:
-        """Stop this turn, or the one that goes on with it, and no other."""
+        """Stop this turn, or the one that continues it, and no other."""
 
         def stop(session: Session) -> StopAck:
             return session.stop(turn_id, at, scope=scope, within=within, abandon=abandon, reason=reason)

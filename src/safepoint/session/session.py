@@ -30,7 +30,7 @@ from .journal import BeforeEffect
 from .log import LoggedEvent
 from .loop_tasks import wait_uninterrupted
 from .store import Store, check_store
-from .turn import MessagesFn, SessionTurn, TurnLimits, TurnResult, check_id
+from .turn import MessagesFn, SessionTurn, TurnOptions, TurnResult, check_id
 from .turn_endings import receipt_of
 from .turn_stream import TurnStream
 from .wait_cycles import RUNNING, refuse_cycle
@@ -125,7 +125,7 @@ class Session:
         return None if turn is None else turn.sent_messages
 
     def successor_of(self, turn_id: str) -> str:
-        """Return the turn that goes on with this one after it lost its owner; else itself. Any thread."""
+        """Return the turn that continues this one after it lost its owner; else itself. Any thread."""
         return self._engine.state.successor(turn_id)
 
     @property
@@ -152,7 +152,7 @@ class Session:
             timeout: Seconds that the turn may take.
             when_busy: "queue": the turn begins after those that run and wait. "steer": the running turn makes way after
                 its tool calls. "interrupt": the running turn makes way at once; if it has not a second or more later,
-                the next such message goes on without what does not end. "reject": raises SessionBusy.
+                the next such message no longer waits for what does not end. "reject": raises SessionBusy.
 
         Returns:
             The turn. Await it for its result.
@@ -164,7 +164,7 @@ class Session:
                 session.
         """
         self._require_session_loop("send")
-        turn = self._new_turn(turn_id, as_messages(text), TurnLimits(signal, timeout, caller(1)))
+        turn = self._new_turn(turn_id, as_messages(text), TurnOptions(signal, timeout, caller(1)))
         return self._engine.admit(turn, when_busy)
 
     def refuse(self, turn_id: str, text: str, error: Exception) -> None:
@@ -205,7 +205,7 @@ class Session:
             UsageError: There is no message, the id was used before, or the call would wait for itself.
         """
         self._refuse_cycle("save_messages()")
-        turn = self._new_turn(turn_id, as_messages(messages), TurnLimits(signal, timeout, caller(1)))
+        turn = self._new_turn(turn_id, as_messages(messages), TurnOptions(signal, timeout, caller(1)))
         return await self._engine.loop_tasks.run(self._admit_and_wait(turn))
 
     async def _admit_and_wait(self, turn: SessionTurn) -> TurnResult:
@@ -231,7 +231,7 @@ class Session:
         """
         self._refuse_cycle("continue_turn()")
         self._require_session_loop("continue_turn")
-        turn = self._new_turn(None, (), TurnLimits(signal, timeout, caller(1)))
+        turn = self._new_turn(None, (), TurnOptions(signal, timeout, caller(1)))
         turn.continues = self._engine.turn_to_continue(turn_id)
         return self._engine.admit(turn)
 
@@ -252,13 +252,13 @@ class Session:
         self._refuse_cycle("stream()")
         self._require_session_loop("stream")
         after = self.last_seq
-        turn = self._new_turn(turn_id, as_messages(messages), TurnLimits(signal, timeout, caller(1)))
+        turn = self._new_turn(turn_id, as_messages(messages), TurnOptions(signal, timeout, caller(1)))
         return TurnStream(self._engine.admit(turn), self.events(after))
 
     def _new_turn(
-        self, turn_id: str | None, messages: tuple[Message, ...] | MessagesFn, limits: TurnLimits
+        self, turn_id: str | None, messages: tuple[Message, ...] | MessagesFn, options: TurnOptions
     ) -> SessionTurn:
-        return SessionTurn(turn_id, messages, self._engine.stops.stop, limits=limits)
+        return SessionTurn(turn_id, messages, self._engine.stops.stop, options=options)
 
     @property
     def _called_by_own_turn(self) -> bool:
@@ -298,7 +298,7 @@ class Session:
         """Stop this turn and no other. Any thread.
 
         A stop for an id that does not exist yet is remembered: if such a turn comes, it does not begin. If the turn has
-        lost its owner, the turn that goes on with it is stopped.
+        lost its owner, the turn that continues it is stopped.
 
         Args:
             turn_id: The turn.
@@ -394,7 +394,7 @@ class Session:
         self._engine.journal.before_effect = check
 
     def pause(self) -> None:
-        """Begin no turn until `resume()`. The running one goes on to its end. Any thread."""
+        """Begin no turn until `resume()`. The running one runs to its end. Any thread."""
         self._engine.loop.pause()
 
     def resume(self) -> None:
@@ -425,7 +425,7 @@ class Session:
     def _stop_without_readers(self) -> None:
         if not self._disconnect_timer.readers:
             for turn in self.turns.values():
-                cause = AbortReason("disconnected", "nobody was there")
+                cause = AbortReason("disconnected", "no reader was connected")
                 self._engine.stops.stop(turn, StopOptions(StopAt.NOW, reason=cause), None)
 
     async def saved(self) -> None:
@@ -454,7 +454,7 @@ class Session:
         await self._end(shut_down, AbortReason("shutdown", reason, caller(1)))
 
     async def hand_over(self, *, within: float = 0.0, reason: str = "shutdown") -> None:
-        """Close the session so that its next owner goes on where it was, as a host does that is shut down.
+        """Close the session so that its next owner continues where it was, as a host does that is shut down.
 
         Queued turns stay queued. The running turn is stopped, and can be resumed.
 

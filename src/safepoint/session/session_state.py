@@ -67,7 +67,7 @@ class TurnRecord:
     Attributes:
         id: Its id.
         messages: Its messages. `None` if a function makes them and it has not begun.
-        continues: The stopped turn that it goes on with.
+        continues: The stopped turn that it continues.
         resumes: How many times that work was resumed automatically after its process had died.
         sent_messages: Its messages as they were sent, before any edit.
         started: Whether its work had begun.
@@ -123,7 +123,7 @@ class TurnRecord:
 
     @property
     def next_resumes(self) -> int:
-        """The value of `resumes` of the turn that goes on with it: only the death of a process counts as an attempt.
+        """The value of `resumes` of the turn that continues it: only the death of a process counts as an attempt.
 
         A shutdown of the host is marked in the end of the turn, and a worker that gives its work back records a stop.
         """
@@ -142,8 +142,8 @@ class TurnRecord:
             session_id: Its session.
         """
         conversation = Conversation(self.messages or ()) if before is None else Conversation(resume=before)
-        # The idempotency keys of its calls are made from this id, and the turn that goes on must get the same keys. The
-        # id that is in the log counts first, because earlier versions made it in another way.
+        # The idempotency keys of its calls are made from this id, and the continued turn must get the same keys. The id
+        # that is in the log counts first, because earlier versions made it in another way.
         known = self.unfinished.id or conversation_id(session_id, self.id, self.agent)
         conversation.id = conversation.id or known
         return self.unfinished.rebuild(conversation)
@@ -186,10 +186,10 @@ class SessionState:
         """Return the result of a turn that was cut off and that nothing will go on with.
 
         Args:
-            resume: Whether the new owner goes on with a turn that was cut off, unless it was stopped.
+            resume: Whether the new owner continues a turn that was cut off, unless it was stopped.
 
         Returns:
-            The result; `None` if there is no such turn, or the new owner goes on with it.
+            The result; `None` if there is no such turn, or the new owner continues it.
         """
         for turn in self.open_turns:
             if turn.started:
@@ -201,7 +201,7 @@ class SessionState:
         return None if resume or interrupted is None else self.resume_point(interrupted)[0]
 
     def resume_point(self, turn_id: str) -> tuple[AgentResult, int]:
-        """Return what a turn goes on from.
+        """Return what a turn continues from.
 
         Args:
             turn_id: The last turn, which was stopped.
@@ -233,7 +233,7 @@ class SessionState:
         return None if any(turn.continues == last.id for turn in list(self.turns.values())) else last.id
 
     def successor(self, turn_id: str) -> str:
-        """Return the turn that goes on with this one after it lost its owner, and so on; else itself. Any thread."""
+        """Return the turn that continues this one after it lost its owner, and so on; else itself. Any thread."""
         while (turn := self.turns.get(turn_id)) is not None and turn.orphaned:
             successors = [other.id for other in list(self.turns.values()) if other.continues == turn_id]
             if not successors:

@@ -20,7 +20,7 @@ from ..run.outcome import Outcome
 from ..run.stop import NO_STOP, Scope, StopAck, StopAt, StopOptions, StopRequest
 from .wait_cycles import refuse_cycle
 
-__all__ = ["MessagesFn", "SessionTurn", "TurnLimits", "TurnResult", "TurnStatus", "check_id"]
+__all__ = ["MessagesFn", "SessionTurn", "TurnOptions", "TurnResult", "TurnStatus", "check_id"]
 
 TurnStatus: TypeAlias = Literal["queued", "running", "stopping", "completed", "aborted", "timed_out", "failed"]
 MessagesFn: TypeAlias = Callable[[Sequence[Message]], "Sequence[Message | str] | Awaitable[Sequence[Message | str]]"]
@@ -63,7 +63,7 @@ class TurnResult:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnLimits:
+class TurnOptions:
     """What ends a turn besides its own `stop()`.
 
     Attributes:
@@ -77,14 +77,14 @@ class TurnLimits:
     origin: str | None = None
 
     def controller(self) -> AbortController:
-        """Make the controller of a turn with these limits. Raises: UsageError for a timeout that is no duration."""
+        """Make the controller of a turn with these options. Raises: UsageError for a timeout that is no duration."""
         parents = [] if self.signal is None else [self.signal]
         if self.timeout is not None:
             parents.append(Deadline(check_seconds("timeout", self.timeout), "deadline", self.origin))
         return AbortController(AbortSignal.any(parents) if parents else None)
 
 
-NO_LIMITS = TurnLimits()
+NO_OPTIONS = TurnOptions()
 
 
 class SessionTurn:
@@ -94,8 +94,8 @@ class SessionTurn:
         turn_id: Its id. `None` gives it a new one.
         messages: Its messages, or the function that makes them when it begins.
         stop: Stops it, with the options and the place in the caller's code.
-        limits: What else ends it.
-        continues: The stopped turn that it goes on with.
+        options: What else ends it.
+        continues: The stopped turn that it continues.
         resumes: How many times that work was resumed automatically after its process had died.
 
     Attributes:
@@ -103,7 +103,7 @@ class SessionTurn:
         messages: Its messages, or the function that makes them.
         controller: Aborts it.
         urgent: Whether it begins before the turns that are queued.
-        continues: The stopped turn that it goes on with.
+        continues: The stopped turn that it continues.
         resumes: As the argument.
         stop_request: All requests to stop it, joined.
         recorded_stop: The request as it is in the log.
@@ -126,11 +126,11 @@ class SessionTurn:
         messages: tuple[Message, ...] | MessagesFn,
         stop: "Callable[[SessionTurn, StopOptions, str | None], StopAck]",
         *,
-        limits: TurnLimits = NO_LIMITS,
+        options: TurnOptions = NO_OPTIONS,
         continues: str | None = None,
         resumes: int = 0,
     ) -> None:
-        self.controller = limits.controller()
+        self.controller = options.controller()
         self.id = uuid.uuid4().hex if turn_id is None else check_id("turn", turn_id)
         self.messages = messages
         self.urgent = False
@@ -228,7 +228,7 @@ class SessionTurn:
             timeout: Seconds to wait for.
 
         Raises:
-            TimeoutError: The turn has not ended by then. It goes on.
+            TimeoutError: The turn has not ended by then. It continues.
             UsageError: The caller is the work of a turn that has to end before this one.
         """
         if self.result is not None:

@@ -8,7 +8,7 @@ has come (`acknowledgements.py`), and why the answer of a host waits for the rec
 **Every source is recorded before the end.** A turn may be stopped by its own `stop()`, by the signal of its caller or
 by a time limit. `watch_signal` listens to the turn's signal, whoever aborts it, and records the stop. The record and
 the end of the turn are added to the log by the same event loop, in this order, because the abort comes before the work
-can return. A shutdown of the host is no stop of the turn: it is not recorded, so that the next owner goes on with it.
+can return. A shutdown of the host is no stop of the turn: it is not recorded, so that the next owner continues it.
 
 **Ids that do not exist yet.** A stop may arrive before the message with which its turn begins. `stop_by_id` runs in any
 thread, `SessionEngine.admit` on the event loop, and both without a lock:
@@ -99,7 +99,7 @@ class TurnStops:
         """Stop a turn because its host shuts down: at a safe point if `within` is not 0, else at once.
 
         The stop is not recorded, because it is not meant for the turn. After a crash in this moment the next owner of
-        the session goes on with the turn, as it does when the turn has ended by this.
+        the session continues the turn, as it does when the turn has ended by this.
         """
         now = self._clock.monotonic()
         at, limit = (StopAt.SAFE_POINT, now + within) if within > 0 else (StopAt.NOW, None)

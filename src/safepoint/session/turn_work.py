@@ -71,7 +71,7 @@ class TurnWork:
             RUNNING.reset(token)
 
     async def _input(self, ctx: Context, turn: SessionTurn) -> AgentResult | list[Message]:
-        """Make the input of the agent: the whole conversation, or the result of the turn that goes on."""
+        """Make the input of the agent: the whole conversation, or the result of the turn that continues."""
         state = self._engine.state
         if turn.continues is not None:
             last_turn = state.last_ended

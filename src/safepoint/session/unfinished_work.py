@@ -136,7 +136,7 @@ class UnfinishedWork:
         )
 
     def _partial(self, before: AgentResult | PartialWork | None) -> AgentResult | PartialWork | None:
-        """Return what the call around this work goes on from when it runs again.
+        """Return what the call around this work continues from when it runs again.
 
         Args:
             before: What it went on from, if it was cut off before.

@@ -82,7 +82,7 @@ class CheckpointWriter(Generic[T]):
         return saved
 
     async def save(self, saved: SavedLoop[T]) -> None:
-        """Save the state of a loop that goes on.
+        """Save the state of a loop that continues.
 
         A store that fails does not end the loop. It is logged once; `save_exit` tries again and reports.
         """

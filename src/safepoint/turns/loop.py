@@ -37,8 +37,8 @@ class TurnLoop(Generic[T]):
 
     Args:
         plan: `async plan(items) -> TurnPlan`: says what the next turn does with the items that wait.
-        resume: `async resume(interrupted, items) -> TurnPlan`: the plan of a turn that was stopped and goes on, after a
-            pause or from a checkpoint. Without it, the items of that turn are put back in front of all others.
+        resume: `async resume(interrupted, items) -> TurnPlan`: the plan of a turn that was stopped and continues,
+            after a pause or from a checkpoint. Without it, the items of that turn are put back in front of all others.
         on_event: A function that is called with every event of the loop and of its turns. If it raises, the loop ends.
         checkpoints: Where the loop saves what it leaves behind.
         checkpoint_id: The name of the checkpoint there.
@@ -182,7 +182,7 @@ class TurnLoop(Generic[T]):
         """Begin no turn until `resume()`.
 
         Args:
-            at: By default the running turn ends first. Else it stops at this point, and goes on after `resume()`.
+            at: By default the running turn ends first. Else it stops at this point, and continues after `resume()`.
 
         Raises:
             UsageError: `at` is no StopAt.
@@ -222,7 +222,7 @@ class TurnLoop(Generic[T]):
                 inside of it; `StopAt.NOW` stops it at once.
             within: Seconds after which the turn is stopped at once if it has not reached its safe point.
             abandon: Seconds from the abort of the running turn, or from this call if that is later, after which the
-                loop goes on without what has not ended.
+                loop continues without what has not ended.
             when_idle_for: Stop only when the loop was idle for this many seconds. It never touches a running turn.
             reason: Why. The first reason that is not empty stays.
             skip_checkpoint: Leave no checkpoint behind.
@@ -289,7 +289,7 @@ class TurnLoop(Generic[T]):
             timeout: Seconds to wait for.
 
         Raises:
-            TimeoutError: The loop has not ended by then. It goes on.
+            TimeoutError: The loop has not ended by then. It continues.
             UsageError: The loop was not started, or the caller is one of its own turns.
         """
         if self._task is None:

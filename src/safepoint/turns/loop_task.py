@@ -59,7 +59,7 @@ class LoopTask(Generic[T]):
     Args:
         state: The state that it shares with the commands.
         plan: Makes the plan of the next turn.
-        resume: Makes the plan of a turn that goes on.
+        resume: Makes the plan of a turn that continues.
         checkpoint: Where the state is saved, if it is.
         batch: How many items a plan is given at most.
     """

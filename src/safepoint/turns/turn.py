@@ -98,7 +98,7 @@ class Turn(Generic[T]):
         phase: How far it has come.
         consumed: Its own items, from the plan on.
         preempted: Whether it was asked to make way for a newer item.
-        pausing: Whether it was asked to stop by `pause()`, so that it goes on later.
+        pausing: Whether it was asked to stop by `pause()`, so that it continues later.
         returned: Whether its work has returned a value, even if a stop was asked for meanwhile.
         on_preempt: Called when it is asked to make way, in any thread.
     """

@@ -385,7 +385,7 @@ class RemoteHost(Directory):
             for turn in reversed(
                 (await self.session(session_id)).turns
             ):  # the last one first, so that none begins meanwhile
-                await self.stop(session_id, turn.id, reason=AbortReason("disconnected", "nobody was there"))
+                await self.stop(session_id, turn.id, reason=AbortReason("disconnected", "no reader was connected"))
 
     async def recover(self) -> list[str]:
         """Do nothing: workers resume interrupted turns by themselves."""
