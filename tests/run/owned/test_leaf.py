@@ -12,6 +12,7 @@ from safepoint import Aborted, Agent, tool
 from safepoint.messages import ToolResult
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Context, LeafTimeout, Policy, leaf
+from tests.conftest import counts
 from tests.kit.leaves import Gate, LeafRig, stop
 from tests.kit.programs import children
 from tests.kit.waiting import until
@@ -145,6 +146,16 @@ async def test_what_an_async_leaf_makes_of_a_program_that_its_limit_has_ended_is
     with pytest.raises(LeafTimeout):
         await leaf(bench.ctx, work, seconds(), policy=Policy(timeout=0.3, abandon_after=abandon))
     assert bench.entries()[-1].fate == "stopped"
+
+
+@pytest.mark.backends("asyncio")
+@pytest.mark.parametrize("abandon", [None, 20.0], ids=["inline", "in a task"])
+async def test_it_is_dropped_too_if_the_program_is_being_ended_by_another_thread(abandon):
+    # The limit's timer ends the program in one thread, while in another the body swallows the interruption and returns.
+    for _ in range(counts(40, 1_000)):
+        with pytest.raises(LeafTimeout):
+            policy = Policy(timeout=0.02, abandon_after=abandon)
+            await leaf(LeafRig().ctx, swallows_the_interruption, seconds(), policy=policy)
 
 
 @pytest.mark.backends("asyncio")

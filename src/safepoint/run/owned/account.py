@@ -98,6 +98,7 @@ class ResourceAccount:
         self._programs: list[Program] = []
         self._functions: list[_ThreadFunction[object]] = []
         self._endings: list[Future[None]] = []
+        self.has_ended_programs = False  # the leaf's value may be computed from a partial result
         self._signalled: set[ProcessId] = set()  # the processes that this account has ended
         self._process_entries: dict[ProcessId, EntryBuilder] = {}
         self._waits_for_start = False  # whether a thread waits for the pid of a program that is starting
@@ -259,6 +260,8 @@ class ResourceAccount:
             ending = [(program, process) for program, process in candidates if process is not None]
             for program, _ in ending:
                 program.ending = True
+            # Already here: another thread that comes next finds no program to end, and must know why.
+            self.has_ended_programs = self.has_ended_programs or bool(ending)
             if any(program.starting for program in self._programs) and not self._waits_for_start:
                 self._waits_for_start = True
                 submit(self._end_when_started)

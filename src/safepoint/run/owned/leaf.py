@@ -177,7 +177,7 @@ class OwningLeaf:
         """
         if self.owned is not None and self._guard is not None and self._guard.sent and self.being_interrupted:
             self.owned.end_programs()  # the body has swallowed the interruption, perhaps of a wait for a program
-        if self._cut:
+        if self._cut or (self.owned is not None and self.owned.has_ended_programs):
             raise AbortInterrupt
 
     async def end_owned(self) -> None:
