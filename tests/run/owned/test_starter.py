@@ -216,6 +216,21 @@ async def test_a_program_that_was_started_while_a_lock_is_held_without_a_block_i
     assert not lock.locked()
 
 
+async def test_a_program_that_is_waited_for_while_a_lock_is_held_without_a_block_is_left_until_it_is_released():
+    lock, used = threading.Lock(), list[int]()
+
+    def tool(ctx: Context, value: object) -> None:
+        with subprocess.Popen(["sleep", "0.74"]) as program:
+            lock.acquire()
+            code = program.wait()
+            used.append(code)
+            lock.release()
+
+    await stop(tool, lambda: lock.locked() and children("sleep\0000.74"))
+    assert used == [0]
+    assert not lock.locked()
+
+
 async def test_a_program_in_a_tools_own_context_manager_ends_and_the_next_line_does_not_run():
     length, used = seconds(), list[str]()
 
