@@ -51,7 +51,7 @@ def test_every_example_is_run():
 async def test_the_models_are_made_as_shown(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "any")
     monkeypatch.setenv("ANTHROPIC_API_KEY", "any")
-    assert isinstance((await run("async with model:"))["model"], OllamaModel)
+    assert isinstance((await run("async with OpenAIModel("))["model"], OllamaModel)
     await drain_ready_tasks()  # the SDKs close the clients of models that nobody closed
 
 
@@ -94,6 +94,6 @@ async def test_the_model_of_your_own_answers_and_can_be_stopped():
 async def test_the_scripted_model_says_what_is_shown():
     model = (await run("model = ScriptedModel("))["model"]
     assert calls_of(await ask(model)) == [("call-1", "search", {"query": "safe points"})]
-    assert text_of(await ask(model)) == "You said: hello"
+    assert text_of(await ask(model)) == "You sent 1 messages"
     assert text_of(await ask(model)) == "Done."
     model.done()
