@@ -108,7 +108,7 @@ def test_a_thread_that_was_just_taken_waits_for_its_job():
 
     inbox, done = SlowInbox(), threading.Event()
     inbox.put(done.set)
-    threading.Thread(target=threads.run_jobs, args=(inbox,), daemon=True).start()
+    threading.Thread(target=threads.run_jobs, args=(inbox,), name="safepoint-worker", daemon=True).start()
     assert done.wait(SECONDS)
 
 
