@@ -1,8 +1,8 @@
-"""Owns the inside of an isolated call, and the words it has in common with the outside.
+"""The child's side of an isolated call, and the messages between parent and child.
 
-Knows nothing of who waits for the answer and of who ends this process. Parent and child talk over a pair of sockets, in
-frames: eight bytes of length, then a pickle. Down go one `ChildCall` and at most one abort reason; up goes one
-`Answer`.
+Parent and child exchange frames over a pair of sockets: eight bytes of length, then a pickle. The parent sends one
+`ChildCall` and at most one abort reason; the child sends one `Answer`. The length tells a complete message from the
+beginning of one whose sender was killed.
 """
 
 import asyncio
@@ -36,13 +36,14 @@ from .time_limit import TimeLimit, deadline_from
 __all__ = ["HEADER", "MAIN", "Answer", "CallExited", "CallRaised", "CallReturned", "Channel", "ChildCall", "main"]
 
 HEADER = struct.Struct(">Q")
-# The program's own module, and the name it has where it is loaded a second time. The name is multiprocessing's, so
-# that functions which a function gives to a process pool are found there too.
+# The program's own module, and its name when it is loaded a second time. It is the name that multiprocessing uses, so
+# that a process pool started by the function finds the module's functions as well.
 MAIN = ("__main__", "__mp_main__")
-# How long a call may go on, to tidy up, when the process that asked for it is gone.
+# How long a call may go on, in order to clean up, when the parent process is gone.
 ORPHAN_SECONDS = 2.0
-# A process forked from the parent may hold its end of the line open. So now and then one looks whose child one is.
-LOOK_SECONDS = 1.0
+# How often the child checks whether its parent still exists. The end of the socket is not enough: a process forked from
+# the parent may hold it open.
+PARENT_CHECK_SECONDS = 1.0
 GONE = AbortReason("disconnected", "the process that asked for this call is gone", __name__)
 CHUNK = 1 << 18
 PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
@@ -50,7 +51,16 @@ PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
 
 @dataclass(frozen=True, slots=True)
 class ChildCall:
-    """What to run: a function by its name, under `steps` wrappers, and a pickle of its arguments."""
+    """The function to call.
+
+    Attributes:
+        target: Its module and qualified name.
+        steps: How many wrappers are around the function under that name.
+        arguments: A pickle of its arguments.
+        main: The file and the package of the program's own module.
+        argv: The arguments of the program.
+        limit: The deadline of the call.
+    """
 
     target: str
     steps: int
@@ -62,14 +72,14 @@ class ChildCall:
 
 @dataclass(frozen=True, slots=True)
 class CallReturned:
-    """The function returned; `value` is a pickle."""
+    """The function returned. `value` is a pickle."""
 
     value: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CallRaised:
-    """The function, or what led to it, raised; `error` is a pickle, or None where there cannot be one."""
+    """The function, or the import of its module, raised. `error` is a pickle, or None if it cannot be pickled."""
 
     error: bytes | None
     type_name: str
@@ -79,7 +89,7 @@ class CallRaised:
 
 @dataclass(frozen=True, slots=True)
 class CallExited:
-    """The function called `sys.exit()` with this, which ends the process too."""
+    """The function called `sys.exit()` with this code, which ends the process as well."""
 
     code: str
 
@@ -88,45 +98,50 @@ Answer: TypeAlias = CallReturned | CallRaised | CallExited
 
 
 def main() -> None:
-    """The life of the child. The number of its end of the line is its first argument."""
-    entry = socket.socket(fileno=int(sys.argv[1]))
-    entry.set_inheritable(False)
+    """Run one call, as the main function of the child. The first argument is the descriptor of its socket."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
     _prepare_process()
-    received = receive(entry)
+    received = receive(connection)
     if received is None:
         return
     call: ChildCall = pickle.loads(received)
     sys.argv = call.argv
-    parent = ParentConnection(entry, AbortController(None if call.limit is None else deadline_from(call.limit)))
+    parent = ParentConnection(connection, AbortController(None if call.limit is None else deadline_from(call.limit)))
     threading.Thread(target=parent.follow, name="safepoint-parent", daemon=True).start()
     try:
         answer = answer_to(call, parent)
     except SystemExit as error:
-        _tell(entry, CallExited(shorten(repr(error.code))))
+        _send_answer(connection, CallExited(shorten(repr(error.code))))
         raise
-    _tell(entry, answer)
+    _send_answer(connection, answer)
 
 
-def _tell(entry: socket.socket, answer: Answer) -> None:
+def _send_answer(connection: socket.socket, answer: Answer) -> None:
     try:
-        entry.sendall(frame(answer))
-    except OSError:  # nobody is there to hear it, and nobody else would end what the function has started
+        connection.sendall(frame(answer))
+    except OSError:  # the parent is gone, so nothing else would end what the function has started
         end_group()
 
 
 def _prepare_process() -> None:
-    # A parent that ignores or blocks TERM hands that down, and then the child could only be killed.
+    # A child inherits that its parent ignores or blocks TERM, and could then only be killed.
     os_signals.signal(os_signals.SIGTERM, os_signals.SIG_DFL)
     os_signals.pthread_sigmask(os_signals.SIG_UNBLOCK, {os_signals.SIGTERM})
-    with suppress(OSError, AttributeError):  # not on this system
-        # What the function starts stays a descendant of this process, also when its own parent ends: so it is found.
+    with suppress(OSError, AttributeError):  # not available on this system
+        # Processes that the function starts stay descendants of this process even when their own parent ends, so that
+        # the supervisor finds them.
         CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what a function has printed is seen, also if it is killed
+        sys.stdout.reconfigure(line_buffering=True)  # so that the output of a killed function is not lost
 
 
 def answer_to(call: ChildCall, parent: "ParentConnection") -> Answer:
-    """Run the function under the parent's signal. Only `sys.exit()` passes: that is an end without an answer."""
+    """Run the function under the parent's signal.
+
+    Raises:
+        SystemExit: The function called `sys.exit()`. Every other error becomes an answer.
+    """
     try:
         with Ambient(parent.signal):
             find_main = functools.partial(load_main, call.main)
@@ -152,7 +167,7 @@ def answer_to(call: ChildCall, parent: "ParentConnection") -> Answer:
 
 
 def raised(error: BaseException) -> CallRaised:
-    """An exception, made ready to travel."""
+    """Convert an exception into a message."""
     try:
         pickled = pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
     except Exception:
@@ -161,19 +176,28 @@ def raised(error: BaseException) -> CallRaised:
 
 
 def revived(raised: CallRaised) -> Exception:
-    """The exception as it was; or, where it cannot be made again, its name and text."""
+    """Convert the message back into the exception; into a RemoteError if it cannot be recreated."""
     try:
         error = None if raised.error is None else loads(raised.error)
     except Exception:
         error = None
-    # Others, such as KeyboardInterrupt, would end the caller's loop or task instead of telling it.
+    # Other exceptions, such as KeyboardInterrupt, would end the caller's loop or task.
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return RemoteError(raised.type_name, raised.message)
 
 
 def find(target: str, steps: int, find_main: Callable[[], None]) -> Callable[..., Any]:
-    """The function of this name, out of its wrappers. Raises: what the import of its module raises."""
+    """Import a function.
+
+    Args:
+        target: Its module and qualified name.
+        steps: How many wrappers to remove.
+        find_main: Loads the program's own module, if the function is in it.
+
+    Raises:
+        Exception: What the import of the module raised.
+    """
     module, _, name = target.partition(":")
     if module in MAIN:
         find_main()
@@ -185,14 +209,22 @@ def find(target: str, steps: int, find_main: Callable[[], None]) -> Callable[...
     return cast(Callable[..., Any], found)
 
 
-def inner(wrapper: Any) -> Any:
-    """What lies directly under a wrapper. Raises: AttributeError where nothing does."""
-    return wrapper.__func__ if inspect.ismethod(wrapper) else wrapper.__wrapped__
+def inner(wrapper: Any) -> object:
+    """Return what a wrapper wraps.
+
+    Raises:
+        AttributeError: It is no wrapper.
+    """
+    found: object = wrapper.__func__ if inspect.ismethod(wrapper) else wrapper.__wrapped__
+    return found
 
 
 def main_source() -> tuple[str, str | None] | None:
-    """File and package of the program's own module, if one may load it again; a `__main__.py` starts the program."""
-    module: Any = sys.modules["__main__"]
+    """Return the file and the package of the program's own module, if it may be loaded again.
+
+    A `__main__.py` may not: loading it would start the program.
+    """
+    module = sys.modules["__main__"]
     path = getattr(module, "__file__", None)
     name = getattr(getattr(module, "__spec__", None), "name", "")
     if path is None or not os.path.isfile(path) or name.rpartition(".")[2] == "__main__":
@@ -204,13 +236,13 @@ _loading: list[str] = []
 
 
 def loading_main() -> str | None:
-    """The program whose file is being loaded a second time at this moment, or None."""
+    """Return the path of the program's file while it is being loaded a second time, or None."""
     return _loading[0] if _loading else None
 
 
 @functools.cache
 def load_main(source: tuple[str, str | None] | None) -> None:
-    """Load the program's own file, under another name than `__main__`, and put it in that place."""
+    """Load the program's own file under another name than `__main__`, and make it the module `__main__`."""
     if source is None:
         return
     path, package = source
@@ -227,7 +259,7 @@ def load_main(source: tuple[str, str | None] | None) -> None:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Takes both names of the program's own module for one."""
+    """Treats both names of the program's own module as one."""
 
     def __init__(self, data: bytes, find_main: Callable[[], None]) -> None:
         super().__init__(io.BytesIO(data))
@@ -241,79 +273,89 @@ class _Unpickler(pickle.Unpickler):
 
 
 def loads(data: bytes, find_main: Callable[[], None] = lambda: None) -> Any:
-    """Unpickle; `find_main` is called before the program's own module is looked into."""
+    """Unpickle the data; `find_main` is called before a name of the program's own module is looked up."""
     return _Unpickler(data, find_main).load()
 
 
 class ParentConnection:
-    """What the parent says. A thread listens all the time, and the main thread once more before the function begins."""
+    """The abort reasons that the parent sends.
 
-    def __init__(self, entry: socket.socket, controller: AbortController) -> None:
+    A thread receives them all the time (`follow`). The main thread receives once more before the function begins
+    (`raise_if_aborted`), in case the thread has not run yet. A lock makes sure that each message is received by one of
+    them, and `_reasons` that both act on it.
+    """
+
+    def __init__(self, connection: socket.socket, controller: AbortController) -> None:
         self.signal = controller.signal
-        self._line = entry
+        self._socket = connection
         self._controller = controller
         self._pid = os.getppid()
-        self._listening = threading.Lock()
-        self._said: list[AbortReason] = []
+        self._receive_lock = threading.Lock()
+        self._reasons: list[AbortReason] = []
 
     def follow(self) -> None:
-        """Abort when the parent says so, or is gone; then this process and its group end, soon after."""
-        while GONE not in self._said:
-            if self._hear(LOOK_SECONDS):
-                # In a thread of its own: a listener of the function's that hangs must not keep us from ending.
-                threading.Thread(target=self._obey, daemon=True).start()
+        """Abort when the parent sends a reason or is gone. If it is gone, soon end this process and its group."""
+        while GONE not in self._reasons:
+            if self._receive_next(PARENT_CHECK_SECONDS):
+                # In a thread of its own: a listener that hangs, added by the function, must not keep this one from
+                # ending the process.
+                threading.Thread(target=self._apply, daemon=True).start()
         time.sleep(ORPHAN_SECONDS)
         end_group()
 
     def raise_if_aborted(self) -> None:
-        """Raise if the parent has said so by now, also if the thread that follows it has not come to that yet."""
-        self._hear(0)
-        self._obey()
+        """Raise AbortError if a reason has arrived by now, even if the thread in `follow` has not seen it."""
+        self._receive_next(0)
+        self._apply()
         self.signal.raise_if_aborted()
 
-    def _hear(self, seconds: float) -> bool:
-        """Wait at most so long for the next that the parent says; or for its end, which is said for it."""
+    def _receive_next(self, seconds: float) -> bool:
+        """Wait at most this long for the next reason; the end of the parent counts as one.
+
+        Returns:
+            True if a reason was added to `_reasons`.
+        """
         with selectors.DefaultSelector() as selector:
-            selector.register(self._line, selectors.EVENT_READ)
+            selector.register(self._socket, selectors.EVENT_READ)
             selector.select(seconds)
-            with self._listening:  # whoever comes second finds that it has been taken, and what it was
+            with self._receive_lock:  # the second thread finds the socket empty, and the reason in `_reasons`
                 if selector.select(0):
-                    received = receive(self._line)
-                    self._said.append(GONE if received is None else AbortReason.from_dict(pickle.loads(received)))
+                    received = receive(self._socket)
+                    self._reasons.append(GONE if received is None else AbortReason.from_dict(pickle.loads(received)))
                     return True
                 if os.getppid() != self._pid:
-                    self._said.append(GONE)
+                    self._reasons.append(GONE)
                     return True
         return False
 
-    def _obey(self) -> None:
-        for reason in self._said:
+    def _apply(self) -> None:
+        for reason in self._reasons:
             self._controller.abort(reason)
 
 
 def end_group() -> None:
-    """End this process and all that it has started, at once."""
+    """Kill this process and its whole group."""
     os.killpg(os.getpgrp(), os_signals.SIGKILL)
 
 
 def frame(message: object) -> bytes:
-    """A message as it goes over the line."""
+    """Encode a message as a frame."""
     body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(len(body)) + body
 
 
-def receive(entry: socket.socket) -> bytearray | None:
-    """The body of the next frame; None when the other side is gone."""
-    header = _exactly(entry, HEADER.size)
-    return None if header is None else _exactly(entry, HEADER.unpack(header)[0])
+def receive(connection: socket.socket) -> bytearray | None:
+    """Receive the body of the next frame; None if the other side is gone."""
+    header = _receive_exactly(connection, HEADER.size)
+    return None if header is None else _receive_exactly(connection, HEADER.unpack(header)[0])
 
 
-def _exactly(entry: socket.socket, size: int) -> bytearray | None:
+def _receive_exactly(connection: socket.socket, size: int) -> bytearray | None:
     received = bytearray(size)
     view = memoryview(received)
     while view:
         try:
-            count = entry.recv_into(view)
+            count = connection.recv_into(view)
         except ConnectionError:
             return None
         if not count:
@@ -323,7 +365,7 @@ def _exactly(entry: socket.socket, size: int) -> bytearray | None:
 
 
 class Channel:
-    """The parent's end of the line, which never blocks: what cannot be moved now is moved when the selector says so."""
+    """The parent's end of the socket. It never blocks: what cannot be transferred now waits for the selector."""
 
     def __init__(self, end: socket.socket, selector: selectors.BaseSelector) -> None:
         end.setblocking(False)
@@ -335,12 +377,12 @@ class Channel:
         self._inbox = bytearray()
 
     def send(self, message: object) -> None:
-        """Send it, now or as soon as the other side takes it."""
+        """Send a message, now or as soon as the other side accepts it."""
         self._outbox += frame(message)
-        self.carry()
+        self.transfer()
 
-    def carry(self) -> None:
-        """Move what can be moved now."""
+    def transfer(self) -> None:
+        """Send and receive what is possible now."""
         while self._open and (self._transmit() or self._receive()):
             pass
         if self._open:
@@ -349,12 +391,12 @@ class Channel:
 
     @property
     def answered(self) -> bool:
-        """Whether all of an answer has come."""
+        """Whether a whole answer has arrived."""
         size = len(self._inbox) - HEADER.size
         return size >= 0 and size >= HEADER.unpack_from(self._inbox)[0]
 
     def answer(self) -> Answer | None:
-        """The answer, once all of it has come."""
+        """Return the answer once the whole of it has arrived."""
         return cast(Answer, pickle.loads(memoryview(self._inbox)[HEADER.size :])) if self.answered else None
 
     def _transmit(self) -> bool:
@@ -362,7 +404,7 @@ class Channel:
             sent = self._end.send(self._outbox)
         except BlockingIOError:
             return False
-        except OSError:  # it does not listen any more: its answer or its end will tell
+        except OSError:  # the child no longer reads; its answer or its end will follow
             sent = len(self._outbox)
         del self._outbox[:sent]
         return sent > 0
@@ -372,7 +414,7 @@ class Channel:
             received = self._end.recv(CHUNK)
         except BlockingIOError:
             return False
-        except OSError:  # it ended without having read all that it was sent
+        except OSError:  # the child ended without having read everything
             received = b""
         self._inbox += received
         if not received:

@@ -84,7 +84,7 @@ async def test_a_function_of_the_standard_library_may_be_written_in_c():
 )
 async def test_a_function_is_found_in_its_wrappers_and_a_method_by_its_owner(fn, args, value):
     if value is None:
-        with pytest.raises(UsageError, match=r"is <function same at .*>, which leads to it by no `__wrapped__`"):
+        with pytest.raises(UsageError, match=r"is <function same at .*>, which does not lead to it by `__wrapped__`"):
             await run_isolated(fn, *args, signal=NEVER)
     else:
         assert await run_isolated(fn, *args, signal=NEVER) == value
@@ -116,7 +116,7 @@ async def test_a_value_that_cannot_be_sent_is_named():
 
 
 async def test_a_value_that_cannot_be_read_is_named():
-    with pytest.raises(UsageError, match=f"^what {HERE}:give_one_way returned cannot be read .*on arrival.*plain data"):
+    with pytest.raises(UsageError, match=f"^the value of {HERE}:give_one_way cannot be read .*on arrival.*plain data"):
         await run_isolated(functions.give_one_way, signal=NEVER)
 
 
@@ -132,7 +132,7 @@ async def test_a_value_that_cannot_be_read_is_named():
     ids=["second", "first", "by name", "both", "one too many"],
 )
 async def test_an_argument_that_cannot_be_sent_is_named_and_nothing_is_started(args, kwargs, which):
-    with pytest.raises(UsageError, match=f"^{which} of {HERE}:add cannot be sent .*module.*give plain data$"):
+    with pytest.raises(UsageError, match=f"^{which} of {HERE}:add cannot be sent .*module.*pass plain data$"):
         await run_isolated(functions.add, *args, signal=NEVER, on_start=not_started, **kwargs)
 
 
@@ -156,7 +156,7 @@ async def test_a_module_that_the_child_cannot_import_is_reported_as_what_it_is(t
         (lambda: None, "a lambda has no name to import it by. Use `def`"),
         (functions.opaque(functions.same), "a lambda has no name"),
         (functions.exclaiming, None),
-        (functools.partial(functions.same, 1), "it is no function with a name of its own. Give a function"),
+        (functools.partial(functions.same, 1), "it is no function with a name of its own. Use a function"),
         ("abc".upper, "it is no function with a name of its own"),
         (functions.Unsendable().method, "it is a method of a Unsendable, which cannot be pickled (TypeError"),
         (functions.first_replaced, None),
@@ -170,7 +170,7 @@ def test_a_function_that_no_child_could_import_is_refused_when_it_is_defined(fn,
         with pytest.raises(UsageError) as caught:
             target_of(fn)
         assert words in str(caught.value)
-        assert "cannot run in a process of its own" in str(caught.value)
+        assert "cannot run in a child process" in str(caught.value)
 
 
 def test_a_local_function_is_refused_with_its_place():
@@ -189,7 +189,7 @@ async def test_a_function_whose_name_stands_for_another_is_refused_by_the_call()
 def test_a_function_that_left_its_module_is_refused(monkeypatch):
     add = functions.add
     monkeypatch.delattr(functions, "add")
-    with pytest.raises(UsageError, match=f"{HERE}:add, by which a process would import it, is not there"):
+    with pytest.raises(UsageError, match=f"{HERE}:add, by which a process would import it, does not exist"):
         target_of(add)
     monkeypatch.setattr(functions, "add", 5, raising=False)
     with pytest.raises(UsageError, match=f"{HERE}:add, by which a process would import it, is 5"):
@@ -293,7 +293,7 @@ def test_the_process_ends_also_when_the_loop_ends(folder):
         ("exit", 3, "exit code 3"),
         ("sys.exit", 4, "exit code 4"),
         ("crash", -os_signals.SIGSEGV, "killed by SIGSEGV"),
-        ("memory", -os_signals.SIGKILL, "killed by SIGKILL (by somebody, or by the system for want of memory)"),
+        ("memory", -os_signals.SIGKILL, "killed by SIGKILL (by a user, or by the system for lack of memory)"),
         ("other", -os_signals.SIGRTMIN - 1, f"killed by signal {os_signals.SIGRTMIN + 1}"),
     ],
 )

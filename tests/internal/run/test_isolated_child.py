@@ -147,7 +147,7 @@ def test_a_message_that_does_not_fit_is_sent_as_the_other_side_takes_it(line):
     reader.start()
     while selector.get_map() and not received:
         for _ in selector.select(0.01):
-            parent.carry()
+            parent.transfer()
     reader.join(10)
     assert pickle.loads(received[0] or b"") == message
     [key] = selector.get_map().values()
@@ -160,11 +160,11 @@ def test_an_answer_counts_when_all_of_it_has_come(line):
     assert parent.answer() is None
     for part in (whole[:3], whole[3:20], whole[20:-1]):
         end.sendall(part)
-        parent.carry()
+        parent.transfer()
         assert not parent.answered
         assert parent.answer() is None
     end.sendall(whole[-1:])
-    parent.carry()
+    parent.transfer()
     assert parent.answer() == CallReturned(b"x" * 100)
 
 
@@ -174,7 +174,7 @@ def test_an_answer_of_an_end_that_did_not_listen_still_counts(line):
     end.sendall(isolated_child.frame(CallReturned(b"")))
     end.close()
     parent.send("never sent")
-    parent.carry()
+    parent.transfer()
     assert parent.answer() == CallReturned(b"")
     assert not selector.get_map()
 
@@ -237,7 +237,7 @@ def test_a_function_does_not_begin_after_an_abort_that_its_thread_has_heard_and_
     outside, end, _ = line
     parent = ParentConnection(end, AbortController())
     outside.send(AbortReason("user", "early").to_dict())
-    assert parent._hear(10)
+    assert parent._receive_next(10)
     assert not parent.signal.aborted
     assert refused(isolated_child.answer_to(call_of("leave", "sys.exit"), parent)) == AbortReason("user", "early")
 

@@ -151,7 +151,7 @@ def test_an_argument_of_a_class_of_the_program_is_found(folder):
 def test_a_program_that_would_start_itself_again_and_again_is_told_what_to_do(folder):
     printed = run_program(program(SCRIPT + "run(moved, Point(1))", folder), folder=folder)
     assert printed.count("loaded as") == 2
-    assert 'put what starts the program under `if __name__ == "__main__":`' in printed
+    assert 'put the code that starts the program under `if __name__ == "__main__":`' in printed
 
 
 @pytest.mark.parametrize("how", ["-c", "-m"])
