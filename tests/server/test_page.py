@@ -17,7 +17,7 @@ async def test_an_answer_streams_in_as_markdown(lab: Lab) -> None:  # noqa: F811
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
     await say(page, "hello **you**")
-    await expect(page.locator(".said")).to_have_text("hello **you**")  # what people write stays as it is
+    await expect(page.locator(".message")).to_have_text("hello **you**")  # what people write stays as it is
     await is_running(page)
     faucet.say("## A title\n\nSome *text* and `code`.\n\n- one\n")
     await expect(page.locator(".answer h2")).to_have_text("A title")
@@ -160,7 +160,7 @@ async def test_a_new_message_takes_the_place_of_an_answer(lab: Lab) -> None:  # 
     faucet.call("ask")
     await expect(page.locator(".card form")).to_be_visible()
     await say(page, "something else")
-    await expect(page.locator(".end.aborted p")).to_have_text("This turn made way for your next message.")
+    await expect(page.locator(".end.aborted p")).to_have_text("This turn was interrupted by your next message.")
     faucet.end("fine")
     await is_idle(page)
 
@@ -190,10 +190,10 @@ async def test_what_waits_can_be_edited_removed_and_sent_now(lab: Lab) -> None: 
     await rows.nth(1).get_by_role("button", name="Remove").click()
     await expect(rows.locator("span")).to_have_text(["second, better", "fourth"])
     await rows.nth(1).get_by_role("button", name="Send now").click()
-    await expect(page.locator(".said")).to_have_text(["first", "fourth"])
-    await expect(page.locator(".end.aborted p")).to_have_text("This turn made way for your next message.")
+    await expect(page.locator(".message")).to_have_text(["first", "fourth"])
+    await expect(page.locator(".end.aborted p")).to_have_text("This turn was interrupted by your next message.")
     faucet.end("to the fourth")
-    await expect(page.locator(".said")).to_have_text(["first", "fourth", "second, better"])
+    await expect(page.locator(".message")).to_have_text(["first", "fourth", "second, better"])
     await expect(page.locator("#waiting")).to_be_hidden()
     faucet.end("to the second")
     await is_idle(page)

@@ -72,8 +72,8 @@ async def test_failures_are_red_and_timeouts_have_a_colour_of_their_own(lab: Lab
     await served.send(session, "quickly", timeout=0.05)
     late = page.locator(".end.timed_out")
     await expect(late).to_have_css("background-color", PURPLE)
-    await expect(late.locator("> p")).to_have_text("The time for this turn was up.")
-    await expect(page.locator("#announcer")).to_have_text("The time for this turn was up.")
+    await expect(late.locator("> p")).to_have_text("This turn ran out of time.")
+    await expect(page.locator("#announcer")).to_have_text("This turn ran out of time.")
     await expect(page.locator(".end.aborted")).to_have_count(0)
     await picture(page, "failed")
 
@@ -106,7 +106,7 @@ async def test_a_stopped_turn_goes_on_or_is_forgotten(lab: Lab) -> None:  # noqa
     await is_running(page)
     await stop_button(page).click()
     await page.locator(".end").get_by_role("button", name="Forget this turn").click()
-    await expect(page.locator(".said")).to_have_text(["go"])
+    await expect(page.locator(".message")).to_have_text(["go"])
 
 
 @in_background

@@ -68,10 +68,10 @@ async def test_dont_wait_stands_in_the_place_of_stopping_after_a_second_and_ends
     await page.clock.fast_forward(1_100)
     await expect(dont_wait(page)).to_be_visible()
     await expect(stop_button(page)).to_be_hidden()
-    await expect(page.locator("#dont-wait-means")).to_contain_text("go on without what has not ended")
+    await expect(page.locator("#dont-wait-means")).to_contain_text("continue without operations that have not ended")
     await expect(dont_wait(page)).to_have_accessible_description(
-        "Don't wait: go on without what has not ended. It is listed as still running, and what it does later is not"
-        " part of the conversation."
+        "Don't wait: continue without operations that have not ended. They are listed as still running, and their later"
+        " results are not part of the conversation."
     )
     await expect(page.locator("#announcer")).to_contain_text("Don't wait")
     await expect(page.locator(".state-line")).to_contain_text("Stopping…")

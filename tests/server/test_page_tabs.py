@@ -31,7 +31,7 @@ async def test_two_tabs_agree(lab: Lab) -> None:  # noqa: F811
     await say(other, "more")
     await say(other, "and more")
     for page in (one, other):
-        await expect(page.locator(".said")).to_have_text(["go", "more"])
+        await expect(page.locator(".message")).to_have_text(["go", "more"])
         await expect(page.locator("#waiting .row span")).to_have_text("and more")
 
 
@@ -105,7 +105,7 @@ async def test_a_server_that_was_killed_comes_back_with_the_whole_view(lab: Lab,
         told = "This turn was interrupted: the process in which it ran has ended."
         await expect(page.locator(".end.aborted p")).to_have_text(told)
         await expect(page.locator(".end.aborted g")).to_contain_text("not known")  # and nobody says what nobody knows
-        await expect(page.locator(".said")).to_have_text(["stall", "hello"])
+        await expect(page.locator(".message")).to_have_text(["stall", "hello"])
         await expect(page.locator(".answer")).to_have_text(["I begin.", "I begin."])
         await is_idle(page)
 
@@ -144,7 +144,7 @@ async def test_a_server_without_memory_gives_a_fresh_session(lab: Lab) -> None: 
         await expect(page.locator(".answer")).to_have_text("I begin.")
         port = child.port
     with await asyncio.to_thread(ServerProcess, port=port):
-        await expect(page.locator(".toast.error")).to_contain_text("not on the server any more")
+        await expect(page.locator(".toast.error")).to_contain_text("no longer on the server")
         await expect(page.locator("#connection")).to_have_text("connected")
         await expect(page.locator(".turn")).to_have_count(0)
 

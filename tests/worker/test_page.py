@@ -77,7 +77,7 @@ async def test_a_message_that_no_worker_has_is_shown_as_waiting_and_can_be_taken
         await say(page, "is anybody there?")
         await say(page, "never mind")
         await expect(page.locator("#waiting .row")).to_have_count(2)
-        await expect(page.locator("#waiting")).to_contain_text("no worker has it yet")
+        await expect(page.locator("#waiting")).to_contain_text("no worker has taken it yet")
         await page.reload()
         await expect(page.locator("#waiting .row")).to_have_count(2)
         await page.locator("#waiting .row", has_text="never mind").get_by_role("button", name="Remove").click()

@@ -1,7 +1,8 @@
-// Owns talking to the server: JSON calls, and the stream of events that goes on where it was. Knows nothing of the page.
+// Requests to the server: JSON calls, and the event stream, which resumes after a lost connection. Knows nothing of the
+// page.
 
 const TOKEN_KEY = "safepoint-token";
-const PATIENCE_MS = 10_000; // a server that does not answer must not leave a button waiting for ever
+const TIMEOUT_MS = 10_000; // a server that does not answer must not leave a button waiting for ever
 
 export function takeTokenFromAddress() {
   const match = location.hash.match(/[#&]token=([^&]+)/);
@@ -21,9 +22,9 @@ export class ApiError extends Error {
 }
 
 export async function call(method, path, body) {
-  const patience = new AbortController();
-  const timer = setTimeout(() => patience.abort(), PATIENCE_MS);
-  const options = { method, signal: patience.signal, headers: headers(body === undefined ? {} : { "content-type": "application/json" }) };
+  const timeout = new AbortController();
+  const timer = setTimeout(() => timeout.abort(), TIMEOUT_MS);
+  const options = { method, signal: timeout.signal, headers: headers(body === undefined ? {} : { "content-type": "application/json" }) };
   if (body !== undefined) options.body = JSON.stringify(body);
   let response, text;
   try { response = await fetch(path, options); text = await response.text(); } catch { throw new ApiError(0, "The server cannot be reached."); } finally { clearTimeout(timer); }
@@ -33,10 +34,11 @@ export async function call(method, path, body) {
 }
 
 function readJson(text) {
-  try { return text ? JSON.parse(text) : null; } catch { return null; } // a proxy's page of HTML: the status says enough
+  try { return text ? JSON.parse(text) : null; } catch { return null; } // an HTML page of a proxy: its status says enough
 }
 
-// Reads events after a number until told to stop; comes back after every break. `on` = {event, state}.
+// Reads the events after a number and reconnects after every break. `on.event(seq, event)` gets each event, and
+// `on.state(state)` the state of the connection. Returns a function that ends it.
 export function follow(session, after, on) {
   const stopped = new AbortController();
   let wait = 250;

@@ -1,4 +1,4 @@
-// Owns turning a model's text into safe HTML: rendered by marked, cleaned by DOMPurify. Nothing in it can run.
+// Renders the text of a model as safe HTML: rendered by marked, cleaned by DOMPurify. No script in it can run.
 
 import { marked } from "/static/vendor/marked.js";
 import DOMPurify from "/static/vendor/purify.js";

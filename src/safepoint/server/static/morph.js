@@ -1,5 +1,5 @@
-// Owns changing what is shown into what should be shown, node by node, so that focus, selection, scroll position and
-// what is being typed stay, and a click that began before a redraw still lands. Knows nothing of turns.
+// Changes the displayed nodes into the wanted ones, node by node, so that focus, selection, scroll position and half-typed
+// text survive a redraw, and a click that began before it still reaches its button. Knows nothing of turns.
 
 const KEPT = new Set(["data-touched"]);
 
@@ -22,7 +22,7 @@ export function morphChildren(parent, wanted) {
     let current = parent.childNodes[index];
     const same = keyed.get(keyOf(child));
     if (same && same !== current) { parent.insertBefore(same, current ?? null); current = same; }
-    // What has a key of its own is kept for its place: it makes way, and is not turned into something else.
+    // A node whose key is wanted further down is kept for its place, and not changed into this child.
     if (!current || (keyOf(current) !== keyOf(child) && fresh.has(keyOf(current)))) parent.insertBefore(child, current ?? null);
     else morph(current, child);
   });

@@ -1,4 +1,5 @@
-// Owns what the page knows: a fold over the session's events, the same in every tab and after every reload. No DOM.
+// The state of the page, computed from the events of the session, so that it is the same in every tab and after every
+// reload. Does not touch the DOM.
 
 export function emptySession(id) {
   return { id, turns: new Map(), closed: false };
@@ -26,33 +27,34 @@ export function lastEnded(session) {
   return [...session.turns.values()].filter((turn) => isOver(turn) && turn.started && !turn.forgotten).at(-1) ?? null;
 }
 
-// A message that was accepted and that no event has told of yet: nobody is there who works on it.
-export function expectTurn(session, { id, said, status }) {
-  if (session.turns.has(id) || !said || status !== "queued") return;
-  session.turns.set(id, newTurn(id, [said]));
+// Adds a turn whose message was accepted but has no event yet, because no worker has taken it.
+export function expectTurn(session, { id, said: text, status }) {
+  if (session.turns.has(id) || !text || status !== "queued") return;
+  session.turns.set(id, newTurn(id, [text]));
   session.turns.get(id).unseen = true;
 }
 
-function newTurn(id, said, continues) {
-  const turn = { id, said, continues, status: "queued", started: false, items: [], boxes: new Map(), outcome: null, forgotten: false };
-  turn.boxes.set("", turn.items);
+// `texts` are the messages of the turn. `lists` has the items of each run inside the turn, by the path of the run.
+function newTurn(id, texts, continues) {
+  const turn = { id, texts, continues, status: "queued", started: false, items: [], lists: new Map(), outcome: null, forgotten: false };
+  turn.lists.set("", turn.items);
   return turn;
 }
 
-// Takes in one event; returns the turn it changed, or null.
+// Applies one event. Returns the turn that it changed, or null.
 export function apply(session, event) {
   switch (event.kind) {
     case "turn_queued": {
-      const said = (event.messages ?? []).map((message) => message.text ?? "").filter(Boolean);
-      const turn = newTurn(event.turn_id, said, event.continues);
+      const texts = (event.messages ?? []).map((message) => message.text ?? "").filter(Boolean);
+      const turn = newTurn(event.turn_id, texts, event.continues);
       session.turns.set(turn.id, turn);
       return turn;
     }
-    case "turn_edited": return change(session, event.turn_id, (turn) => { turn.said = event.messages.map((message) => message.text ?? ""); });
+    case "turn_edited": return change(session, event.turn_id, (turn) => { turn.texts = event.messages.map((message) => message.text ?? ""); });
     case "turn_started": return change(session, event.turn_id, (turn) => {
       session.turns.delete(turn.id); session.turns.set(turn.id, turn);
       const before = session.turns.get(turn.continues);
-      if (before) { turn.said = before.said; turn.before = before; }
+      if (before) { turn.texts = before.texts; turn.before = before; }
       turn.started = true; if (turn.status === "queued") turn.status = "running";
     });
     case "stop_requested": return change(session, event.turn_id, (turn) => { if (!isOver(turn)) { turn.status = "stopping"; turn.stopAt = event.at_point; turn.abandon = event.abandon ?? null; } });
@@ -62,50 +64,50 @@ export function apply(session, event) {
     case "session_opened": session.closed = false; return null;
     default: {
       const turn = session.turns.get(event.run_id) ?? runningTurn(session);
-      if (turn) hear(turn, event);
+      if (turn) applyToTurn(turn, event);
       return turn ?? null;
     }
   }
 }
 
-function change(session, id, how) {
+function change(session, id, update) {
   const turn = session.turns.get(id);
-  if (turn) how(turn);
+  if (turn) update(turn);
   return turn ?? null;
 }
 
-function hear(turn, event) {
+function applyToTurn(turn, event) {
   const path = event.path.slice(1).join("/");
-  const box = turn.boxes.get(path) ?? turn.boxes.get(path.split("/").slice(0, -1).join("/")) ?? turn.items;
-  const last = box.at(-1);
+  const list = turn.lists.get(path) ?? turn.lists.get(path.split("/").slice(0, -1).join("/")) ?? turn.items;
+  const last = list.at(-1);
   switch (event.kind) {
-    case "answer_started": box.push({ type: "answer", text: "", open: true }); break;
-    case "answer_restarted": if (last?.type === "answer") box.pop(); break;
+    case "answer_started": list.push({ type: "answer", text: "", open: true }); break;
+    case "answer_restarted": if (last?.type === "answer") list.pop(); break;
     case "text_streamed": if (last?.type === "answer" && last.open) last.text += event.text; break;
-    case "answer_finished": for (const item of box) if (item.type === "answer") item.open = false; break;
+    case "answer_finished": for (const item of list) if (item.type === "answer") item.open = false; break;
     case "tool_called": {
       const inside = [];
-      box.push({ type: "tool", id: event.call_id, key: `${path}/${event.call_id}/${box.length}`, name: event.name, arguments: event.arguments, status: "running", begun: !event.idempotency_key, content: "", inside, progress: null });
-      turn.boxes.set([...event.path.slice(1), event.name].join("/"), inside);
+      list.push({ type: "tool", id: event.call_id, key: `${path}/${event.call_id}/${list.length}`, name: event.name, arguments: event.arguments, status: "running", begun: !event.idempotency_key, content: "", inside, progress: null });
+      turn.lists.set([...event.path.slice(1), event.name].join("/"), inside);
       break;
     }
     case "call_recorded": {
-      const call = box.findLast((item) => item.type === "tool" && item.id === event.call_id && item.status === "running");
+      const call = list.findLast((item) => item.type === "tool" && item.id === event.call_id && item.status === "running");
       if (call) call.begun = true;
       break;
     }
     case "tool_ended": {
-      const call = box.findLast((item) => item.type === "tool" && item.id === event.call_id && item.status === "running");
+      const call = list.findLast((item) => item.type === "tool" && item.id === event.call_id && item.status === "running");
       if (call) { call.status = event.status; call.content = event.content; }
       break;
     }
     case "progress_made": {
-      const around = turn.boxes.get(path.split("/").slice(0, -1).join("/")) ?? turn.items;
-      const call = around.findLast((item) => item.type === "tool" && item.name === event.path.at(-1) && item.status === "running");
+      const outer = turn.lists.get(path.split("/").slice(0, -1).join("/")) ?? turn.items;
+      const call = outer.findLast((item) => item.type === "tool" && item.name === event.path.at(-1) && item.status === "running");
       if (call) call.progress = { message: event.message, fraction: event.fraction };
       break;
     }
-    case "question_asked": box.push({ type: "question", id: event.question_id, text: event.text, options: event.options, state: "open" }); break;
+    case "question_asked": list.push({ type: "question", id: event.question_id, text: event.text, options: event.options, state: "open" }); break;
     case "question_answered": settle(turn.items, event.question_id, "answered", event.text); break;
     case "question_withdrawn": settle(turn.items, event.question_id, "withdrawn"); break;
     case "abort_ignored": turn.ignored = event.where ?? event.path.join("/"); break;
@@ -124,7 +126,7 @@ function close(turn) {
   for (const item of everything(turn.items)) {
     if (item.type === "answer") item.open = false;
     if (item.type === "question" && item.state === "open") item.state = "withdrawn";
-    // Its process has ended before it could say what became of the call: only one that was not on record has not begun.
+    // The process has ended before it could report the call. A call that was recorded may have begun.
     if (item.type === "tool" && item.status === "running") item.status = item.begun ? "unknown" : "not_started";
   }
 }

@@ -1,10 +1,11 @@
-// Owns stopping from the page: the button, its menu, Esc Esc, and the second press. Knows nothing of how turns are shown.
+// Ways to stop a turn from the page: the menu of the button, Esc Esc, and the second press. Knows nothing of how turns are
+// displayed.
 
-const WINDOW_MS = 3000;
-const PRESS_MS = 1000;
+const CONFIRM_MS = 3000; // how long the second Esc is waited for
+const SECOND_PRESS_MS = 1000; // an earlier second press is a double click
 
-// The second press of Stop does not wait for what does not end. One that comes too soon is a double click, and the same
-// as the first: `ready` tells, and `redraw` is called when that has changed.
+// The second press of Stop abandons what does not end. A press that comes too soon is a double click and counts as the
+// first one. `ready()` tells the two apart, and `redraw` is called when its result changes.
 export class SecondPress {
   constructor(redraw) {
     this.redraw = redraw;
@@ -13,19 +14,20 @@ export class SecondPress {
     this.timer = 0;
   }
 
-  // True: this turn (its id, or null for none) has been stopping for long enough.
+  // Whether the turn with this id (null for none) has been stopping for long enough.
   ready(turn) {
     if (turn !== this.turn) {
       clearTimeout(this.timer);
       this.turn = turn;
       this.since = Date.now();
-      if (turn !== null) this.timer = setTimeout(this.redraw, PRESS_MS + 10);
+      if (turn !== null) this.timer = setTimeout(this.redraw, SECOND_PRESS_MS + 10);
     }
-    return turn !== null && Date.now() - this.since >= PRESS_MS;
+    return turn !== null && Date.now() - this.since >= SECOND_PRESS_MS;
   }
 }
 
-// The key handler exists only while a turn runs. `ask` shows the toast and returns how to take it away again.
+// Stops the running turn when Esc is pressed twice. The key handler exists only while a turn runs. `ask` shows a toast and
+// returns a function that removes it.
 export class EscEsc {
   constructor(stop, ask) {
     this.stop = stop;
@@ -43,22 +45,22 @@ export class EscEsc {
   }
 
   pressed(event) {
-    // An Esc that closes a menu, a dialog or an IME window is not ours.
+    // An Esc that closes a menu, a dialog or an input method's window does not count.
     if (event.key !== "Escape" || event.defaultPrevented || event.isComposing || event.repeat) return;
     if (this.pending) { this.clear(); this.stop(); return; }
-    const takeAway = this.ask("Press Esc again to stop");
-    this.pending = { takeAway, timer: setTimeout(() => this.clear(), WINDOW_MS) };
+    const removeToast = this.ask("Press Esc again to stop");
+    this.pending = { removeToast, timer: setTimeout(() => this.clear(), CONFIRM_MS) };
   }
 
   clear() {
     if (!this.pending) return;
     clearTimeout(this.pending.timer);
-    this.pending.takeAway();
+    this.pending.removeToast();
     this.pending = null;
   }
 }
 
-// A menu that the keyboard can use; `choose` gets the value of the chosen item.
+// A menu that can be used with the keyboard. `choose` gets the value of the chosen item.
 export class Menu {
   constructor(button, menu, choose) {
     this.button = button;
@@ -80,9 +82,9 @@ export class Menu {
 
   key(event) {
     const items = this.items();
-    const at = items.indexOf(document.activeElement);
+    const index = items.indexOf(document.activeElement);
     if (event.key === "Escape") { event.preventDefault(); this.close(); }
-    if (event.key === "ArrowDown") { event.preventDefault(); items[(at + 1) % items.length].focus(); }
-    if (event.key === "ArrowUp") { event.preventDefault(); items[(at - 1 + items.length) % items.length].focus(); }
+    if (event.key === "ArrowDown") { event.preventDefault(); items[(index + 1) % items.length].focus(); }
+    if (event.key === "ArrowUp") { event.preventDefault(); items[(index - 1 + items.length) % items.length].focus(); }
   }
 }

@@ -1,10 +1,10 @@
-// Owns the picture of a receipt: a bar per operation, from the stop to its end; what still runs is marked.
+// The timeline of a receipt: a bar for each operation, from the stop to its end. Operations that still run are marked.
 
 const NS = "http://www.w3.org/2000/svg";
-const ROW = 22, WORD = 110; // WORD: the room for what is said at the end of a row
+const ROW = 22, LABEL = 110; // the height of a row, and the width of the text at its end
 const WIDE = { left: 210, width: 640, letters: 30 }, NARROW = { left: 112, width: 330, letters: 15 };
 
-// null: there is nothing to draw.
+// Returns null if there is nothing to draw.
 export function timeline(receipt) {
   const rows = receipt.entries.filter((entry) => entry.seconds !== null || entry.fate !== "finished");
   if (!rows.length) return null;
@@ -20,16 +20,16 @@ function row(entry, index, longest, { left, width, letters }) {
   const y = index * ROW + 4;
   const group = make("g", { "data-fate": entry.fate });
   const running = entry.fate === "still_running" || entry.fate === "unknown";
-  const told = [entry.name, entry.fate.replace("_", " "), entry.seconds === null ? "" : `after ${duration(entry.seconds)}`, entry.where ? `at ${entry.where}` : "", entry.note].filter(Boolean).join(" · ");
-  const room = width - WORD - left;
-  group.append(make("title", {}, told));
+  const title = [entry.name, entry.fate.replace("_", " "), entry.seconds === null ? "" : `after ${duration(entry.seconds)}`, entry.where ? `at ${entry.where}` : "", entry.note].filter(Boolean).join(" · ");
+  const longestBar = width - LABEL - left;
+  group.append(make("title", {}, title));
   group.append(make("text", { x: 0, y: y + 13 }, shorten(entry.name, letters)));
-  group.append(make("line", { class: "track", x1: left, x2: left + room, y1: y + 9, y2: y + 9 }));
-  if (running) group.append(make("rect", { class: "runs", x: left, y: y + 3, width: room, height: 12, rx: 3 }));
+  group.append(make("line", { class: "track", x1: left, x2: left + longestBar, y1: y + 9, y2: y + 9 }));
+  if (running) group.append(make("rect", { class: "runs", x: left, y: y + 3, width: longestBar, height: 12, rx: 3 }));
   else if (entry.fate === "not_started") group.append(make("circle", { class: "dot", cx: left + 5, cy: y + 9, r: 4 }));
-  else group.append(make("rect", { class: "took", x: left, y: y + 3, width: Math.max(3, (entry.seconds ?? 0) / longest * room), height: 12, rx: 3 }));
-  const word = { still_running: "still running", unknown: "not known", not_started: "not started" }[entry.fate] ?? duration(entry.seconds ?? 0);
-  group.append(make("text", { x: width - WORD + 6, y: y + 13 }, word));
+  else group.append(make("rect", { class: "took", x: left, y: y + 3, width: Math.max(3, (entry.seconds ?? 0) / longest * longestBar), height: 12, rx: 3 }));
+  const label = { still_running: "still running", unknown: "not known", not_started: "not started" }[entry.fate] ?? duration(entry.seconds ?? 0);
+  group.append(make("text", { x: width - LABEL + 6, y: y + 13 }, label));
   return group;
 }
 
@@ -39,8 +39,8 @@ export function summary(receipt) {
   const seconds = took(receipt);
   const running = receipt.entries.filter((entry) => entry.fate === "still_running" || entry.fate === "unknown").length;
   const after = seconds === null ? "" : ` after ${duration(seconds)}`;
-  const told = running ? `The turn ended${after}; ${running} still running or not known.` : after && `Everything had ended${after}.`;
-  return [told, receipt.escalated ? "The safe point was not reached in time." : ""].filter(Boolean).join(" ");
+  const text = running ? `The turn ended${after}; ${running} still running or not known.` : after && `Everything ended${after}.`;
+  return [text, receipt.escalated ? "The safe point was not reached in time." : ""].filter(Boolean).join(" ");
 }
 
 export function duration(seconds) {

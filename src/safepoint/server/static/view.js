@@ -1,4 +1,4 @@
-// Owns how turns look: draws one turn, or the queue, from what the page knows. What a button does stands in its data-do.
+// Draws turns and the queue from the state of the page. The action of a button is in its data-do attribute.
 
 import { render } from "/static/markdown.js";
 import { isOver } from "/static/state.js";
@@ -6,11 +6,11 @@ import { summary, timeline } from "/static/timeline.js";
 
 const STATES = { running: "running", completed: "done", failed: "failed", interrupted: "interrupted", not_started: "not started", unknown: "outcome unknown" };
 const STOPPING = { AFTER_TOOLS: "Stopping after this tool…", AFTER_MODEL: "Stopping after this answer…", SAFE_POINT: "Stopping at the next safe point…" };
-const MOST_SHOWN = 4000;
+const MAX_SHOWN = 4000;
 
 export function drawTurn(turn) {
   const article = element("article", { class: "turn", "data-key": turn.id, "data-status": turn.status, "aria-busy": String(!isOver(turn)) });
-  for (const text of turn.said) article.append(element("div", { class: "said" }, text));
+  for (const text of turn.texts) article.append(element("div", { class: "message" }, text));
   const items = element("div", { class: "items" });
   const before = (turn.before?.items ?? []).filter((item) => item.type === "tool" && item.status === "completed");
   items.append(...[...before, ...turn.items].map(drawItem).filter(Boolean));
@@ -52,7 +52,7 @@ function drawTool(item) {
   return box;
 }
 
-function shortened(text) { return text.length > MOST_SHOWN ? `${text.slice(0, MOST_SHOWN)}…` : text; }
+function shortened(text) { return text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)}…` : text; }
 
 function drawQuestion(item) {
   const card = element("section", { class: item.state === "open" ? "card" : "card over", "aria-label": "Question", "data-key": item.id });
@@ -92,9 +92,9 @@ function drawEnd(turn) {
 
 export function endText(outcome) {
   if (outcome.status === "failed") return `This turn failed: ${outcome.error?.message || outcome.error?.type || "unknown error"}`;
-  if (outcome.status === "timed_out") return "The time for this turn was up.";
+  if (outcome.status === "timed_out") return "This turn ran out of time.";
   const { kind, message } = outcome.reason ?? {};
-  if (kind === "preempted") return "This turn made way for your next message.";
+  if (kind === "preempted") return "This turn was interrupted by your next message.";
   if (kind === "user") return "You stopped this turn.";
   if (kind === "lease_lost") return `This turn was interrupted: ${message || "the process in which it ran has ended"}.`;
   return `This turn was stopped${message ? `: ${message}` : "."}`;
@@ -103,16 +103,16 @@ export function endText(outcome) {
 export function drawWaiting(waiting, editing) {
   const rows = waiting.map((turn) => {
     const row = element("div", { class: "row", "data-key": turn.id });
-    const text = turn.said.join(" ") || "(to be continued)";
-    if (turn.id === editing) row.append(element("input", { "aria-label": "Edit message", "data-turn": turn.id, value: turn.said.join("\n") }), button("Save", "save", turn.id));
-    else if (turn.unseen) row.append(element("span", { title: text }, text), element("em", {}, "no worker has it yet"), button("Remove", "remove", turn.id));
+    const text = turn.texts.join(" ") || "(to be continued)";
+    if (turn.id === editing) row.append(element("input", { "aria-label": "Edit message", "data-turn": turn.id, value: turn.texts.join("\n") }), button("Save", "save", turn.id));
+    else if (turn.unseen) row.append(element("span", { title: text }, text), element("em", {}, "no worker has taken it yet"), button("Remove", "remove", turn.id));
     else row.append(element("span", { title: text }, text), button("Edit", "edit", turn.id), button("Remove", "remove", turn.id), button("Send now", "now", turn.id));
     return row;
   });
   return rows.length ? [element("h2", {}, `Waiting (${waiting.length})`), ...rows] : [];
 }
 
-function button(label, does, turn) { return element("button", { type: "button", "data-do": does, "data-turn": turn }, label); }
+function button(label, action, turn) { return element("button", { type: "button", "data-do": action, "data-turn": turn }, label); }
 
 export function element(name, attributes, text) {
   const node = document.createElement(name);

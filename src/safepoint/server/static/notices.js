@@ -1,9 +1,9 @@
-// Owns what the page says besides the conversation: toasts, the state of the connection, words for screen readers.
+// Notices outside of the conversation: toasts, the state of the connection, and texts for screen readers.
 
 const $ = (id) => document.getElementById(id);
 const SECONDS = { plain: 3, error: 6 };
 
-// Returns how to take it away again.
+// Shows a text for some seconds. Returns a function that removes it.
 export function toast(text, error = false) {
   const node = document.createElement("div");
   node.className = error ? "toast error" : "toast";
