@@ -8,7 +8,18 @@ from playwright.async_api import Page, expect
 
 from safepoint.agent import Agent, ToolContext, tool
 from tests.kit.background import in_background
-from tests.kit.browser import NARROW, WIDE, Lab, is_idle, is_running, picture, say, stop_button
+from tests.kit.browser import (  # noqa: F401
+    NARROW,
+    WIDE,
+    Lab,
+    chromium,
+    is_idle,
+    is_running,
+    lab,
+    picture,
+    say,
+    stop_button,
+)
 from tests.kit.servers import ControlledModel
 
 HOSTILE = [
@@ -41,7 +52,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("policy", [True, False], ids=["as it is", "without the policy of the page"])
 @in_background
-async def test_hostile_text_never_runs_wherever_it_comes_from(lab: Lab, policy: bool) -> None:
+async def test_hostile_text_never_runs_wherever_it_comes_from(lab: Lab, policy: bool) -> None:  # noqa: F811
     faucet, hostile = ControlledModel(), "\n\n".join(HOSTILE)
     lab.requests_may_fail = True
 
@@ -86,7 +97,7 @@ async def test_hostile_text_never_runs_wherever_it_comes_from(lab: Lab, policy: 
 
 
 @in_background
-async def test_links_open_elsewhere_and_tell_nothing(lab: Lab) -> None:
+async def test_links_open_elsewhere_and_tell_nothing(lab: Lab) -> None:  # noqa: F811
     faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
@@ -100,7 +111,7 @@ async def test_links_open_elsewhere_and_tell_nothing(lab: Lab) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", ["wide", "narrow"])
 @in_background
-async def test_every_state_can_be_read_in_every_light_and_width(lab: Lab, scheme: Any, width: str) -> None:
+async def test_every_state_can_be_read_in_every_light_and_width(lab: Lab, scheme: Any, width: str) -> None:  # noqa: F811
     faucet, released = ControlledModel(), asyncio.Event()
 
     @tool(on_abort="cooperate", abandon_after=0.05)
@@ -132,7 +143,7 @@ async def test_every_state_can_be_read_in_every_light_and_width(lab: Lab, scheme
     await no_sideways_scroll(page, size["width"])
     ink, ground = await colours(page, ".end.aborted > p", ".end.aborted")
     assert contrast(ink, ground) >= 4.5
-    assert contrast(*await colours(page, ".said", ".said")) >= 4.5
+    assert contrast(*await colours(page, ".message", ".message")) >= 4.5
     assert contrast(*await colours(page, ".where", "body")) >= 4.5
     if width == "narrow":
         await expect(page.locator("#new-session")).to_be_hidden()
@@ -184,7 +195,7 @@ def contrast(one: list[float], other: list[float]) -> float:
 
 
 @in_background
-async def test_the_message_box_does_not_move_while_a_turn_runs(lab: Lab) -> None:
+async def test_the_message_box_does_not_move_while_a_turn_runs(lab: Lab) -> None:  # noqa: F811
     faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
@@ -223,7 +234,7 @@ async def right_edge(page: Page, name: str) -> float:
 
 
 @in_background
-async def test_everything_can_be_done_with_the_keyboard(lab: Lab) -> None:
+async def test_everything_can_be_done_with_the_keyboard(lab: Lab) -> None:  # noqa: F811
     faucet = ControlledModel()
 
     @tool(requires_approval=True)
@@ -239,7 +250,7 @@ async def test_everything_can_be_done_with_the_keyboard(lab: Lab) -> None:
     await page.keyboard.press("Shift+Enter")
     await page.keyboard.type("line two")
     await page.keyboard.press("Enter")
-    await expect(page.locator(".said")).to_have_text("line one\nline two")
+    await expect(page.locator(".message")).to_have_text("line one\nline two")
     faucet.call("pay")
     await expect(page.locator(".card form")).to_be_visible()
     await page.keyboard.press("Shift+Tab")
@@ -266,7 +277,7 @@ async def test_everything_can_be_done_with_the_keyboard(lab: Lab) -> None:
 
 
 @in_background
-async def test_screen_readers_are_told(lab: Lab) -> None:
+async def test_screen_readers_are_told(lab: Lab) -> None:  # noqa: F811
     faucet = ControlledModel()
     served = await lab.serve(Agent(faucet))
     page = await lab.page(served.url)
