@@ -16,8 +16,8 @@ OLD: dict[str, Any] = {"deadline": 0.01}
 BOTH: dict[str, Any] = {"deadline": 0.01, "timeout": 5.0}
 
 
-def slow_agent() -> Agent:
-    return Agent(ScriptedModel(["one ", Delay(3600), "two"]), name="slow")
+def slow_agent(answers: int = 1) -> Agent:
+    return Agent(ScriptedModel(*[["one ", Delay(3600), "two"]] * answers), name="slow")
 
 
 async def test_an_agent_accepts_the_old_name_with_a_warning_at_the_callers_line() -> None:
@@ -78,7 +78,7 @@ def test_both_names_at_once_are_refused() -> None:
 
 
 async def test_http_accepts_both_names_and_marks_the_answer_to_the_old_one() -> None:
-    async with serving(slow_agent()) as served:
+    async with serving(slow_agent(2)) as served:  # the second turn may begin, and ask, before its time is up
         session = await served.session()
         messages = f"/api/sessions/{session}/messages"
         old = await served.call("POST", messages, {"text": "go", "turn_id": "t1", "deadline": 0.01})
