@@ -3,10 +3,8 @@
 import asyncio
 import gc
 import os
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +17,7 @@ from safepoint.abort import AbortController, AbortError
 from safepoint.models.anthropic import AnthropicModel
 from safepoint.models.ollama import OllamaModel
 from safepoint.models.openai import OpenAIModel
+from tests.kit.certificates import self_signed
 from tests.kit.providers.openai import Provider
 from tests.models.asking import ask, text_of
 
@@ -190,21 +189,6 @@ def for_proxy(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
     for name in ("NO_PROXY", "no_proxy", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-
-
-def self_signed(folder: Path) -> ssl.SSLContext:
-    """A certificate for 127.0.0.1 in `cert.pem`, and a server's context with it."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("there is no openssl to make a certificate with")
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    made = f"req -x509 -newkey rsa:2048 -nodes -days 2 -keyout {key} -out {certificate} -subj /CN=127.0.0.1"
-    subprocess.run(
-        [openssl, *made.split(), "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True, timeout=60
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    return context
 
 
 @asynccontextmanager

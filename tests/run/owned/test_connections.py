@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 from safepoint.run import Context, Policy, detached
+from tests.kit.certificates import self_signed
 from tests.kit.leaves import Gate, stop
 from tests.kit.programs import silent_server
 from tests.kit.waiting import until
@@ -80,6 +82,43 @@ async def test_a_tool_in_a_tls_handshake_is_freed():
         stopped = await stop(tool, lambda: taken)
     assert stopped.seconds < 1
     assert stopped.fate("tool") == "stopped"
+
+
+async def test_a_tool_that_is_freed_from_a_read_over_tls_never_reads_what_is_not_decrypted(tmp_path: Path):
+    ciphers: list[object] = []
+    open_end, ended = Gate(), threading.Event()
+    server = self_signed(tmp_path)
+
+    def serve() -> None:
+        with server.wrap_socket(listener.accept()[0], server_side=True) as connection:
+            connection.sendall(b"x")
+            ended.wait(30)
+
+    def tool(ctx: Context, value: object) -> None:
+        trusting = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+        with (
+            socket.create_connection(listener.getsockname()) as plain,
+            trusting.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            connection.recv(1)
+            try:
+                open_end.open()
+                connection.recv(1)
+            finally:
+                ciphers.append(connection.cipher())  # None: from now on it hands out the bytes as they come
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            stopped = await stop(tool, open_end._event.is_set)
+        finally:
+            ended.set()
+            thread.join(30)
+    assert stopped.seconds < 2
+    assert stopped.fate("tool") == "stopped"
+    assert None not in ciphers
+    assert len(ciphers) == 1
 
 
 async def test_a_query_that_runs_for_ever_is_interrupted():

@@ -165,6 +165,30 @@ async def test_a_program_whose_pid_is_not_known_yet_when_the_stop_comes_ends_too
     assert children(length) == []
 
 
+async def test_what_a_leaf_makes_of_a_program_that_was_starting_when_the_stop_came_is_dropped(monkeypatch):
+    length, exists, go_on = seconds(), threading.Event(), threading.Event()
+    fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
+
+    def slow(*args: object) -> int:
+        pid: int = fork_exec(*args)
+        exists.set()
+        go_on.wait(10)
+        return pid
+
+    monkeypatch.setattr(subprocess, "_fork_exec", slow)
+
+    async def swallows(ctx: Context, value: object) -> str:
+        with suppress(asyncio.CancelledError):
+            await asyncio.to_thread(subprocess.run, ["sleep", length])
+        threading.Timer(0.1, go_on.set).start()  # real time: it has returned before its program has a pid
+        return "converted"
+
+    stopped = await stop(swallows, exists.is_set)
+    assert stopped.fate("swallows") == "stopped"
+    assert stopped.fate("sleep") == "stopped"
+    assert children(length) == []
+
+
 @pytest.mark.parametrize("how", ["finally", "ExitStack"])
 async def test_a_program_that_a_clean_up_has_started_before_the_stop_runs_to_its_end(how):
     length, codes = "0.71" if how == "finally" else "0.72", list[int]()

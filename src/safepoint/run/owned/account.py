@@ -260,9 +260,10 @@ class ResourceAccount:
             ending = [(program, process) for program, process in candidates if process is not None]
             for program, _ in ending:
                 program.ending = True
+            starting = any(program.starting for program in self._programs)
             # Already here: another thread that comes next finds no program to end, and must know why.
-            self.has_ended_programs = self.has_ended_programs or bool(ending)
-            if any(program.starting for program in self._programs) and not self._waits_for_start:
+            self.has_ended_programs = self.has_ended_programs or bool(ending) or starting
+            if starting and not self._waits_for_start:
                 self._waits_for_start = True
                 submit(self._end_when_started)
             if not ending:

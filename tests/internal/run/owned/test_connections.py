@@ -16,29 +16,6 @@ from safepoint.run.owned import connections
 from tests.kit.waiting import wait_until
 
 
-def test_a_connection_that_merely_lies_in_a_variable_is_not_touched():
-    ours, theirs = socket.socketpair()
-    done = threading.Event()
-
-    def work() -> None:
-        connection = ours  # held, and not waited for
-        done.wait(30)
-        assert connection.fileno() >= 0
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        wait_until(lambda: thread.native_id)
-        assert connections.blocked_in(thread.ident or 0, thread.native_id or 0, sys._current_frames()) is None
-    finally:
-        done.set()
-        thread.join(30)
-    theirs.sendall(b"still open")
-    assert ours.recv(10) == b"still open"
-    ours.close()
-    theirs.close()
-
-
 class Pair:
     """Two connected sockets, kept where no frame of the test itself holds them."""
 
@@ -48,6 +25,29 @@ class Pair:
     def close(self) -> None:
         for end in self.ends:
             end.close()
+
+
+def test_a_connection_that_merely_lies_in_a_variable_is_not_touched():
+    pair = Pair()
+    waits = Pair()
+
+    def work() -> None:
+        connection = pair.ends[0]  # held, and not waited for
+        waits.ends[0].recv(1)
+        assert connection.fileno() >= 0
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_until(lambda: thread.native_id and connections._system_call(thread.native_id or 0) not in (None, (-1, -1)))
+    try:
+        assert find(thread) is None
+    finally:
+        waits.ends[1].sendall(b"x")
+        thread.join(30)
+    pair.ends[1].sendall(b"still open")
+    assert pair.ends[0].recv(10) == b"still open"
+    pair.close()
+    waits.close()
 
 
 def blocked_reader(pair: Pair) -> threading.Thread:
@@ -89,20 +89,20 @@ def test_a_connection_that_another_thread_holds_too_is_left_alone():
         pair.close()
 
 
-def test_a_connection_under_http2_is_left_alone():
-    ours, theirs = socket.socketpair()
-    source = "def read(connection):\n    connection.recv(1)\n"
-    module = {"__name__": "httpcore._sync.http2"}
-    exec(source, module)
-    thread = threading.Thread(target=module["read"], args=(ours,))  # type: ignore[arg-type]
+@pytest.mark.parametrize("module", ["httpcore._sync.http2", "httpcore._sync.http11"])
+def test_a_connection_under_http2_is_left_alone(module: str):
+    pair = Pair()
+    names: dict[str, Any] = {"__name__": module}
+    exec("def read(pair):\n    connection = pair.ends[0]\n    connection.recv(1)\n", names)
+    thread = threading.Thread(target=names["read"], args=(pair,))
     thread.start()
     wait_until(lambda: thread.native_id and connections._system_call(thread.native_id or 0) not in (None, (-1, -1)))
     try:
-        assert find(thread) is None
+        assert (find(thread) is None) == module.endswith("http2")
     finally:
-        theirs.close()
+        pair.ends[1].sendall(b"x")
         thread.join(30)
-    ours.close()
+    pair.close()
 
 
 def test_where_the_system_does_not_tell_only_the_call_at_hand_counts(monkeypatch):
