@@ -6,7 +6,7 @@ import pytest
 
 from safepoint import Agent, TimedOut, UsageError
 from safepoint.flow import END, Flow, NodeContext
-from safepoint.models.scripted import Delay, ScriptedModel
+from safepoint.models.scripted import Answer, Delay, ScriptedModel
 from safepoint.run import Context
 from safepoint.session import LocalHost, Session
 from safepoint.turns import TurnPlan
@@ -17,7 +17,8 @@ BOTH: dict[str, Any] = {"deadline": 0.01, "timeout": 5.0}
 
 
 def slow_agent(answers: int = 1) -> Agent:
-    return Agent(ScriptedModel(*[["one ", Delay(3600), "two"]] * answers), name="slow")
+    script: list[Answer] = [["one ", Delay(3600), "two"]] * answers
+    return Agent(ScriptedModel(*script), name="slow")
 
 
 async def test_an_agent_accepts_the_old_name_with_a_warning_at_the_callers_line() -> None:

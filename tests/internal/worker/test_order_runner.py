@@ -422,9 +422,9 @@ async def test_how_far_down_a_stop_goes_is_passed_on():
             await work.begins("t1")
             turn = work.session.turns["t1"]
             assert work.runner.stop(StopCall("t1", "SAFE_POINT", None, USER)).status == "accepted"
-            assert turn.request.scope == "root"
+            assert turn.stop_request.scope == "root"
             work.runner.stop(StopCall("t1", "SAFE_POINT", None, USER, scope="tree"))
-            assert turn.request.scope == "tree"
+            assert turn.stop_request.scope == "tree"
             work.runner.revoke("the power went")
             await work.left()
 
