@@ -83,14 +83,19 @@ def folder(tmp_path):
 
 
 @asynccontextmanager
-async def running(*args, **kwargs):
-    """The program in a task, which has ended when the block is left."""
-    task = asyncio.create_task(run_process(*args, **kwargs))
+async def in_task(run):
+    """The coroutine in a task, which has ended when the block is left."""
+    task = asyncio.create_task(run)
     try:
         yield task
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+def running(*args, **kwargs):
+    """The program in a task, which has ended when the block is left."""
+    return in_task(run_process(*args, **kwargs))
 
 
 async def aborted(task) -> Any:

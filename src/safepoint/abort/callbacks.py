@@ -1,7 +1,7 @@
 """Owns the threads that run the callbacks of a clock's timers, so that a callback that blocks delays no other.
 
 Callbacks run one after the other on one thread, in the order in which they were posted. If one has not returned after
-`BLOCKED_SECONDS`, a new thread continues with the next one, and the old thread ends when its callback returns. So a
+`blocked_seconds`, a new thread continues with the next one, and the old thread ends when its callback returns. So a
 thousand quick callbacks need one thread, and a callback that blocks costs one thread but delays nothing. A callback
 that has not returned after `WARN_SECONDS` is named in a warning.
 
@@ -25,7 +25,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import TypeAlias
 
-__all__ = ["Callback", "CallbackThreads", "call", "log_failure"]
+__all__ = ["BLOCKED_SECONDS", "Callback", "CallbackThreads", "call", "log_failure"]
 
 log = logging.getLogger("safepoint")
 Callback: TypeAlias = Callable[[], object]
@@ -50,9 +50,14 @@ class _Worker:
 
 
 class CallbackThreads:
-    """Runs the posted callbacks in order. Neither `post` nor `look` waits for a callback."""
+    """Runs the posted callbacks in order. Neither `post` nor `look` waits for a callback.
 
-    def __init__(self) -> None:
+    Args:
+        blocked_seconds: After how long a callback counts as blocked.
+    """
+
+    def __init__(self, blocked_seconds: float = BLOCKED_SECONDS) -> None:
+        self._blocked_seconds = blocked_seconds
         self._jobs: SimpleQueue[Iterator[Callback]] = SimpleQueue()
         self._posted = 0  # changed by the timer thread only
         self._finished = 0  # changed only by the thread whose turn it is, as is `_job`
@@ -93,7 +98,7 @@ class CallbackThreads:
     def _patience(self) -> float:
         # The more threads are blocked, the sooner the next one counts as blocked. With a constant limit, the last of
         # 200 callbacks that all block would start after 200 times that limit.
-        return BLOCKED_SECONDS / (1 + len(self._blocked))
+        return self._blocked_seconds / (1 + len(self._blocked))
 
     def _start(self) -> None:
         worker = _Worker()

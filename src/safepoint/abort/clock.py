@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
 from ..errors import UsageError
-from .callbacks import Callback, CallbackThreads, call, log_failure
+from .callbacks import BLOCKED_SECONDS, Callback, CallbackThreads, call, log_failure
 
 __all__ = ["Clock", "NonBlocking", "SystemClock", "Timer", "current_clock", "use_clock"]
 
@@ -114,10 +114,37 @@ class Clock(Protocol):
         ...
 
 
-class SystemClock:
-    """Real time. Every method may be called from any thread, signal handler or `__del__`."""
+def check_seconds(name: str, seconds: object) -> float:
+    """Validate a relative duration.
 
-    def __init__(self) -> None:
+    Args:
+        name: The name of the argument, for the error message.
+        seconds: The duration to check.
+
+    Returns:
+        The duration as a float.
+
+    Raises:
+        TypeError: It is not a number.
+        UsageError: It is negative or NaN.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"{name} must be a number of seconds, not {type(seconds).__name__}")
+    if not seconds >= 0:
+        raise UsageError(f"{name} must be a relative number of seconds, 0 or more, not {seconds!r}")
+    return float(seconds)
+
+
+class SystemClock:
+    """Real time. Every method may be called from any thread, signal handler or `__del__`.
+
+    Args:
+        blocked_seconds: How long a timer's callback may take before the next callbacks run on another thread. A longer
+            time saves threads, a shorter one delays less what is due after a callback that blocks.
+    """
+
+    def __init__(self, *, blocked_seconds: float = BLOCKED_SECONDS) -> None:
+        self._blocked_seconds = check_seconds("blocked_seconds", blocked_seconds)
         self._alarms: _Alarms | None = None
 
     monotonic = staticmethod(time.monotonic)
@@ -129,7 +156,7 @@ class SystemClock:
         if alarms is None:
             # Two threads may get here at once and both start a timer thread. That is wasteful but harmless, and it
             # needs no lock, which a signal handler could find held. `threading.Thread` would take one.
-            alarms = _Alarms()
+            alarms = _Alarms(self._blocked_seconds)
             _thread.start_new_thread(alarms.serve, ())
             self._alarms = alarms
         alarms.add(timer)
@@ -162,14 +189,14 @@ class _Alarms:
     both could miss each other, and the timer would fire only when the thread wakes up for another reason.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, blocked_seconds: float = BLOCKED_SECONDS) -> None:
         self._inbox: deque[Timer] = deque()
         self._nudges: SimpleQueue[None] = SimpleQueue()
         self._wakes_at = -math.inf  # -inf while the thread is awake: then no timer needs to wake it
         self._heap: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()  # timers with equal times fire in the order in which they were added
         self._sweep_at = SWEEP
-        self._callbacks = CallbackThreads()
+        self._callbacks = CallbackThreads(blocked_seconds)
 
     def add(self, timer: Timer) -> None:
         """Add a timer. May be called from any thread, signal handler or `__del__`."""
@@ -244,24 +271,3 @@ def use_clock(clock: C) -> Iterator[C]:
         yield clock
     finally:
         _clock.reset(token)
-
-
-def check_seconds(name: str, seconds: object) -> float:
-    """Validate a relative duration.
-
-    Args:
-        name: The name of the argument, for the error message.
-        seconds: The duration to check.
-
-    Returns:
-        The duration as a float.
-
-    Raises:
-        TypeError: It is not a number.
-        UsageError: It is negative or NaN.
-    """
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"{name} must be a number of seconds, not {type(seconds).__name__}")
-    if not seconds >= 0:
-        raise UsageError(f"{name} must be a relative number of seconds, 0 or more, not {seconds!r}")
-    return float(seconds)

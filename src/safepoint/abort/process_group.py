@@ -24,6 +24,7 @@ from contextlib import contextmanager
 __all__ = [
     "MARK",
     "POLL_SECONDS",
+    "PROC",
     "collect",
     "end_group",
     "exit_watch",
@@ -38,40 +39,42 @@ __all__ = [
 
 # The environment variable that finds children which have left the group. Its value is a list of marks.
 MARK = "SAFEPOINT_PROCESS"
+# Where the system shows its processes. The functions that read it take another folder as `proc`.
 PROC = "/proc"
 POLL_SECONDS = 0.01
 # Indexes of fields of /proc/<pid>/stat, counted from the state of the process.
 PARENT, GROUP, STARTED = 1, 2, 19
 
 
-def has_procfs() -> bool:
+def has_procfs(proc: str = PROC) -> bool:
     """Whether this system shows the members of a group.
 
     Otherwise a group counts as alive until its last zombie is collected.
     """
-    return os.path.isdir(f"{PROC}/self")
+    return os.path.isdir(f"{proc}/self")
 
 
-def members(group: int) -> list[int]:
+def members(group: int, *, proc: str = PROC) -> list[int]:
     """The pids of the living processes in this group."""
-    if not has_procfs():
+    if not has_procfs(proc):
         return [group] if send(group, 0) else []
-    return [pid for pid, fields in _living() if int(fields[GROUP]) == group]
+    return [pid for pid, fields in _living(proc) if int(fields[GROUP]) == group]
 
 
-def marked(mark: str, since: int = 0) -> list[int]:
+def marked(mark: str, since: int = 0, *, proc: str = PROC) -> list[int]:
     """The pids of the living processes that descend from the one started with this mark, inside the group or not.
 
     Args:
         mark: The mark that `with_mark` has put into the program's environment.
         since: When the program was started, in clock ticks since boot. Older processes are skipped, which saves
             reading their environments.
+        proc: Where the system shows its processes.
     """
     wanted = mark.encode()
     return [
         pid
-        for pid, fields in _living()
-        if (not since or int(fields[STARTED]) >= since) and wanted in _marks(read(f"{PROC}/{pid}/environ"))
+        for pid, fields in _living(proc)
+        if (not since or int(fields[STARTED]) >= since) and wanted in _marks(read(f"{proc}/{pid}/environ"))
     ]
 
 
@@ -93,7 +96,12 @@ def send(group: int, number: int) -> bool:
 
 
 def end_group(
-    process: "subprocess.Popen[bytes]", *, grace: float, kill: float, wait: Callable[[float], object]
+    process: "subprocess.Popen[bytes]",
+    *,
+    grace: float,
+    kill: float,
+    wait: Callable[[float], object],
+    proc: str = PROC,
 ) -> None:
     """End the group that this process leads: TERM, and KILL after `grace` seconds. Returns when it is empty.
 
@@ -102,11 +110,12 @@ def end_group(
         grace: The seconds between TERM and KILL.
         kill: How long to wait after KILL. A process inside a system call may not end before the call returns.
         wait: Called with a number of seconds to pass the time between two looks.
+        proc: Where the system shows its processes.
     """
     for number, seconds in ((os_signals.SIGTERM, grace), (os_signals.SIGKILL, kill)):
         send(process.pid, number)
         until = time.monotonic() + seconds
-        while members_of(process) and time.monotonic() < until:
+        while members_of(process, proc=proc) and time.monotonic() < until:
             wait(POLL_SECONDS)
 
 
@@ -137,14 +146,14 @@ def has_ended(process: "subprocess.Popen[bytes]") -> bool:
         return True
 
 
-def members_of(process: "subprocess.Popen[bytes]") -> list[int]:
+def members_of(process: "subprocess.Popen[bytes]", *, proc: str = PROC) -> list[int]:
     """The pids of the processes left in its group.
 
     Without /proc, zombies cannot be told from living processes, so there the program is collected first if it ended.
     """
-    if not has_procfs():
+    if not has_procfs(proc):
         process.poll()
-    return members(process.pid)
+    return members(process.pid, proc=proc)
 
 
 def collect(process: "subprocess.Popen[bytes]") -> int | None:
@@ -155,17 +164,17 @@ def collect(process: "subprocess.Popen[bytes]") -> int | None:
         return None
 
 
-def _living() -> Iterator[tuple[int, list[bytes]]]:
+def _living(proc: str) -> Iterator[tuple[int, list[bytes]]]:
     """All living processes, as pairs of pid and `stat` fields."""
-    for name in os.listdir(PROC) if has_procfs() else ():
-        if name.isdigit() and (fields := stat(int(name))):
+    for name in os.listdir(proc) if has_procfs(proc) else ():
+        if name.isdigit() and (fields := stat(int(name), proc=proc)):
             yield int(name), fields
 
 
-def stat(pid: int) -> list[bytes]:
+def stat(pid: int, *, proc: str = PROC) -> list[bytes]:
     """The fields of /proc/<pid>/stat from the state on; empty if the process has ended or is a zombie."""
     # The command name before them is in parentheses, and may itself contain blanks and parentheses.
-    fields = read(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()
+    fields = read(f"{proc}/{pid}/stat").rpartition(b")")[2].split()
     return fields if fields and fields[0] not in (b"Z", b"X") else []
 
 

@@ -32,11 +32,11 @@ class ProcessId:
     started: int
 
 
-def identify(pid: int) -> ProcessId | None:
+def identify(pid: int, *, proc: str = PROC) -> ProcessId | None:
     """The living process with this pid, or None if it has ended or is a zombie."""
-    if not has_procfs():
+    if not has_procfs(proc):
         return ProcessId(pid, 0) if _exists(pid) else None
-    fields = stat(pid)
+    fields = stat(pid, proc=proc)
     return ProcessId(pid, int(fields[STARTED])) if fields else None
 
 
@@ -46,9 +46,9 @@ def parent_of(pid: int) -> int | None:
     return int(fields[PARENT]) if fields else None
 
 
-def is_alive(process: ProcessId) -> bool:
+def is_alive(process: ProcessId, *, proc: str = PROC) -> bool:
     """Whether this process runs. A later process with the same pid does not count."""
-    return identify(process.pid) == process
+    return identify(process.pid, proc=proc) == process
 
 
 def name_of(pid: int) -> str:
@@ -58,7 +58,7 @@ def name_of(pid: int) -> str:
     return name.decode(errors="replace") or "process"
 
 
-def descendants(pids: Iterable[int]) -> list[ProcessId]:
+def descendants(pids: Iterable[int], *, proc: str = PROC) -> list[ProcessId]:
     """The living descendants of these processes, without these processes themselves.
 
     Call it before the first signal is sent. When a process ends, the system gives its children a new parent (the init
@@ -67,20 +67,20 @@ def descendants(pids: Iterable[int]) -> list[ProcessId]:
     found: dict[int, ProcessId] = {}
     pending = list(pids)
     while pending:
-        for pid in _children(pending.pop()):
-            child = identify(pid)
+        for pid in _children(pending.pop(), proc):
+            child = identify(pid, proc=proc)
             if child is not None and pid not in found:
                 found[pid] = child
                 pending.append(pid)
     return list(found.values())
 
 
-def _children(pid: int) -> list[int]:
+def _children(pid: int, proc: str) -> list[int]:
     try:
-        threads = os.listdir(f"{PROC}/{pid}/task")
+        threads = os.listdir(f"{proc}/{pid}/task")
     except OSError:  # the process has ended, or this system has no /proc
         return []
-    return [int(child) for thread in threads for child in read(f"{PROC}/{pid}/task/{thread}/children").split()]
+    return [int(child) for thread in threads for child in read(f"{proc}/{pid}/task/{thread}/children").split()]
 
 
 def children_of_thread(thread: int) -> list[int] | None:

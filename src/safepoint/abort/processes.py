@@ -23,7 +23,7 @@ from .ambient import current_signal, shield
 from .clock import check_seconds
 from .controller import AbortController
 from .guard import Guard
-from .process_group import POLL_SECONDS, collect, end_group, exit_watch, has_ended, members_of
+from .process_group import POLL_SECONDS, PROC, collect, end_group, exit_watch, has_ended, members_of
 from .process_tree import descendants, identify, is_alive
 from .reason import AbortError, AbortReason, error_from
 from .resource_account import report_survivors
@@ -99,19 +99,35 @@ async def run_process(
     grace = check_seconds("grace", grace)
     signal = current_signal() if signal is None else signal
     signal.raise_if_aborted()
+    return await run_program(SupervisedProgram(argv, stdin, cwd, env, max_output), signal, grace)
+
+
+async def run_program(
+    program: "SupervisedProgram", signal: AbortSignal, grace: float, *, kill_seconds: float = KILL_SECONDS
+) -> ProcessResult:
+    """Run the program as `run_process` does.
+
+    Args:
+        program: The program, not started yet.
+        signal: The signal that ends it.
+        grace: The seconds between TERM and KILL.
+        kill_seconds: How long to wait for the end of the group after KILL.
+
+    Returns:
+        How the program ended.
+    """
     # A cancellation of the awaiting task must end the program, too, so the supervisor gets a signal of this call.
     controller = AbortController(signal)
-    program = _Program(argv, stdin, cwd, env, max_output)
-    ended = start_in_thread(program.supervise, controller.signal, grace)
+    ended = start_in_thread(program.supervise, controller.signal, grace, kill_seconds)
     ended.add_done_callback(lambda future: future.exception())  # mark it as retrieved even if this call is cancelled
     try:
         with Guard(signal):
             await asyncio.wait([ended])
     except AbortError:
-        await _settle(ended, grace)
+        await _settle(ended, grace + kill_seconds)
     except asyncio.CancelledError:
         controller.abort(AbortReason("parent", "the task that awaited the program was cancelled"))
-        await _settle(ended, grace)
+        await _settle(ended, grace + kill_seconds)
         raise
     result = ended.result()
     report_survivors(result.survivors)
@@ -120,14 +136,23 @@ async def run_process(
     return result
 
 
-async def _settle(ended: "asyncio.Future[ProcessResult]", grace: float) -> None:
-    """Wait until the supervisor reports the end of the program."""
-    with shield(grace + KILL_SECONDS + REPORT_SECONDS):
+async def _settle(ended: "asyncio.Future[ProcessResult]", seconds: float) -> None:
+    """Wait until the supervisor reports the end of the program, which it needs at most `seconds` to bring about."""
+    with shield(seconds + REPORT_SECONDS):
         await asyncio.wait([ended])
 
 
-class _Program:
-    """One program from its start to the end of its group. All methods run in the supervising thread."""
+class SupervisedProgram:
+    """One program from its start to the end of its group. All methods run in the supervising thread.
+
+    Args:
+        argv: The program and its arguments.
+        stdin: What it reads from its standard input.
+        cwd: Its working directory; None for that of this process.
+        env: Its environment; None for that of this process.
+        max_output: How many bytes of each output stream to keep.
+        proc: Where the system shows its processes.
+    """
 
     def __init__(
         self,
@@ -136,6 +161,7 @@ class _Program:
         cwd: str | os.PathLike[str] | None,
         env: Mapping[str, str] | None,
         max_output: int,
+        proc: str = PROC,
     ) -> None:
         self._argv = list(argv)
         self._input = memoryview(stdin)
@@ -143,10 +169,11 @@ class _Program:
         self._mark = uuid.uuid4().hex
         self._env = process_group.with_mark(os.environ if env is None else env, self._mark)
         self._max_output = max_output
+        self._proc = proc
         self._output: dict[IO[bytes], bytearray] = {}
         self._dropped = 0
 
-    def supervise(self, stop: AbortSignal, grace: float) -> ProcessResult:
+    def supervise(self, stop: AbortSignal, grace: float, kill_seconds: float) -> ProcessResult:
         """Run the program until it ends or the signal is aborted, and report how it ended."""
         stop.raise_if_aborted()
         reader, writer = socket.socketpair()
@@ -154,14 +181,14 @@ class _Program:
             self._selector.register(reader, selectors.EVENT_READ)
             with _started(self._argv, bool(self._input), self._cwd, self._env) as process:
                 self._register(process)
-                started = identify(process.pid)  # before it can have been collected
+                started = identify(process.pid, proc=self._proc)  # before it can have been collected
                 stopped = self._run_until(process, stop)
-                survivors = self._stop(process, grace) if stopped else self._drain()
+                survivors = self._stop(process, grace, kill_seconds) if stopped else self._drain()
                 returncode = collect(process)
             if not stopped:
                 since = 0 if started is None else started.started
-                marked = process_group.marked(self._mark, since)
-                survivors = tuple(sorted({*process_group.members(process.pid), *marked}))
+                marked = process_group.marked(self._mark, since, proc=self._proc)
+                survivors = tuple(sorted({*process_group.members(process.pid, proc=self._proc), *marked}))
         out, err = (bytes(kept) for kept in self._output.values())
         return ProcessResult(returncode, out, err, self._dropped, survivors, stopped)
 
@@ -184,7 +211,7 @@ class _Program:
                 self._carry(None if watched else POLL_SECONDS)
             return not has_ended(process)
 
-    def _stop(self, process: "subprocess.Popen[bytes]", grace: float) -> tuple[int, ...]:
+    def _stop(self, process: "subprocess.Popen[bytes]", grace: float, kill_seconds: float) -> tuple[int, ...]:
         """End the group with TERM and KILL. Processes that have left the group are not signalled.
 
         Returns:
@@ -192,11 +219,12 @@ class _Program:
         """
         # Before the first signal: a process that has left the group and cleared its environment is found only through
         # its parent, which is about to end.
-        family = descendants([process.pid])
-        end_group(process, grace=grace, kill=KILL_SECONDS, wait=self._carry)
+        proc = self._proc
+        family = descendants([process.pid], proc=proc)
+        end_group(process, grace=grace, kill=kill_seconds, wait=self._carry, proc=proc)
         self._drain()
-        living = (descendant.pid for descendant in family if is_alive(descendant))
-        return tuple(sorted({*members_of(process), *process_group.marked(self._mark), *living}))
+        living = (descendant.pid for descendant in family if is_alive(descendant, proc=proc))
+        return tuple(sorted({*members_of(process, proc=proc), *process_group.marked(self._mark, proc=proc), *living}))
 
     def _drain(self) -> tuple[int, ...]:
         """Read what is still in the pipes. Returns no survivors."""

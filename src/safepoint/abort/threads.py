@@ -181,11 +181,11 @@ def submit(job: Callable[[], object]) -> None:
     inbox.put(job)
 
 
-def run_jobs(inbox: "SimpleQueue[Callable[[], object]]") -> None:
-    """Run one thread of the pool: the jobs that are put into its inbox, until it was idle for `IDLE_SECONDS`."""
+def run_jobs(inbox: "SimpleQueue[Callable[[], object]]", idle_seconds: float = IDLE_SECONDS) -> None:
+    """Run one thread of the pool: the jobs that are put into its inbox, until it was idle for `idle_seconds`."""
     while True:
         try:
-            job = inbox.get(timeout=IDLE_SECONDS)
+            job = inbox.get(timeout=idle_seconds)
         except Empty:
             try:
                 _idle.remove(inbox)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from safepoint.abort import callbacks
 from safepoint.abort.callbacks import BLOCKED_SECONDS, WARN_SECONDS, CallbackThreads, _Worker
 from tests.conftest import counts
 from tests.kit.waiting import wait_until
@@ -354,10 +353,9 @@ def test_a_thread_that_waits_holds_on_to_nothing() -> None:
     wait_until(lambda: gc.collect() >= 0 and ref() is None)
 
 
-def test_every_callback_runs_once_whichever_of_them_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callbacks, "BLOCKED_SECONDS", 0.001)
+def test_every_callback_runs_once_whichever_of_them_block() -> None:
     for seed in range(counts(5, 200)):
-        chance, threads, began = random.Random(seed), CallbackThreads(), []
+        chance, threads, began = random.Random(seed), CallbackThreads(blocked_seconds=0.001), []
         total = 300
 
         def work(number: int, seconds: float, began: list[int] = began) -> None:

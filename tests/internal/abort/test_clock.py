@@ -15,7 +15,7 @@ import pytest
 from safepoint.abort import SystemClock, Timer
 from safepoint.abort.clock import SWEEP, NonBlocking, _Alarms, check_seconds
 from safepoint.errors import UsageError
-from tests.abort.test_clock import SECONDS
+from tests.abort.test_clock import SECONDS, patient_clock
 from tests.conftest import counts
 
 
@@ -27,12 +27,6 @@ def followed(monkeypatch):
         threading.Thread(target=function, args=args, daemon=True).start()
 
     monkeypatch.setattr("_thread.start_new_thread", start)
-
-
-@pytest.fixture
-def patient(monkeypatch):
-    """On a busy machine the system may hold up a thread for long; its callback does not count as blocked then."""
-    monkeypatch.setattr("safepoint.abort.callbacks.BLOCKED_SECONDS", SECONDS)
 
 
 def held(clock):
@@ -49,9 +43,9 @@ def held(clock):
     return gate
 
 
-@pytest.mark.usefixtures("followed", "patient")
+@pytest.mark.usefixtures("followed")
 def test_timers_fire_in_the_order_of_their_times_and_equal_times_in_the_order_of_asking():
-    clock = SystemClock()
+    clock = patient_clock()
     gate = held(clock)
     done = threading.Event()
     fired: list[tuple[float, int]] = []
@@ -65,9 +59,8 @@ def test_timers_fire_in_the_order_of_their_times_and_equal_times_in_the_order_of
     assert fired == sorted(asked)
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_timer_never_fires_before_its_time():
-    clock = SystemClock()
+    clock = patient_clock()
     gate = held(clock)
     times, done = [], threading.Event()
     start = clock.monotonic()
@@ -174,9 +167,9 @@ def test_no_timer_is_lost_whatever_the_thread_does_in_the_moment_it_is_added(see
         assert fired.acquire(timeout=SECONDS)
 
 
-@pytest.mark.usefixtures("followed", "patient")
+@pytest.mark.usefixtures("followed")
 def test_what_never_blocks_runs_on_the_timer_thread_and_everything_else_on_another():
-    clock, names, done = SystemClock(), {}, threading.Event()
+    clock, names, done = patient_clock(), {}, threading.Event()
 
     def note(part):
         names[part] = threading.current_thread().name
@@ -192,10 +185,10 @@ def test_what_never_blocks_runs_on_the_timer_thread_and_everything_else_on_anoth
     assert names == {"first": "safepoint-timers", "rest": "safepoint-callbacks", "plain": "safepoint-callbacks"}
 
 
-@pytest.mark.usefixtures("followed", "patient")
+@pytest.mark.usefixtures("followed")
 @pytest.mark.parametrize("error", [ValueError("wrong"), KeyboardInterrupt()], ids=repr)
 def test_a_first_part_that_fails_is_logged_elsewhere_and_the_timer_thread_goes_on(error, caplog):
-    clock, done = SystemClock(), threading.Event()
+    clock, done = patient_clock(), threading.Event()
 
     def first():
         raise error
@@ -221,9 +214,8 @@ def test_a_clock_that_knows_no_first_parts_does_all_of_it_in_one_thread(clock, c
     assert "invalid literal for int() with base 10: 'x'" in caplog.text
 
 
-@pytest.mark.usefixtures("patient")
 def test_two_hundred_timers_at_once_need_one_thread():
-    clock, gates, used = SystemClock(), threading.Semaphore(0), set()
+    clock, gates, used = patient_clock(), threading.Semaphore(0), set()
 
     def note():
         used.add(threading.current_thread())
@@ -238,9 +230,9 @@ def test_two_hundred_timers_at_once_need_one_thread():
     assert len(used) == 1
 
 
-@pytest.mark.usefixtures("followed", "patient")
+@pytest.mark.usefixtures("followed")
 def test_a_disarmed_timer_does_not_fire_and_says_so_once():
-    clock = SystemClock()
+    clock = patient_clock()
     gate = held(clock)
     fired, done = [], threading.Event()
     timer = clock.call_at(clock.monotonic(), lambda: fired.append(1))
@@ -254,9 +246,8 @@ def test_a_disarmed_timer_does_not_fire_and_says_so_once():
     assert fired == []
 
 
-@pytest.mark.usefixtures("patient")
 def test_sweeping_keeps_the_timers_that_are_armed_and_their_order():
-    clock, chance, done = SystemClock(), random.Random(3), threading.Event()
+    clock, chance, done = patient_clock(), random.Random(3), threading.Event()
     gate = held(clock)
     fired: list[float] = []
     start = clock.monotonic() + 0.1

@@ -73,7 +73,7 @@ def test_a_signal_reaches_the_whole_group():
         assert send(process.pid, os_signals.SIGTERM)
         wait_until(lambda: not members(process.pid))
         assert process.wait(10) == -os_signals.SIGTERM
-        assert child not in [pid for pid, _ in process_group._living()]
+        assert child not in [pid for pid, _ in process_group._living(process_group.PROC)]
 
 
 def test_a_group_of_another_user_is_there_all_the_same(monkeypatch):
@@ -105,23 +105,23 @@ def test_another_variable_with_the_same_words_is_no_mark():
         assert marked(mark) == []
 
 
-def test_a_process_that_vanishes_while_one_looks_is_left_out(monkeypatch, tmp_path):
+def test_a_process_that_vanishes_while_one_looks_is_left_out(tmp_path):
     (tmp_path / "self").mkdir()
     (tmp_path / "4711").mkdir()  # listed, but its files are gone
     (tmp_path / "4712").mkdir()
     (tmp_path / "4712" / "stat").write_bytes(b"4712 (sh) S 1 99 99 0")
-    monkeypatch.setattr(process_group, "PROC", str(tmp_path))
-    assert members(99) == [4712]
-    assert marked("a1") == []
+    proc = str(tmp_path)
+    assert members(99, proc=proc) == [4712]
+    assert marked("a1", proc=proc) == []
 
 
-def test_a_system_that_shows_no_processes_still_knows_whether_a_group_is_empty(monkeypatch, tmp_path):
+def test_a_system_that_shows_no_processes_still_knows_whether_a_group_is_empty(tmp_path):
     assert has_procfs()
-    monkeypatch.setattr(process_group, "PROC", str(tmp_path / "proc"))
-    assert not has_procfs()
+    proc = str(tmp_path / "proc")
+    assert not has_procfs(proc)
     with program("sleep", "60") as process:
-        assert members(process.pid) == [process.pid]
-        assert marked(uuid.uuid4().hex) == []
+        assert members(process.pid, proc=proc) == [process.pid]
+        assert marked(uuid.uuid4().hex, proc=proc) == []
         process.kill()
         assert process.wait(10) == -os_signals.SIGKILL  # and of nothing before
-        assert members(process.pid) == []
+        assert members(process.pid, proc=proc) == []

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from safepoint.abort import process_group, process_tree
+from safepoint.abort import process_tree
 from safepoint.abort.process_tree import (
     ProcessId,
     children_of_thread,
@@ -144,11 +144,10 @@ def test_a_process_that_ends_between_look_and_signal_is_gone(sleeper, monkeypatc
     assert not process_tree._kill(sleeper.pid, signal.SIGTERM)
 
 
-def test_a_system_without_proc_knows_pids_only(sleeper, monkeypatch, tmp_path):
-    for module in (process_group, process_tree):
-        monkeypatch.setattr(module, "PROC", str(tmp_path / "proc"))
-    assert identify(sleeper.pid) == ProcessId(sleeper.pid, 0)
-    assert descendants([os.getpid()]) == []
+def test_a_system_without_proc_knows_pids_only(sleeper, tmp_path):
+    proc = str(tmp_path / "proc")
+    assert identify(sleeper.pid, proc=proc) == ProcessId(sleeper.pid, 0)
+    assert descendants([os.getpid()], proc=proc) == []
     sleeper.kill()
     sleeper.wait()
-    assert identify(sleeper.pid) is None
+    assert identify(sleeper.pid, proc=proc) is None

@@ -17,7 +17,8 @@ from safepoint.abort import (
     processes,
     run_process,
 )
-from tests.abort.test_processes import LONG, STUBBORN, aborted, running, sh
+from safepoint.abort.processes import SupervisedProgram, run_program
+from tests.abort.test_processes import LONG, STUBBORN, aborted, in_task, running, sh
 from tests.kit.programs import alive
 from tests.kit.waiting import wait_until
 
@@ -82,12 +83,12 @@ async def test_a_tree_that_ignores_term_is_gone_after_the_grace(folder):
 
 
 @pytest.mark.parametrize(("before", "grace"), [("", LONG), ("trap '' TERM; ", 0.05)], ids=["polite", "stubborn"])
-async def test_where_the_system_shows_no_processes_an_empty_group_is_still_noticed(before, grace, monkeypatch, folder):
+async def test_where_the_system_shows_no_processes_an_empty_group_is_still_noticed(before, grace, folder):
     controller = AbortController()
-    monkeypatch.setattr(process_group, "PROC", str(folder.path / "proc"))
     start = time.monotonic()
-    script = before + "echo $$ >>pids; exec sleep 60"
-    async with running(sh(script), signal=controller.signal, grace=grace, cwd=folder.path) as task:
+    argv = sh(before + "echo $$ >>pids; exec sleep 60")
+    program = SupervisedProgram(argv, b"", folder.path, None, 1000, proc=str(folder.path / "proc"))
+    async with in_task(run_program(program, controller.signal, grace)) as task:
         [pid] = await folder.ready(1)
         controller.abort("stop")
         error = await aborted(task)
@@ -99,9 +100,9 @@ async def test_where_the_system_shows_no_processes_an_empty_group_is_still_notic
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_program_that_cannot_be_killed_is_reported_as_it_is(monkeypatch, folder):
-    monkeypatch.setattr(processes, "KILL_SECONDS", 0.05)
     controller = AbortController()
-    async with running(sh("echo $$ >>pids; exec sleep 60"), signal=controller.signal, grace=0, cwd=folder.path) as task:
+    program = SupervisedProgram(sh("echo $$ >>pids; exec sleep 60"), b"", folder.path, None, 1000)
+    async with in_task(run_program(program, controller.signal, 0, kill_seconds=0.05)) as task:
         [pid] = await folder.ready(1)
         with monkeypatch.context() as patch:
             patch.setattr(os, "killpg", lambda group, number: None)  # as if it hung in the kernel
