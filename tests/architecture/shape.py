@@ -19,14 +19,18 @@ MANY_PARAMETERS: dict[str, str] = {
     "agent/agent.py:Agent.__init__": "public, all but the model keyword-only: each option is one independent choice",
     "session/host.py:Host.stop": "the options of a stop by their names, as `Session.stop` takes them",
     "session/local_host.py:LocalHost.stop": "implements `Host.stop`",
+    "server/serve.py:Server.__init__": "public, all but the host keyword-only: each option is one independent choice",
     "session/session.py:Session.open": "each option is one independent choice at the call that opens a session",
     "turns/loop.py:TurnLoop.__init__": "each option is one independent choice at the call that makes a loop",
+    "worker/remote_host.py:RemoteHost.stop": "implements `Host.stop`",
+    "worker/worker.py:Worker.__init__": "public, all but agents and broker keyword-only: independent choices",
     "abort/processes.py:run_process": "public, named as the arguments of subprocess.run: callers know each of them",
     "testing/inject.py:abort_everywhere": "public, all but the scenario keyword-only and rarely given",
 }
 
 # Protocols of more than six methods, with the reason: path:name → why.
 WIDE_PROTOCOLS: dict[str, str] = {
+    "worker/broker.py:BrokerConnection": "streams, orders and requests of one connection; it is to be split by these",
     "session/host.py:Host": "every command that an edge may send; it is to be split by who calls what",
 }
 

@@ -49,7 +49,7 @@ def test_a_turn_is_found_stopped_and_accounted_for(child: ServerProcess, capsys:
     assert run(child, "receipt", "cli", "t1", "--json") == 0
     assert json.loads(capsys.readouterr().out)["reason"]["message"] == "enough of it"
     assert run(child, "stop", "cli") == 0
-    assert capsys.readouterr().out == "nothing runs there\n"
+    assert capsys.readouterr().out == "no turn is open in this session\n"
     assert run(child, "stop", "cli", "t1") == 0
     assert capsys.readouterr().out.startswith("already_finished")
 

@@ -25,7 +25,7 @@ def test_a_broker_that_is_not_there_is_a_3_before_anybody_comes(capsys: pytest.C
     assert main(["serve", "--nats", url, "--port", "0"]) == 3
     told = capsys.readouterr().err
     assert url in told
-    assert "does it run there?" in told
+    assert "is a server running there?" in told
 
 
 async def test_a_turn_runs_on_a_worker_and_goes_on_when_its_server_ends():

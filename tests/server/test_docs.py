@@ -22,9 +22,9 @@ def test_the_pictures_are_there_and_small():
         assert 5_000 < (DOCS / name).stat().st_size < 80_000
 
 
-def test_every_file_of_the_page_has_its_owner_named():
+def test_every_script_of_the_page_is_listed_and_says_what_it_is_for():
     static = Path(safepoint.server.__file__).parent / "static"
     text = page("page.md")
     for path in static.glob("*.js"):
         assert f"`{path.name}`" in text
-        assert path.read_text(encoding="utf-8").startswith("// Owns ")
+        assert re.match(r"// [A-Z].{30}", path.read_text(encoding="utf-8"))

@@ -60,7 +60,7 @@ async def test_a_session_keeps_its_agent_and_says_so() -> None:
     agents = {"poet": talker(name="poet"), "painter": talker(name="painter")}
     async with working(agents, broker), hosting(broker) as host:
         await host.create("s", "poet")
-        with pytest.raises(UsageError, match="'s' is there already, with the agent 'poet'"):
+        with pytest.raises(UsageError, match="'s' exists already, with the agent 'poet'"):
             await host.create("s", "painter")
         assert (await host.create("s", "poet")).agent == (await host.create("s")).agent == "poet"
         assert await host.recover() == []

@@ -224,7 +224,7 @@ async def test_a_worker_takes_agents_by_name_and_by_themselves():
         (actor, {"attempts": 0}, "at least 1"),
         (actor, {"grace": -1.0}, "grace"),
         (actor, {"idle_for": float("nan")}, "idle_for"),
-        (TARGET, {}, "MemoryBroker cannot be sent"),
+        (TARGET, {}, "MemoryBroker cannot be used"),
         ("tests.worker.cast:nobody", {}, "nobody"),
     ],
 )
@@ -235,7 +235,7 @@ def test_what_makes_no_worker_is_said_at_once(agents: Any, options: dict[str, An
 
 async def test_a_worker_without_a_broker_does_not_start():
     worker = Worker(actor, NatsBroker(f"nats://127.0.0.1:{free_port()}"))
-    with pytest.raises(BrokerError, match="does it run there"):
+    with pytest.raises(BrokerError, match="is a server running there"):
         await worker.start()
 
 

@@ -210,7 +210,7 @@ def stop(options: argparse.Namespace) -> int:
         live = client.call("GET", _path(options.session))["turns"]
         running = [one["id"] for one in live if one["status"] != "queued"] or [one["id"] for one in live]
         if not running:
-            print("nothing runs there")
+            print("no turn is open in this session")
             return 0
         turn = running[0]
     given = {key: getattr(options, key) for key in ("at", "scope", "within", "abandon", "reason")}

@@ -57,7 +57,7 @@ def work(options: argparse.Namespace) -> int:
                 raise error
 
     asyncio.run(run())
-    print("stopped: what was not done goes on elsewhere", flush=True)
+    print("stopped: open turns are left to other workers", flush=True)
     return 0
 
 

@@ -113,7 +113,7 @@ class Api:
     async def answer(self, request: Request) -> Response:
         body = await _body(request, requests.AnswerBody)
         if not await self._host.answer(_id(request, "session"), body.question_id, body.text):
-            raise Refused(409, f"question {body.question_id!r} does not wait for an answer (any more)")
+            raise Refused(409, f"question {body.question_id!r} is not waiting for an answer")
         return JSONResponse({"accepted": True})
 
     async def events(self, request: Request) -> Response:
@@ -134,13 +134,13 @@ class Api:
         body = await _body(request, requests.EditBody)
         ack = await self._host.edit(_id(request, "session"), _id(request, "turn"), body.text)
         if not ack:
-            raise Refused(409, "this turn does not wait (any more)")
+            raise Refused(409, "this turn is not waiting in the queue")
         return JSONResponse(change_data(ack))
 
     async def remove(self, request: Request) -> Response:
         ack = await self._host.remove(_id(request, "session"), _id(request, "turn"))
         if not ack:
-            raise Refused(409, "this turn does not wait (any more): stop it instead")
+            raise Refused(409, "this turn is not waiting in the queue: stop it instead")
         return Response(status_code=204) if ack.level == "recorded" else JSONResponse(change_data(ack), 202)
 
     async def stop(self, request: Request) -> Response:
@@ -193,7 +193,7 @@ async def _body(request: Request, kind: type[B]) -> B:
     try:
         raw = await request.body()
     except ClientDisconnect:
-        raise Refused(413, "the body is too large, or broke off") from None
+        raise Refused(413, "the body is too large or incomplete") from None
     try:
         return kind.model_validate_json(raw or b"{}")
     except ValidationError as problem:

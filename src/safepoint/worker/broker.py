@@ -245,7 +245,7 @@ class BrokerConnection(Protocol):
     async def listen(self, subject: Key, on_message: Callable[[bytes], object]) -> Callable[[], Awaitable[None]]:
         """Receive what is published to a subject. Returns how to end that.
 
-        Messages may be lost: they are hints, and whoever listens must look at the streams now and then as well.
+        Messages may be lost: they are hints, and the listener must also read the streams now and then.
         """
         ...
 

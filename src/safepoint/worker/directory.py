@@ -84,7 +84,7 @@ class Directory:
                 pass  # another process has created it at the same moment
         current = (await self._placement(session_id)).agent
         if agent not in (None, current):
-            raise UsageError(f"session {session_id!r} is there already, with the agent {current!r}: it keeps that one")
+            raise UsageError(f"session {session_id!r} exists already, with the agent {current!r}: it keeps that one")
         return await self.session(session_id)
 
     async def _agent_for(self, agent: str | None, worker: str | None) -> str:

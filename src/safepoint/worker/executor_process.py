@@ -120,7 +120,7 @@ class ExecutorProcess:
                 self._handle(worker_loop, json.loads(line))
         except TimeoutError:
             why = "its supervisor was silent until the lease was over"
-            log.warning("%s: what runs here ends", why)
+            log.warning("%s: the work in this process ends", why)
         runner = self._runner
         if runner is not None:
             worker_loop.post(runner.revoke, why)

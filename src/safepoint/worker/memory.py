@@ -259,7 +259,7 @@ class MemoryConnection:
             answered = asyncio.run_coroutine_threadsafe(handling, loop)
         except RuntimeError as error:  # its loop is closed
             handling.close()
-            raise NoResponders(f"{'/'.join(subject)} went away") from error
+            raise NoResponders(f"the process that served {'/'.join(subject)} has ended") from error
         replied = asyncio.Event()
         requester = _Listener(self._loop, lambda data: replied.set())
         answered.add_done_callback(lambda done: _post(requester, b""))
@@ -269,7 +269,7 @@ class MemoryConnection:
         except TimeoutError:
             raise RequestTimeout(f"{'/'.join(subject)} did not answer within {timeout:g} s") from None
         if answered.cancelled():
-            raise NoResponders(f"{'/'.join(subject)} went away")
+            raise NoResponders(f"the process that served {'/'.join(subject)} has ended")
         return answered.result()
 
     async def serve(self, subject: Key, handler: RequestHandler) -> Callable[[], Awaitable[None]]:

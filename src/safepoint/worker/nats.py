@@ -101,7 +101,7 @@ class NatsBroker:
             error = connection.connect_error or error
             cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise BrokerError(
-                f"cannot connect to NATS at {', '.join(servers)} ({cause}): does it run there?"
+                f"cannot connect to NATS at {', '.join(servers)} ({cause}): is a server running there?"
             ) from error
         # Once it was connected, a server that goes away is waited for without limit.
         client.options["max_reconnect_attempts"] = -1

@@ -127,14 +127,16 @@ class NatsConnection:
                 if error.err_code in WRONG_LAST_SEQUENCE:
                     return await self._position_if_ours(stream, key, data, unsure)
                 if error.code != 503:
-                    raise BrokerError(f"NATS refused to keep it in {stream}: {error.description}") from error
+                    raise BrokerError(f"NATS refused to store a message for {stream}: {error.description}") from error
                 failure: Exception = error
             except errors.MaxPayloadError as error:
-                raise BrokerError(f"{len(data)} bytes are more than NATS takes for {stream} (max_payload)") from error
+                raise BrokerError(f"{len(data)} bytes are more than NATS accepts for {stream} (max_payload)") from error
             except (errors.Error, OSError) as error:  # no reply, or no server to send one
                 failure, unsure = error, True
             if time.monotonic() > until or self._client.is_closed:
-                raise BrokerError(f"NATS does not keep anything ({type(failure).__name__}) for {stream}") from failure
+                raise BrokerError(
+                    f"NATS has not stored a message for {stream} in time ({type(failure).__name__})"
+                ) from failure
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # real time: a server returns, or a leader is elected
             pause = min(2 * pause, 1.0)
 

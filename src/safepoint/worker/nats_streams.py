@@ -171,7 +171,7 @@ async def _ensure_stream(jetstream: JetStreamContext, config: StreamConfig, crea
                 await jetstream.stream_info(config.name or "")
             except NotFoundError:
                 if not create:
-                    raise BrokerError(f"there is no stream {config.name}: an operator has to make it") from None
+                    raise BrokerError(f"there is no stream {config.name}: an operator has to create it") from None
                 await jetstream.add_stream(config)
             return
         except (TimeoutError, ServiceUnavailableError) as error:
@@ -180,11 +180,11 @@ async def _ensure_stream(jetstream: JetStreamContext, config: StreamConfig, crea
                 raise BrokerError("there is no JetStream: is it switched on (-js)?") from error
             if time.monotonic() > until:
                 what = f"JetStream has not answered for {READY_SECONDS:g} s ({type(error).__name__})"
-                raise BrokerError(f"{what}: has the cluster a leader, and may this user ask it?") from error
+                raise BrokerError(f"{what}: does the cluster have a leader, and may this user access it?") from error
         except APIError as error:
             if error.err_code == STREAM_EXISTS:  # another process has created it meanwhile
                 return
-            raise BrokerError(f"cannot make the stream {config.name}: {error.description}") from error
+            raise BrokerError(f"cannot create the stream {config.name}: {error.description}") from error
         except (errors.Error, OSError) as error:
-            raise BrokerError(f"JetStream cannot be asked: {type(error).__name__}: {error}") from error
+            raise BrokerError(f"JetStream cannot be reached: {type(error).__name__}: {error}") from error
         await asyncio.sleep(RETRY_SECONDS)  # real time: the cluster elects a leader

@@ -169,7 +169,7 @@ class OrderLease:
 
     @property
     def _lost(self) -> bool:
-        """True if the lease is over: another worker may have the order, so nothing may be done to it any more."""
+        """True if the lease is over: another worker may have the order, so this one must leave it alone."""
         return time.monotonic() - self._renewed > self._connection.lease
 
     async def _keep_lease(self) -> None:
@@ -246,7 +246,7 @@ class OrderLease:
     async def _settle(self, ending: Ending) -> None:
         """Complete the order, return it, or replace it by a new one, depending on how the work ended."""
         if self._lost and ending != "fenced":
-            log.info("session %s: its lease was over before its end: the order comes again", self._session)
+            log.info("session %s: its lease was over before its end: the order is delivered again", self._session)
             return
         try:
             match ending:
@@ -271,7 +271,7 @@ class OrderLease:
                 case "fenced":
                     self._stats.fenced += 1  # the order belongs to the new owner, who settles it
         except BrokerError as error:
-            log.info("session %s: its order could not be settled (%s): it comes again", self._session, error)
+            log.info("session %s: its order could not be settled (%s): it is delivered again", self._session, error)
 
     async def _complete(self) -> None:
         for number in range(COMPLETE_TRIES):

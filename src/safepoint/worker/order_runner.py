@@ -54,7 +54,7 @@ from .wait_helpers import set_within
 __all__ = ["GIVEN_BACK", "OrderRunner"]
 
 log = logging.getLogger("safepoint")
-GIVEN_BACK = AbortReason("lease_lost", "the worker gives it back: another one goes on")
+GIVEN_BACK = AbortReason("lease_lost", "its worker has handed it over to another one")
 OPEN_TRIES = 5
 # New messages and stops are announced by a publication, which may be lost: the inbox is read this often in any case.
 INBOX_SECONDS = 1.0
@@ -305,7 +305,7 @@ class OrderRunner:
                 return None  # it was sent twice, or its first owner died before it could remove it from the inbox
             return self._start_turn(session, sent)
         except (Unreadable, UsageError) as error:
-            log.warning("session %s: a message cannot be taken and is put aside: %s", session.id, error)
+            log.warning("session %s: a message cannot be accepted and is kept as a dead letter: %s", session.id, error)
             _refuse(session, entry.data, error)
             await self._connection.append("dead", (session.id,), entry.data)
             return None
@@ -353,7 +353,9 @@ class OrderRunner:
         session = self.session
         reply = None if session is None else self._apply_stop(session, call.turn_id, call)
         if reply is None:
-            return Reply(status="unknown", message=f"turn {call.turn_id} is not here yet", turn_id=call.turn_id)
+            return Reply(
+                status="unknown", message=f"turn {call.turn_id} has not been admitted yet", turn_id=call.turn_id
+            )
         return reply
 
     async def handle(self, call: Call) -> Reply:

@@ -230,7 +230,7 @@ class RemoteHost(Directory):
         if reply is not None and reply.status in ("accepted", "already_stopping"):
             return reply.status, "delivered", reply.message + ("" if recorded else " (not recorded yet)")
         if reply is None and not recorded:
-            message = "neither the worker nor the broker has answered: the stop is on its way"
+            message = "neither the worker nor the broker has answered yet: the stop is being delivered"
             return "accepted", "accepted", message
         ended = reply is not None and reply.status == "already_finished"
         try:
@@ -238,7 +238,7 @@ class RemoteHost(Directory):
                 turn, unseen = await self._look_up(session_id, turn_id, ended)
         except (TimeoutError, BrokerError):
             if ended:
-                message = "its worker says that it has ended, which is not written yet"
+                message = "its worker reports that it has ended, but the end is not recorded yet"
                 return "accepted", ("recorded" if recorded else "accepted"), message
             message = "the broker does not report the state of the turn"
             return "accepted", _level(reply, recorded), message

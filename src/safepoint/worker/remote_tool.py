@@ -53,7 +53,7 @@ def remote_tool(host: Host, agent: str, *, name: str | None = None, description:
         session, turn = _ids(agent, key)
         with suppress(NotFound):  # it was never started
             ack = await host.stop(
-                session, turn, reason=AbortReason("parent", "nobody goes on with the call it works for")
+                session, turn, reason=AbortReason("parent", "the call that it works for is not continued")
             )
             if ack.status != "unknown" and ack.begun:
                 await ack.settled()

@@ -96,6 +96,11 @@ async def recorded_stops(connection: BrokerConnection, session: str, after: int 
             call = from_json(StopCall, entry.data)
         except Unreadable as error:
             log.warning("session %s: turn %s is stopped: %s", session, entry.key[-1], error)
-            call = StopCall(entry.key[-1], "NOW", None, AbortReason("user", "somebody stopped it").to_dict())
+            call = StopCall(
+                entry.key[-1],
+                "NOW",
+                None,
+                AbortReason("user", "it was stopped by a request that cannot be read").to_dict(),
+            )
         found.append((entry.position, call))
     return found

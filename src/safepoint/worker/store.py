@@ -96,7 +96,7 @@ class BrokerStore:
         self._blocked = reason
 
     async def acquire(self, session: str) -> int:
-        """Become the owner of a session: after the first append, the former owner cannot write any more.
+        """Become the owner of a session: after the first append, the former owner can no longer write.
 
         Returns:
             The number of the last record.
@@ -119,7 +119,7 @@ class BrokerStore:
         if not records:
             return frozenset()
         if self._blocked is not None:
-            raise StoreError(f"session {session!r} is not written here any more: {self._blocked}")
+            raise StoreError(f"session {session!r} is no longer written here: {self._blocked}")
         for data in pack_records(records, self.owner):
             before = self._positions[session]
             try:

@@ -302,9 +302,9 @@ class Supervisor:
         try:
             await order_lease.run()
         except BrokerError as error:
-            log.warning("session %s: the work on it broke off: %s", session, error)
+            log.warning("session %s: an error has ended the work on it: %s", session, error)
         except Exception:
-            log.exception("session %s: the work on it broke off", session)
+            log.exception("session %s: an error has ended the work on it", session)
         finally:
             del self._leases[session]
             if isinstance(order_lease.executor, ProcessExecutor):

@@ -21,7 +21,9 @@ from .worker_loop import WorkerLoop
 
 __all__ = ["Worker"]
 
-NEEDS_TARGETS = "agents of this process run in it: give them as 'module:agent' to have them in processes of their own"
+NEEDS_TARGETS = (
+    "agents that are given as objects run in this process: give them as 'module:agent' for isolation='process'"
+)
 
 
 class Worker:
@@ -188,7 +190,7 @@ def _check_sendable(broker: Broker) -> None:
     try:
         pickle.dumps(broker)
     except Exception as error:
-        why = f"{type(broker).__name__} cannot be sent to processes of their own: use isolation='task'"
+        why = f"{type(broker).__name__} cannot be used from other processes: use isolation='task'"
         raise UsageError(why) from error
 
 

@@ -24,7 +24,7 @@ async def test_an_event_loop_that_is_closed_serves_nobody():
     broker = MemoryBroker()
     await Elsewhere(broker, answer).gone()
     async with linked(broker) as connection:
-        with pytest.raises(NoResponders, match="went away"):
+        with pytest.raises(NoResponders, match="has ended"):
             await connection.request(("ctl", "s"), b"", 5)
 
 

@@ -28,7 +28,7 @@ async def test_an_end_that_is_not_written_is_not_told_as_one(monkeypatch: pytest
         await worker.serve(("ctl", "s"), answer)
         ack = await host.stop("s", "t1")
         assert (ack.status, ack.level) == ("accepted", "recorded")
-        assert "not written yet" in ack.message
+        assert "not recorded yet" in ack.message
 
 
 @each_broker
