@@ -287,7 +287,8 @@ class EntryBuilder:
 
     def end(self, fate: Fate, *, where: str | None = None, note: str = "") -> None:
         """Record how it ended. The first end is final; `still_running` is none, and may become an end later."""
-        note = shorten(note, NOTE_LIMIT)
+        if note:
+            note = shorten(note, NOTE_LIMIT)
         # Two threads may end one entry: the thread of a function that returns, and one that writes a receipt meanwhile.
         with self._receipt_builder.lock:
             if self.ended_at is None:
