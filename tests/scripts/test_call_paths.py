@@ -1,9 +1,14 @@
 """The measured paths in the documentation: the page shows the calls that the code makes."""
 
 import asyncio
+import sys
+from collections import Counter
+from types import FrameType
 
 import pytest
 
+from safepoint import Agent, LocalHost, tool
+from safepoint.models.scripted import Call, ScriptedModel
 from scripts.call_paths import PACKAGE, PAGE, Paths, by_file, measure, page_with, section
 
 
@@ -33,3 +38,33 @@ def test_a_stop_is_one_synchronous_call_and_one_callback_of_the_loop(paths: Path
 def test_every_file_of_a_path_exists(paths: Paths):
     files = {file for part in paths.message + paths.stop for file, _ in by_file(part.stack)}
     assert all((PACKAGE / file).is_file() for file in files)
+
+
+def test_a_stop_reaches_the_guard_in_few_calls(paths: Paths):
+    wake, _ = paths.stop
+    assert len(wake.stack) <= 11
+
+
+async def test_one_stop_decides_once_and_aborts_once() -> None:
+    counts: Counter[str] = Counter()
+
+    @tool
+    async def wait() -> None:
+        began.set()
+        await asyncio.sleep(60)
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_qualname in ("AbortController.abort", "Stop.join"):
+            counts[frame.f_code.co_qualname] += 1
+
+    began = asyncio.Event()
+    host = LocalHost(Agent(ScriptedModel([Call("wait")]), tools=[wait]))
+    await host.create("s1")
+    turn = (await host.live("s1")).send("Wait.")
+    await began.wait()
+    sys.setprofile(count)
+    await host.stop("s1", turn.id)
+    await turn
+    sys.setprofile(None)
+    await host.close()
+    assert counts == {"AbortController.abort": 1, "Stop.join": 1}

@@ -48,13 +48,22 @@ def test_it_waits_until_it_begins_or_its_end_is_decided() -> None:
     assert not decided.queued
 
 
-def test_a_stop_that_was_asked_for_before_it_began_counts_from_its_beginning() -> None:
-    mine, ctx = turn(), Context()
+def test_a_queued_turn_that_is_stopped_has_nothing_to_finish_first() -> None:
+    mine, later = turn(), turn()
     mine.request_stop(StopRequest(StopAt.AFTER_TOOLS))
-    mine.begin(ctx)
-    before = ctx.stop.request.at
+    later.request_stop(StopRequest(StopAt.TURN_END))
+    assert mine.signal.aborted
+    assert not later.signal.aborted
+
+
+def test_requests_from_before_and_after_its_beginning_are_one() -> None:
+    mine = turn()
+    mine.begin(Context())
+    mine.request_stop(StopRequest(StopAt.AFTER_TOOLS))
+    before = mine.live_stop.request.at
     mine.request_stop(StopRequest(StopAt.AFTER_MODEL))
-    assert (before, ctx.stop.request.at) == (StopAt.AFTER_TOOLS, StopAt.SAFE_POINT)
+    assert (before, mine.live_stop.request.at) == (StopAt.AFTER_TOOLS, StopAt.SAFE_POINT)
+    assert not mine.signal.aborted
 
 
 def test_of_many_threads_that_stop_it_one_is_the_first_and_no_request_is_lost() -> None:

@@ -68,7 +68,7 @@ async def settle(
     except BaseException as raised:
         error = raised
         passing = raised if _is_for_the_task(raised, before) else None
-    if error is not None and ctx.stop.caused(error):
+    if error is not None and not ctx.signal.aborted and ctx.stop.caused(error):
         ctx.stop.abort_run()  # the work stopped at a safe point, which counts as an abort from here on
     passing = await clean_up(ctx) or passing
     if error is not None or ctx.signal.aborted:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypedDict
 
 from ..abort import AbortController, AbortError, AbortReason, Clock
 from ..abort.clock import Timer, check_seconds
@@ -179,6 +179,15 @@ class StopOptions:
         )
 
 
+class StopKeywords(TypedDict):
+    """The keyword arguments of `stop()`, for code that passes them on."""
+
+    scope: Scope | None
+    within: float | None
+    abandon: float | None
+    reason: AbortReason | str | None
+
+
 @dataclass(frozen=True, slots=True)
 class StopAck:
     """The immediate answer to a stop. `await ack.settled()` gives the receipt once everything has ended.
@@ -268,6 +277,14 @@ class Stop:
         if parent is not None:
             parent._add_child(self)
 
+    def attach(self, parent: "Stop") -> None:
+        """Put this run under another one, which it had not begun in before: requests for the tree reach it from now on.
+
+        A turn of a session can be stopped while it is queued, so it has its request before the loop begins it.
+        """
+        self._parent = parent
+        parent._add_child(self)
+
     @property
     def requested(self) -> bool:
         """Whether a stop was requested."""
@@ -310,8 +327,8 @@ class Stop:
             self.request = joined
             children = list(self._children) if joined.scope == "tree" else []
             self._set_deadline_timer()
-        if joined.at is StopAt.NOW:
-            self.abort_run()  # the signals of the child runs follow this one
+        if joined.at is StopAt.NOW and self._controller is not None:
+            self._controller.abort(self.reason)  # the signals of the child runs follow this one
         self._watch_abort()
         for child in children:
             child.join(_for_children(joined))

@@ -313,7 +313,7 @@ class SessionEngine:
         if running.interrupted_at is None:
             running.interrupted_at = now
         if presses and now - min(presses) >= PRESS_SECONDS and running.ctx is not None:
-            running.ctx.stop.join(StopRequest(abandon=0.0))
+            running.live_stop.join(StopRequest(abandon=0.0))
 
     def _enqueue(self, turn: SessionTurn, preempt: StopAt | None) -> None:
         turn.session_id, turn.session_turns = self.id, self.turns
@@ -325,7 +325,9 @@ class SessionEngine:
         turn = next((turn for turn in turns if turn.urgent), turns[0])
         rest = [other for other in turns if other is not turn]
         finish = partial(self._finish, turn)
-        return TurnPlan(self._work, turn, [turn], rest, signal=turn.signal, turn_id=turn.id, then=finish)
+        return TurnPlan(
+            self._work, turn, [turn], rest, signal=turn.signal, turn_id=turn.id, then=finish, stop=turn.live_stop
+        )
 
     def _record_end(self, turn: SessionTurn, outcome: Outcome[AgentResult]) -> None:
         """Decide how a turn ended, and add its end to the log. The first outcome of a turn counts."""

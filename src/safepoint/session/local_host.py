@@ -39,7 +39,7 @@ from ..abort.clock import check_seconds
 from ..abort.renamed_arguments import accepts_deadline
 from ..agent.agent import Agent
 from ..errors import UsageError, describe
-from ..run.stop import Scope, StopAck, StopAt
+from ..run.stop import Scope, StopAck, StopAt, StopKeywords
 from .acknowledgements import ChangeAck, change_ack, stop_ack
 from .admission import as_messages
 from .engine import SessionEnded, WhenBusy
@@ -362,14 +362,11 @@ class LocalHost:
         reason: AbortReason | str | None = None,
     ) -> StopAck:
         """Stop this turn, or the one that continues it, and no other."""
-
-        def stop(session: Session) -> StopAck:
-            return session.stop(turn_id, at, scope=scope, within=within, abandon=abandon, reason=reason)
-
+        how: StopKeywords = {"scope": scope, "within": within, "abandon": abandon, "reason": reason}
         session = self._live.get(check_id("session", session_id))
         if session is not None and session.successor_of(check_id("turn", turn_id)) in session.turns:
-            return await stop_ack(session, stop(session))  # even while the session is being closed
-        return await stop_ack(*await self._with_session(session_id, stop))
+            return await stop_ack(session, session.stop(turn_id, at, **how))  # even while the session is being closed
+        return await stop_ack(*await self._with_session(session_id, lambda opened: opened.stop(turn_id, at, **how)))
 
     async def answer(self, session_id: str, question_id: str, text: str) -> bool:
         """Answer a question. False if the question does not wait for an answer."""

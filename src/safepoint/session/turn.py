@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ..abort import AbortController, AbortReason, AbortSignal
+from ..abort import AbortController, AbortReason, AbortSignal, current_clock
 from ..abort.clock import check_seconds
 from ..abort.deadline import Deadline
 from ..abort.listeners import Registration
@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..run.context import Context
 from ..run.messages import Message
 from ..run.outcome import Outcome
-from ..run.stop import NO_STOP, Scope, StopAck, StopAt, StopOptions, StopRequest
+from ..run.stop import NO_STOP, Scope, Stop, StopAck, StopAt, StopOptions, StopRequest
 from .wait_cycles import refuse_cycle
 
 __all__ = ["MessagesFn", "SessionTurn", "TurnOptions", "TurnResult", "TurnStatus", "check_id"]
@@ -105,7 +105,9 @@ class SessionTurn:
         urgent: Whether it begins before the turns that are queued.
         continues: The stopped turn that it continues.
         resumes: As the argument.
-        stop_request: All requests to stop it, joined.
+        stop_request: What was asked of it by `stop()`, its own signal or a shutdown, joined. This is what is recorded.
+        live_stop: The one request that acts, from its acceptance to its end. It also has what asks it to make way for
+            another turn, and while it runs what the loop is asked for.
         recorded_stop: The request as it is in the log.
         stop_wanted: Whether somebody wants it to stop. A host that shuts down stops it without that.
         interrupted_at: When a message with `when_busy="interrupt"` first asked it to make way.
@@ -137,6 +139,7 @@ class SessionTurn:
         self.continues = continues
         self.resumes = resumes
         self.stop_request = NO_STOP
+        self.live_stop = Stop(self.controller, current_clock())
         self.recorded_stop = NO_STOP
         self.stop_wanted = False
         self.interrupted_at: float | None = None
@@ -178,23 +181,23 @@ class SessionTurn:
         return self.ctx is not None and self.outcome is None
 
     def request_stop(self, request: StopRequest) -> bool:
-        """Join one more request to stop it. Any thread.
+        """Join one more request to stop it, which aborts it if that is due. Any thread.
 
         Returns:
             Whether it is the first one.
         """
+        queued = self.queued
         with self._lock:
             first = self.stop_request is NO_STOP and not self.signal.aborted
             self.stop_request = self.stop_request.join(request)
-        if self.ctx is not None:
-            self.ctx.stop.join(request)
+        self.live_stop.join(request)
+        if queued and self.stop_request.at is not StopAt.TURN_END:
+            self.live_stop.abort_run()  # it has nothing to finish first
         return first
 
     def begin(self, ctx: Context) -> None:
-        """Mark it as running. Requests that came before apply from now on."""
+        """Mark it as running."""
         self.ctx = ctx
-        if self.stop_request is not NO_STOP:
-            ctx.stop.join(self.stop_request)
 
     def stop(
         self,
@@ -212,6 +215,7 @@ class SessionTurn:
         """Set the result, and wake those who wait for it."""
         self.result = result
         self.ctx = None
+        self.live_stop.close()
         if self.signal_listener is not None:
             self.signal_listener.remove()
         waiters, self._waiters = self._waiters, []

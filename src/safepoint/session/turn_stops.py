@@ -90,7 +90,7 @@ class TurnStops:
         if turn.outcome is not None or turn.result is not None:
             return StopAck("already_finished", "settled", f"turn {turn.id} has ended", turn.id, settled)
         turn.stop_wanted = True
-        first = self._apply(turn, request)
+        first = turn.request_stop(request)
         self._loop_tasks.call(self._record_if_new, turn)
         message = f"stops {turn.stop_request}"
         return StopAck("accepted" if first else "already_stopping", "accepted", message, turn.id, settled)
@@ -103,16 +103,7 @@ class TurnStops:
         """
         now = self._clock.monotonic()
         at, limit = (StopAt.SAFE_POINT, now + within) if within > 0 else (StopAt.NOW, None)
-        self._apply(turn, StopRequest(at, "tree", limit, cause, now))
-
-    def _apply(self, turn: SessionTurn, request: StopRequest) -> bool:
-        """Join a request with those before it, and abort the turn if that is due. True for the first request."""
-        queued = turn.queued
-        first = turn.request_stop(request)
-        at = turn.stop_request.at
-        if at is StopAt.NOW or (queued and at is not StopAt.TURN_END):
-            turn.controller.abort(turn.stop_request.reason or AbortReason())
-        return first
+        turn.request_stop(StopRequest(at, "tree", limit, cause, now))
 
     def watch_signal(self, turn: SessionTurn) -> None:
         """React to an abort of the turn's signal, by whomever, until the turn has ended."""
@@ -123,12 +114,16 @@ class TurnStops:
     def _on_abort(self, turn: SessionTurn) -> None:
         if turn.queued:
             self._leave_queue(turn)
-        else:
-            requested = turn.stop_request.reason
-            turn.request_stop(StopRequest(StopAt.NOW, "tree", None, turn.signal.reason, self._clock.monotonic()))
-            # A shutdown aborts this signal too, with the reason of its own request, and does not count as a stop.
-            turn.stop_wanted = turn.stop_wanted or turn.signal.reason is not requested
-            self._record_if_new(turn)
+            return
+        if turn.stop_request.at is not StopAt.NOW or not turn.stop_wanted:
+            # Reasons are compared with `is`. The turn's own request also aborts it where no stop is meant: to make way
+            # for another turn, or because the host shuts down. Any other abort comes from the caller's signal, a time
+            # limit or a store that failed, and counts as a stop.
+            outside = turn.signal.reason is not turn.live_stop.request.reason
+            if outside or turn.stop_wanted:
+                turn.stop_wanted = True
+                turn.request_stop(StopRequest(StopAt.NOW, "tree", None, turn.signal.reason, self._clock.monotonic()))
+        self._record_if_new(turn)
 
     def _record_if_new(self, turn: SessionTurn) -> None:
         """Record the stop of a turn, unless the log says the same already."""
