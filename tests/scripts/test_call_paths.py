@@ -51,7 +51,7 @@ async def test_one_stop_decides_once_and_aborts_once() -> None:
     @tool
     async def wait() -> None:
         began.set()
-        await asyncio.sleep(60)
+        await asyncio.get_running_loop().create_future()
 
     def count(frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and frame.f_code.co_qualname in ("AbortController.abort", "Stop.join"):
