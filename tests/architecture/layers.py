@@ -53,13 +53,17 @@ def may_import(importer: str, imported: str) -> bool:
     return LAYERS[imported] < LAYERS[importer] or (importer, imported) == ("models", "agent")
 
 
+# Modules that exist only for type checkers. At run time nothing can import them, so they are no dependency.
+TYPE_CHECKER_MODULES = {"_typeshed"}
+
+
 def foreign_imports(source: Source) -> Iterator[str]:
     """What the core imports beyond the standard library and itself."""
     if package_of(source) not in CORE or str(source.path) in NOT_CORE:
         return
     for line, name in imports(source):
         top = name.partition(".")[0]
-        if top not in sys.stdlib_module_names and top != "safepoint":
+        if top not in {*sys.stdlib_module_names, *TYPE_CHECKER_MODULES, "safepoint"}:
             yield source.at(line, f"imports {top}")
 
 
