@@ -1,6 +1,6 @@
-"""Owns where checkpoints are kept: text under a key, saved whole or not at all, used by one at a time.
+"""Stores of checkpoints: text under a key, saved whole or not at all, and leased to one user at a time.
 
-Knows nothing of what the text means, nor of flows and turn loops, which write it. The store in a database is in
+The meaning of the text is known only to flows and turn loops, which write it. The store in a database is in
 `checkpoints_sqlite.py`.
 """
 
@@ -23,13 +23,13 @@ from .checkpoints_files import (
     CheckpointUnreadable,
     FileLease,
     check_key,
-    date,
-    failed,
+    disk_error,
     file_name,
-    finish,
     make_folder,
     read_back,
+    run_to_end,
     sync_folder,
+    timestamp,
     write_atomically,
 )
 
@@ -46,38 +46,51 @@ __all__ = [
 
 log = logging.getLogger("safepoint")
 
-OLD_SECONDS = 3600.0  # a temporary file of this age belongs to nobody: saving takes milliseconds
+OLD_SECONDS = 3600.0  # a temporary file of this age has no writer any more: saving takes milliseconds
 
 
 class Checkpoints(Protocol):
-    """Where checkpoints are kept, as text under a key. Any text may be a key. Raises: CheckpointError."""
+    """A store of checkpoints: text under a key. Any text may be a key. Every method may raise CheckpointError."""
 
     async def save(self, key: str, text: str) -> None:
-        """Keep the text in place of what was there. When it returns, the text is on disk.
+        """Store the text in place of the old one. When this returns, the text is on disk.
 
-        Once begun it is not cut in half: an abort comes out when the store has the old text or the new one, for good.
+        A save that has begun is not cut in half: an abort is raised only when the store durably has the old text or the
+        new one.
         """
         ...
 
     async def load(self, key: str) -> str | None:
-        """The text that was saved last; None: there is none. Raises: CheckpointUnreadable."""
+        """Return the text that was saved last, or None.
+
+        Raises:
+            CheckpointUnreadable: What is stored is not text.
+        """
         ...
 
     async def delete(self, key: str) -> bool:
-        """Forget it. False: there was none."""
+        """Delete the checkpoint. False if there was none."""
         ...
 
     async def set_aside(self, key: str, why: str) -> str:
-        """Move what nobody can read out of the way, and say where it is now. It is never deleted."""
+        """Move a checkpoint that cannot be used out of the way, and return where it is now. It is never deleted."""
         ...
 
     def lease(self, key: str) -> AbstractAsyncContextManager[None]:
-        """`async with store.lease(key):` nobody else has one meanwhile. Raises: CheckpointInUse."""
+        """Lease the key for the block `async with store.lease(key):`. There is only one lease at a time.
+
+        Raises:
+            CheckpointInUse: Another owner has leased the key.
+        """
         ...
 
 
 class MemoryCheckpoints:
-    """Checkpoints that live as long as this object. `aside` has what was set aside: key, text, why."""
+    """Checkpoints that live as long as this object.
+
+    Attributes:
+        aside: What was set aside: key, text and reason.
+    """
 
     def __init__(self) -> None:
         self.aside: list[tuple[str, str, str]] = []
@@ -85,35 +98,35 @@ class MemoryCheckpoints:
         self._leases: dict[str, str] = {}
 
     async def save(self, key: str, text: str) -> None:
-        """Keep the text."""
+        """Store the text."""
         check_key(key)
         self._texts[key] = check_text(key, text)
 
     async def load(self, key: str) -> str | None:
-        """The text, or None."""
+        """Return the text, or None."""
         check_key(key)
         return self._texts.get(key)
 
     async def delete(self, key: str) -> bool:
-        """Forget it. False: there was none."""
+        """Delete the checkpoint. False if there was none."""
         check_key(key)
         return self._texts.pop(key, None) is not None
 
     async def set_aside(self, key: str, why: str) -> str:
-        """Move it to `aside`."""
+        """Move the checkpoint to `aside`."""
         check_key(key)
         if key not in self._texts:
-            raise nothing_there(key, "memory")
+            raise missing_error(key, "memory")
         self.aside.append((key, self._texts.pop(key), why))
         return f"`.aside[{len(self.aside) - 1}]` of this {type(self).__name__}"
 
     @asynccontextmanager
     async def lease(self, key: str) -> AsyncIterator[None]:
-        """Exclusive use of the key among all who have this object."""
+        """Lease the key among all users of this object."""
         check_key(key)
         if key in self._leases:
             raise CheckpointInUse(key, "memory", self._leases[key])
-        self._leases[key] = f"this process (pid {os.getpid()}) since {date()}"
+        self._leases[key] = f"this process (pid {os.getpid()}) since {timestamp()}"
         try:
             yield
         finally:
@@ -121,7 +134,7 @@ class MemoryCheckpoints:
 
 
 class FolderCheckpoints:
-    """Checkpoints in a folder, one file per key. The folder is made when the first one is saved."""
+    """Checkpoints in a folder, one file per key. The folder is created by the first save."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder).absolute()  # the working directory may change
@@ -131,30 +144,30 @@ class FolderCheckpoints:
         return f"FolderCheckpoints({str(self._folder)!r})"
 
     async def save(self, key: str, text: str) -> None:
-        """Keep the text: a new file takes the old one's place."""
-        await finish(self._save, self._path(key), check_text(key, text))
+        """Store the text: a new file replaces the old one."""
+        await run_to_end(self._save, self._path(key), check_text(key, text))
 
     async def load(self, key: str) -> str | None:
-        """The text, or None."""
+        """Return the text, or None."""
         return await start_in_thread(read_back, self._path(key))
 
     async def delete(self, key: str) -> bool:
-        """Forget it. False: there was none."""
-        return await finish(self._delete, self._path(key))
+        """Delete the checkpoint. False if there was none."""
+        return await run_to_end(self._delete, self._path(key))
 
     async def set_aside(self, key: str, why: str) -> str:
-        """Move its file to the folder `aside`, with the reason in a file next to it."""
-        return await finish(self._set_aside, key, self._path(key), why)
+        """Move the file to the folder `aside`, with the reason in a file next to it."""
+        return await run_to_end(self._set_aside, key, self._path(key), why)
 
     @asynccontextmanager
     async def lease(self, key: str) -> AsyncIterator[None]:
-        """Exclusive use of the key among all processes on this machine."""
+        """Lease the key among all processes on this machine."""
         lease = FileLease(key, self._folder, str(self._folder))
         try:
-            await finish(lease.take)
+            await run_to_end(lease.take)
             yield
         finally:
-            await finish(lease.release)
+            await run_to_end(lease.release)
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{file_name(key)}.checkpoint"
@@ -171,7 +184,7 @@ class FolderCheckpoints:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise failed(f"delete {path}", error) from error
+            raise disk_error(f"delete {path}", error) from error
         return True
 
     def _set_aside(self, key: str, path: Path, why: str) -> str:
@@ -179,22 +192,22 @@ class FolderCheckpoints:
         target = aside / f"{path.stem}.{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}.checkpoint"
         try:
             if not path.exists():
-                raise nothing_there(key, str(self._folder))
+                raise missing_error(key, str(self._folder))
             make_folder(aside)
             path.rename(target)
             sync_folder(aside)
             sync_folder(self._folder)
         except OSError as error:
-            raise failed(f"set {path} aside", error) from error
+            raise disk_error(f"set {path} aside", error) from error
         try:
             write_atomically(target.with_suffix(".why"), f"{why}\n")
-        except CheckpointError as error:  # it is out of the way, and that is what counts
+        except CheckpointError as error:  # the checkpoint itself is out of the way, which is what matters
             log.warning("%s was set aside (%s), but the reason could not be written: %s", target, why, error)
         return str(target)
 
     def _sweep(self) -> None:
-        """Remove what savers that were killed have left behind. Once in a while: it looks at every file."""
-        now = time.time()  # the time of files
+        """Remove temporary files of processes that were killed while saving. It reads the folder, so it runs rarely."""
+        now = time.time()  # real time, because it is compared with the times of files
         if self._swept_at is not None and now - self._swept_at < OLD_SECONDS:
             return
         self._swept_at = now
@@ -207,12 +220,16 @@ class FolderCheckpoints:
 
 
 def check_text(key: str, text: str) -> str:
-    """The text itself. Raises: UsageError."""
+    """Return the text.
+
+    Raises:
+        UsageError: It is no text.
+    """
     if not isinstance(text, str):
         raise UsageError(f"Checkpoint {key!r} must be text, not {type(text).__name__}: turn it into JSON first")
     return text
 
 
-def nothing_there(key: str, where: str) -> CheckpointError:
-    """The error for setting aside what is not there."""
+def missing_error(key: str, where: str) -> CheckpointError:
+    """Make the error for setting aside a checkpoint that does not exist."""
     return CheckpointError(f"There is no checkpoint {key!r} in {where} to set aside: it may have been moved already")

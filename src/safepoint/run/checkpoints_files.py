@@ -1,6 +1,6 @@
-"""Owns how text gets on disk whole, how one process at a time uses it, and the errors of both.
+"""Writing text to disk atomically, leasing a key to one process at a time, and the errors of both.
 
-The ground under the stores that outlive the process. Knows nothing of stores.
+The stores of checkpoints that outlive the process are built on it.
 """
 
 import asyncio
@@ -24,34 +24,41 @@ __all__ = [
     "CheckpointInUse",
     "CheckpointUnreadable",
     "FileLease",
-    "finish",
     "read_back",
+    "run_to_end",
     "write_atomically",
 ]
 
 log = logging.getLogger("safepoint")
 T = TypeVar("T")
 
-# Whatever a model has said can be saved: also half of a surrogate pair, which plain UTF-8 refuses.
+# Any text of a model can be saved, even half of a surrogate pair, which plain UTF-8 refuses.
 ENCODING = ("utf-8", "surrogatepass")
 
-# Lower case only: some file systems take `A` and `a` for one name. No dot: what follows one is ours.
+# Bytes that are not escaped in file names. Lower case only, because some file systems treat `A` and `a` as one name. No
+# dot, because the endings of our files begin with one.
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_")
-LONGEST_NAME = 150  # of the 255 bytes a file name may have; the rest is for endings
+LONGEST_NAME = 150  # a file name may have 255 bytes; the rest is for endings
 
 TEMPORARY = ".safepoint-*.tmp"
 
 
 class CheckpointError(SafepointError):
-    """A checkpoint could not be saved, loaded, moved or leased: the message says which, where, and what to do."""
+    """A checkpoint could not be saved, loaded, moved or leased: the message says which one, where, and what to do."""
 
 
 class CheckpointUnreadable(CheckpointError):
-    """There is a checkpoint, but what is kept is not text: `set_aside` it, and nothing is lost."""
+    """The stored checkpoint is not text. `set_aside` moves it out of the way without losing it."""
 
 
 class CheckpointInUse(CheckpointError):
-    """Somebody else has leased this key. `holder` says who, and since when."""
+    """Another owner has leased this key.
+
+    Attributes:
+        key: The key.
+        where: The store.
+        holder: Who has leased it, and since when.
+    """
 
     def __init__(self, key: str, where: str, holder: str) -> None:
         super().__init__(key, where, holder)
@@ -67,12 +74,16 @@ class CheckpointInUse(CheckpointError):
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
-    """Write the file so that at every moment, also after a crash, it has the old text or the new one, whole.
+    """Write a file so that at any moment, even after a crash, it has the whole old text or the whole new one.
 
-    When it returns, the new text is on disk. It blocks: in async code call it in a thread. Raises: CheckpointError.
+    The text is written to a temporary file, which then replaces the old one: a rename is atomic. When this returns, the
+    new text is on disk. It blocks, so call it in a thread from async code.
+
+    Raises:
+        CheckpointError: The disk refused.
     """
-    target = Path(os.path.realpath(path))  # a link stays a link
-    # In the same folder, because only there a rename is atomic.
+    target = Path(os.path.realpath(path))  # a symbolic link is kept, and its target is replaced
+    # In the same folder, because a rename to another file system is not atomic.
     temporary = target.with_name(TEMPORARY.replace("*", secrets.token_hex(8)))
     try:
         try:
@@ -86,26 +97,36 @@ def write_atomically(path: str | os.PathLike[str], text: str) -> None:
             raise
         sync_folder(target.parent)
     except OSError as error:
-        raise failed(f"write {target}", error, left="It has its old text or the new one, whole.") from error
+        raise disk_error(f"write {target}", error, state="It has the whole old text or the whole new one.") from error
 
 
 def read_back(path: str | os.PathLike[str]) -> str | None:
-    """What `write_atomically` wrote; None: there is no such file. Raises: CheckpointError, CheckpointUnreadable."""
+    """Return the text that `write_atomically` wrote; None if there is no such file.
+
+    Raises:
+        CheckpointUnreadable: The file does not contain text.
+        CheckpointError: The file cannot be read.
+    """
     try:
         return Path(path).read_bytes().decode(*ENCODING)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise failed(f"read {path}", error) from error
+        raise disk_error(f"read {path}", error) from error
     except UnicodeDecodeError as error:
-        raise unreadable(str(path), error) from error
+        raise unreadable_error(str(path), error) from error
 
 
-async def finish(fn: Callable[..., T], *args: object, on_leave: Callable[[], None] = lambda: None) -> T:
-    """Run disk work in a thread and wait for its end, also when the caller is interrupted: that comes out afterwards.
+async def run_to_end(fn: Callable[..., T], *args: object, on_interrupt: Callable[[], None] = lambda: None) -> T:
+    """Run disk work in a thread and wait for its end, even if the caller is cancelled meanwhile.
 
-    Otherwise a save that nobody waits for any more could overwrite a later one, or outlive its lease. `on_leave`
-    tells the work that nobody wants its result: what only waits may give up.
+    The cancellation is raised afterwards. Otherwise the work would go on without its caller: a save could overwrite a
+    later one, or outlive its lease.
+
+    Args:
+        fn: The work.
+        args: Its arguments.
+        on_interrupt: Called when the caller is cancelled. Work that only waits may give up then.
     """
     ended = start_in_thread(fn, *args)
     interruption: asyncio.CancelledError | None = None
@@ -114,7 +135,7 @@ async def finish(fn: Callable[..., T], *args: object, on_leave: Callable[[], Non
             await asyncio.wait([ended])
         except asyncio.CancelledError as error:
             interruption = error
-            on_leave()
+            on_interrupt()
     if interruption is None:
         return ended.result()
     failure = ended.exception()
@@ -123,14 +144,24 @@ async def finish(fn: Callable[..., T], *args: object, on_leave: Callable[[], Non
     try:
         raise interruption from failure
     finally:
-        del interruption, failure  # a frame and its own traceback would keep each other alive
+        del interruption, failure  # break the cycle between this frame and the traceback of the exception
 
 
 class FileLease:
-    """Exclusive use of a key among processes: a lock on a file, which the kernel drops when the process ends.
+    """Exclusive use of a key among processes: a lock (`flock`) on a file, which the kernel drops when the process ends.
 
-    The file goes with the lease. So whoever gets the lock looks whether the file is still the one with that name:
-    if its holder removed it in between, the lock is worth nothing, and the next try is on the next file.
+    **The protocol.** The file is removed with the lease, so that folders do not fill up. But a lock belongs to the
+    opened file, not to its name: a process may open the file, then its holder removes it and unlocks, and the process
+    gets a lock on a file that has no name any more, while another one creates a new file and locks that. So:
+
+    - `take` opens or creates the file, locks it, and *then* checks that the name still refers to the locked file. If it
+      does not, the lock is worthless, and `take` tries again with the file that has the name now.
+    - `release` removes the file *before* it unlocks. In the other order another process could get the lock in between,
+      with the check above passed, and then lose its file: a third one would lock a new file of the same name.
+
+    **Forks.** A lock also belongs to all copies of the descriptor. A forked child closes its copies at once
+    (`drop_inherited`), so that the lock of a parent that has died does not live on in the child. And `release` unlocks
+    explicitly instead of only closing, because a program that is just being started has a copy until its `exec`.
     """
 
     def __init__(self, key: str, folder: Path, where: str) -> None:
@@ -140,7 +171,12 @@ class FileLease:
         self._file: int | None = None
 
     def take(self) -> None:
-        """Raises: CheckpointInUse; CheckpointError."""
+        """Take the lease.
+
+        Raises:
+            CheckpointInUse: Another owner has it.
+            CheckpointError: The disk refused.
+        """
         try:
             make_folder(self._path.parent)
             while self._file is None:
@@ -148,25 +184,25 @@ class FileLease:
         except BlockingIOError:
             raise CheckpointInUse(self._key, self._where, self._holder()) from None
         except OSError as error:
-            raise failed(f"lock {self._path}", error) from error
+            raise disk_error(f"lock {self._path}", error) from error
 
     def release(self) -> None:
-        """Give it back. Does nothing if it was not taken."""
-        _held.discard(self)
+        """Release the lease. It does nothing if the lease was not taken."""
+        _held_leases.discard(self)
         file, self._file = self._file, None
         if file is None:
             return
         try:
-            if self._is(file):
+            if self._is_current(file):
                 self._path.unlink()
         except OSError as error:
             log.debug("The file of a lease could not be removed: %s", error)
-        # Closing is not enough: a program that is just being started has a copy of the descriptor until its exec.
+        # Closing is not enough: see the class.
         fcntl.flock(file, fcntl.LOCK_UN)
         os.close(file)
 
-    def forget(self) -> None:
-        """In a forked child: the lease is the parent's, and must not live on here when the parent is gone."""
+    def drop_inherited(self) -> None:
+        """Close the copy of a forked child: the lease belongs to the parent."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -175,17 +211,17 @@ class FileLease:
         file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self._is(file):
-                holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": date()}
+            if self._is_current(file):
+                holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": timestamp()}
                 os.ftruncate(file, 0)
                 os.pwrite(file, json.dumps(holder).encode(), 0)
                 self._file = file
-                _held.add(self)
+                _held_leases.add(self)
         finally:
             if self._file is None:
                 os.close(file)
 
-    def _is(self, file: int) -> bool:
+    def _is_current(self, file: int) -> bool:
         try:
             return os.path.samestat(os.fstat(file), self._path.stat())
         except FileNotFoundError:
@@ -193,29 +229,33 @@ class FileLease:
 
     def _holder(self) -> str:
         try:
-            told = json.loads(self._path.read_bytes())
-            pid, host, since = told["pid"], told["host"], told["since"]
+            owner = json.loads(self._path.read_bytes())
+            pid, host, since = owner["pid"], owner["host"], owner["since"]
         except (OSError, ValueError, KeyError, TypeError):
-            return "somebody who came or went at this moment"
+            return "another owner, who was just taking or releasing it"
         if (pid, host) == (os.getpid(), socket.gethostname()):
             return f"this process (pid {pid}) since {since}"
         return f"process {pid} on {host} since {since}"
 
 
-_held: set[FileLease] = set()
+_held_leases: set[FileLease] = set()
 
 
-def _forget_leases() -> None:
-    for lease in _held:
-        lease.forget()
-    _held.clear()
+def _drop_inherited_leases() -> None:
+    for lease in _held_leases:
+        lease.drop_inherited()
+    _held_leases.clear()
 
 
-os.register_at_fork(after_in_child=_forget_leases)
+os.register_at_fork(after_in_child=_drop_inherited_leases)
 
 
 def check_key(key: str) -> bytes:
-    """The key's bytes. Raises: UsageError."""
+    """Return the bytes of the key.
+
+    Raises:
+        UsageError: It is no string, or cannot be written as UTF-8.
+    """
     if not isinstance(key, str):
         raise UsageError(f"A checkpoint's key is a string, not {type(key).__name__}: {key!r}")
     try:
@@ -225,24 +265,28 @@ def check_key(key: str) -> bytes:
 
 
 def file_name(key: str) -> str:
-    """The key as part of a file name: another one for every key, harmless, and readable where possible."""
+    """Encode a key as a part of a file name: unique, safe on every file system, and readable where possible."""
     data = check_key(key)
     name = "".join(chr(byte) if byte in PLAIN else f"%{byte:02x}" for byte in data) or "%empty"
     if len(name) <= LONGEST_NAME:
         return name
-    # No escaped key has `%s`, so that none can have this name.
+    # No escaped key contains `%s`, so no other key can have this name.
     return f"{name[:64]}%sha256-{hashlib.sha256(data).hexdigest()}"
 
 
 def make_folder(folder: Path) -> None:
-    """Make it and those above it, so that they are there after a crash too. Raises: CheckpointError."""
+    """Create a folder and its parents, so that they survive a crash.
+
+    Raises:
+        CheckpointError: The disk refused.
+    """
     try:
         if not folder.is_dir():
             make_folder(folder.parent)
             folder.mkdir(exist_ok=True)
             sync_folder(folder.parent)
     except OSError as error:
-        raise failed(f"make the folder {folder}", error) from error
+        raise disk_error(f"make the folder {folder}", error) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -254,18 +298,24 @@ def sync_folder(folder: Path) -> None:
         os.close(file)
 
 
-def date() -> str:
-    """The time, for people."""
+def timestamp() -> str:
+    """Return the present time as text for people."""
     return datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
 
 
-def failed(doing: str, error: Exception, *, left: str = "") -> CheckpointError:
-    """The error for what the disk refused. `left`: in which state it is."""
+def disk_error(doing: str, error: Exception, *, state: str = "") -> CheckpointError:
+    """Make the error for something that the disk refused.
+
+    Args:
+        doing: What was tried.
+        error: The error of the system or the database.
+        state: A sentence about the state of the data now.
+    """
     why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    what = " ".join(filter(None, (f"Could not {doing}: {why}.", left)))
+    what = " ".join(filter(None, (f"Could not {doing}: {why}.", state)))
     return CheckpointError(f"{what} See that the place exists, has room, and that this process may write there.")
 
 
-def unreadable(which: str, error: UnicodeDecodeError) -> CheckpointUnreadable:
-    """The error for bytes that are no text."""
+def unreadable_error(which: str, error: UnicodeDecodeError) -> CheckpointUnreadable:
+    """Make the error for bytes that are not text."""
     return CheckpointUnreadable(f"{which} is not a checkpoint's text ({error}). Set it aside with `set_aside`.")

@@ -1,7 +1,7 @@
-"""Owns the store of checkpoints in an SQLite database. Knows nothing of what the text means.
+"""The store of checkpoints in an SQLite database.
 
-Each call has a connection of its own, in the thread that serves the call. That costs a few milliseconds, and saving is
-rare; for it there is nothing to close, to share between threads, or to carry through a fork.
+Each call opens a connection of its own, in the thread that runs the call. That costs a few milliseconds, but saving is
+rare, and so there is nothing to close, to share between threads, or to keep valid after a fork.
 """
 
 import os
@@ -15,17 +15,17 @@ from typing import TypeAlias, TypeVar
 
 from ..abort.threads import start_in_thread
 from ..errors import UsageError
-from .checkpoints import check_text, nothing_there
+from .checkpoints import check_text, missing_error
 from .checkpoints_files import (
     ENCODING,
     CheckpointError,
     FileLease,
     check_key,
-    date,
-    failed,
-    finish,
+    disk_error,
     make_folder,
-    unreadable,
+    run_to_end,
+    timestamp,
+    unreadable_error,
 )
 
 __all__ = ["SqliteCheckpoints"]
@@ -34,7 +34,7 @@ T = TypeVar("T")
 Job: TypeAlias = Callable[[sqlite3.Connection], T]
 
 SCHEMA = 1
-# The version has a table of its own, because the file's `user_version` may be somebody else's.
+# The version of the schema has a table of its own, because `user_version` of the file may belong to the application.
 TABLES = (
     "CREATE TABLE IF NOT EXISTS safepoint_checkpoints"
     " (key TEXT PRIMARY KEY, text BLOB NOT NULL, saved_at TEXT NOT NULL)",
@@ -45,7 +45,7 @@ TABLES = (
     f"INSERT OR IGNORE INTO safepoint_checkpoints_schema VALUES (1, {SCHEMA})",
 )
 
-# Who finds the database locked tries again for this long. Each attempt is short: between two of them he can be stopped.
+# How long a locked database is tried again. Each attempt is short, because the caller can be stopped only in between.
 BUSY_SECONDS = 30.0
 ATTEMPT_SECONDS = 0.2
 PAUSE_SECONDS = 0.01
@@ -54,7 +54,7 @@ DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 class SqliteCheckpoints:
-    """Checkpoints in tables of an SQLite database, which may have others too. It is made when the first is saved."""
+    """Checkpoints in tables of an SQLite database, which may have other tables. It is created by the first save."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if str(path) in ("", ":memory:"):
@@ -65,18 +65,18 @@ class SqliteCheckpoints:
         return f"SqliteCheckpoints({str(self._path)!r})"
 
     async def save(self, key: str, text: str) -> None:
-        """Keep the text: one transaction."""
+        """Store the text, in one transaction."""
         check_key(key)
         check_text(key, text)
 
         def job(db: sqlite3.Connection) -> None:
-            row = (key, text.encode(*ENCODING), date())
+            row = (key, text.encode(*ENCODING), timestamp())
             db.execute("INSERT OR REPLACE INTO safepoint_checkpoints VALUES (?, ?, ?)", row)
 
         await self._change(f"save checkpoint {key!r}", job, creates=True)
 
     async def load(self, key: str) -> str | None:
-        """The text, or None."""
+        """Return the text, or None."""
         check_key(key)
 
         def job(db: sqlite3.Connection) -> str | None:
@@ -84,16 +84,16 @@ class SqliteCheckpoints:
             try:
                 return None if row is None else str(row[0], *ENCODING)
             except UnicodeDecodeError as error:
-                raise unreadable(f"What {self._path} has under the key {key!r}", error) from error
+                raise unreadable_error(f"What {self._path} has under the key {key!r}", error) from error
 
-        left = threading.Event()
+        interrupted = threading.Event()
         try:
-            return await start_in_thread(self._run, f"load checkpoint {key!r}", job, left, "BEGIN", False)
+            return await start_in_thread(self._run, f"load checkpoint {key!r}", job, interrupted, "BEGIN", False)
         finally:
-            left.set()
+            interrupted.set()
 
     async def delete(self, key: str) -> bool:
-        """Forget it. False: there was none."""
+        """Delete the checkpoint. False if there was none."""
         check_key(key)
 
         def job(db: sqlite3.Connection) -> bool:
@@ -102,44 +102,46 @@ class SqliteCheckpoints:
         return bool(await self._change(f"delete checkpoint {key!r}", job))
 
     async def set_aside(self, key: str, why: str) -> str:
-        """Move it to the table `safepoint_checkpoints_aside`, with the reason."""
+        """Move the checkpoint to the table `safepoint_checkpoints_aside`, with the reason."""
         check_key(key)
 
         def job(db: sqlite3.Connection) -> int | None:
             moved = db.execute(
                 "INSERT INTO safepoint_checkpoints_aside (key, text, why, set_aside_at)"
                 " SELECT key, text, ?, ? FROM safepoint_checkpoints WHERE key = ?",
-                (why, date(), key),
+                (why, timestamp(), key),
             )
             db.execute("DELETE FROM safepoint_checkpoints WHERE key = ?", (key,))
             return moved.lastrowid if moved.rowcount else None
 
         row = await self._change(f"set checkpoint {key!r} aside", job)
         if row is None:
-            raise nothing_there(key, str(self._path))
+            raise missing_error(key, str(self._path))
         return f"row {row} of the table safepoint_checkpoints_aside in {self._path}"
 
     @asynccontextmanager
     async def lease(self, key: str) -> AsyncIterator[None]:
-        """Exclusive use of the key among all processes on this machine: a lock on a file next to the database.
+        """Lease the key among all processes on this machine, by a lock on a file next to the database.
 
-        A row would need a heartbeat, and a guess at when a silent holder is dead; the kernel knows.
+        A row in the database would need a heartbeat, and a guess when a silent owner is dead. The kernel knows that.
         """
         check_key(key)
         real = await start_in_thread(self._path.resolve)  # one database, one lease, whatever its names
         lease = FileLease(key, real.with_name(f"{real.name}-leases"), str(self._path))
         try:
-            await finish(lease.take)
+            await run_to_end(lease.take)
             yield
         finally:
-            await finish(lease.release)
+            await run_to_end(lease.release)
 
     async def _change(self, doing: str, job: Job[T], *, creates: bool = False) -> T | None:
-        left = threading.Event()
-        return await finish(self._run, doing, job, left, "BEGIN IMMEDIATE", creates, on_leave=left.set)
+        interrupted = threading.Event()
+        return await run_to_end(
+            self._run, doing, job, interrupted, "BEGIN IMMEDIATE", creates, on_interrupt=interrupted.set
+        )
 
-    def _run(self, doing: str, job: Job[T], left: threading.Event, begin: str, creates: bool) -> T | None:
-        """Do the job, as soon as nobody else keeps the database locked."""
+    def _run(self, doing: str, job: Job[T], interrupted: threading.Event, begin: str, creates: bool) -> T | None:
+        """Run the job as soon as the database is not locked by another process."""
         until = time.monotonic() + BUSY_SECONDS
         while True:
             try:
@@ -147,17 +149,17 @@ class SqliteCheckpoints:
             except sqlite3.Error as error:
                 code = getattr(error, "sqlite_errorcode", 0) & 0xFF
                 if code not in BUSY:
-                    raise self._explained(doing, code, error) from error
-                if time.monotonic() >= until or left.wait(PAUSE_SECONDS):
+                    raise self._explain(doing, code, error) from error
+                if time.monotonic() >= until or interrupted.wait(PAUSE_SECONDS):
                     raise CheckpointError(
                         f"Could not {doing} in {self._path}: another process keeps the database locked. Nothing was"
                         " changed. Try again when it is done, or find out why it takes so long."
                     ) from error
             except OSError as error:
-                raise failed(f"{doing} in {self._path}", error) from error
+                raise disk_error(f"{doing} in {self._path}", error) from error
 
     def _attempt(self, job: Job[T], begin: str, creates: bool) -> T | None:
-        """One transaction: all of it or nothing. None, if there is no such database and it is not to be made."""
+        """Run the job in one transaction. None if the database does not exist and is not to be created."""
         if creates:
             make_folder(self._path.parent)
         elif not self._path.exists():
@@ -181,17 +183,17 @@ class SqliteCheckpoints:
                         db.execute(statement)
                 return job(db)
 
-    def _explained(self, doing: str, code: int, error: sqlite3.Error) -> CheckpointError:
+    def _explain(self, doing: str, code: int, error: sqlite3.Error) -> CheckpointError:
         if code in DAMAGED:
             return CheckpointError(
                 f"Could not {doing}: {self._path} is damaged, or no SQLite database ({error}). It was left as it is."
-                " Move it away to begin with an empty one; `sqlite3 FILE .recover` shows what is left in it."
+                " Move it away to begin with an empty one; `sqlite3 FILE .recover` shows what can be read of it."
             )
-        return failed(f"{doing} in {self._path}", error, left="Nothing was changed.")
+        return disk_error(f"{doing} in {self._path}", error, state="Nothing was changed.")
 
 
 def _version(db: sqlite3.Connection) -> int | None:
-    """The schema of our tables; None: there are none."""
+    """Return the version of our tables; None if there are none."""
     table = "safepoint_checkpoints_schema"
     if db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone() is None:
         return None

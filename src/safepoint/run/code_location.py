@@ -1,11 +1,11 @@
-"""Owns finding the place where something is stuck: file and line, for people. Knows nothing of aborts.
+"""Finding the place where a task or a thread is stuck: file and line, for people.
 
-Reads frames of running code, which may move on while one looks: an answer is a good guess at that moment.
+It reads the frames of running code, which may move on meanwhile, so an answer is a good guess.
 
-A task is in one of two states, and they are read in different ways. A task that *waits* is a chain of suspended
+A task is in one of two states, which are read in different ways. A task that *waits* is a chain of suspended
 coroutines, each of which knows what it awaits. A task that *runs* has no such chain (`cr_await` is None while a
 coroutine executes): its frames are on the stack of the thread that runs its event loop. A task that runs for seconds
-blocks its loop, and with it every other task there; those wait for it, whatever else they seem to wait for.
+blocks its loop and every other task on it; those wait for it, whatever else they seem to wait for.
 """
 
 import ast
@@ -16,7 +16,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
-from typing import Any
+from typing import TypeVar
 
 from ..abort.reason import owner_of
 
@@ -27,11 +27,14 @@ _RUN_CALLBACK = asyncio.Handle._run.__code__
 _SWALLOWS = {"BaseException", "CancelledError"}
 
 
-def place(task: "asyncio.Task[Any]") -> str | None:
-    """Where a task is: the innermost line of the user's own code.
+T = TypeVar("T")
 
-    For a task that waits while its event loop is busy with something else, that is named too: until it returns, the
-    task cannot go on.
+
+def place(task: "asyncio.Task[T]") -> str | None:
+    """Return where a task is: the innermost line of the user's own code.
+
+    If the task waits while something else blocks its event loop, the text also names that, because the task cannot go
+    on until the loop is free.
     """
     if (running := blocking_place(task)) is not None:
         return running
@@ -44,10 +47,10 @@ def place(task: "asyncio.Task[Any]") -> str | None:
     return waits if busy is None else f"{waits} (it waits; the event loop is busy with {busy})"
 
 
-def blocking_place(task: "asyncio.Task[Any]") -> str | None:
-    """Where a task is that runs now, and so blocks its event loop. None: it waits, or has ended.
+def blocking_place(task: "asyncio.Task[T]") -> str | None:
+    """Return where a task is that runs now, and so blocks its event loop. None if it waits or has ended.
 
-    Asked from the thread of that event loop the answer is always None: what runs there is whoever asks.
+    In the thread of that event loop the result is always None, because the caller itself is what runs there.
     """
     if _is_this_threads(task.get_loop()):
         return None
@@ -56,16 +59,16 @@ def blocking_place(task: "asyncio.Task[Any]") -> str | None:
 
 
 def thread_place(thread_id: int) -> str | None:
-    """Where a thread is: the innermost line of the user's own code, and what it has called if that is a library."""
+    """Return where a thread is: the innermost line of the user's own code, and the place in a library it has called."""
     frames = list(_stack(sys._current_frames().get(thread_id)))
     return _innermost(frames) if frames else None
 
 
-def swallower(task: "asyncio.Task[Any]") -> str | None:
-    """A handler that may have swallowed a cancellation: the innermost one that could, in the functions of the chain.
+def swallower(task: "asyncio.Task[T]") -> str | None:
+    """Return the innermost `except` in the functions of a task that may have swallowed a cancellation.
 
-    Of a task that runs, only a handler it is in just now: what it has left behind may have caught something else, and
-    a task that blocks its event loop has most likely not been interrupted yet.
+    For a task that runs, only an `except` in which it is just now counts: an earlier one may have caught something
+    else, and a task that blocks its event loop has most likely not been interrupted yet.
     """
     if not _is_this_threads(task.get_loop()) and (frames := _running_frames(task)):
         for frame in frames:
@@ -83,26 +86,28 @@ def swallower(task: "asyncio.Task[Any]") -> str | None:
     return None
 
 
-def await_chain(task: "asyncio.Task[Any]") -> Iterator[tuple[CodeType, int]]:
-    """The functions in which a task waits, outermost first, each with its line."""
-    awaited: Any = _coroutine(task)
+def await_chain(task: "asyncio.Task[T]") -> Iterator[tuple[CodeType, int]]:
+    """Yield the functions in which a task waits, outermost first, each with its line."""
+    awaited: object = _coroutine(task)
     while awaited is not None:
-        frame = _first_of(awaited, "cr_frame", "ag_frame", "gi_frame")
+        frame = _frame_of(awaited, "cr_frame", "ag_frame", "gi_frame")
         if frame is not None:
             yield frame.f_code, frame.f_lineno
         awaited = _first_of(awaited, "cr_await", "ag_await", "gi_yieldfrom")
-        if type(awaited).__name__ in _WRAPPERS:  # they do not say what they wrap; the garbage collector knows
-            awaited = next((ref for ref in gc.get_referents(awaited) if _first_of(ref, "cr_frame", "ag_frame")), None)
+        if (
+            type(awaited).__name__ in _WRAPPERS
+        ):  # they have no attribute for what they wrap; the garbage collector knows
+            awaited = next((ref for ref in gc.get_referents(awaited) if _frame_of(ref, "cr_frame", "ag_frame")), None)
 
 
-def _running_frames(task: "asyncio.Task[Any]") -> list[FrameType]:
-    """What a running task has on the stack of its thread, innermost first; nothing if it does not run.
+def _running_frames(task: "asyncio.Task[T]") -> list[FrameType]:
+    """The frames of a running task on the stack of its thread, innermost first; empty if it does not run.
 
-    The part of the stack inside of this task's step ends with the frame of its own coroutine. Looking for that frame
-    also finds the thread: uvloop does not tell which one it runs in.
+    The task's part of the stack ends with the frame of its own coroutine. Searching all threads for that frame also
+    finds the thread, which uvloop does not expose.
     """
     coroutine = _coroutine(task)
-    outermost = _first_of(coroutine, "cr_frame", "gi_frame")
+    outermost = _frame_of(coroutine, "cr_frame", "gi_frame")
     if outermost is None or not _first_of(coroutine, "cr_running", "gi_running"):
         return []
     for innermost in sys._current_frames().values():
@@ -113,13 +118,13 @@ def _running_frames(task: "asyncio.Task[Any]") -> list[FrameType]:
 
 
 def _busy_with(loop: asyncio.AbstractEventLoop) -> str | None:
-    """What an event loop of another thread executes now: a task or a callback, with its place. None: it waits."""
+    """What the event loop of another thread executes now: a task or a callback, with its place. None if it waits."""
     if _is_this_threads(loop):
-        return None  # it executes whoever asks
+        return None  # it executes the caller
     if (task := asyncio.current_task(loop)) is not None:
         frames = _running_frames(task)
         return f"task {task.get_name()!r} at {_innermost(frames)}" if frames else None
-    thread_id = getattr(loop, "_thread_id", None)  # uvloop has none: there, callbacks are not found
+    thread_id = getattr(loop, "_thread_id", None)  # uvloop has no such attribute, so its callbacks are not found
     frames = list(_stack(sys._current_frames().get(thread_id))) if thread_id is not None else []
     callback = list(itertools.takewhile(lambda frame: frame.f_code is not _RUN_CALLBACK, frames))
     return f"a callback at {_innermost(callback)}" if 0 < len(callback) < len(frames) else None
@@ -140,19 +145,24 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _innermost(frames: Sequence[FrameType]) -> str:
-    """The innermost line of the user's own code, and what it has called if that is a library."""
+    """The innermost line of the user's own code, and the place in a library that it has called."""
     inner = _text(frames[0].f_code, frames[0].f_lineno)
     own = next((frame for frame in frames if not _is_library(frame.f_code.co_filename)), frames[0])
     return inner if own is frames[0] else f"{_text(own.f_code, own.f_lineno)} (in {inner})"
 
 
-def _coroutine(task: "asyncio.Task[Any]") -> Any:
-    """What a task runs. None if it is done: Python 3.12.1 crashes when asked for that of a task that ended eagerly."""
+def _coroutine(task: "asyncio.Task[T]") -> object:
+    """The coroutine of a task; None if it is done, because Python 3.12.1 crashes for a task that has ended eagerly."""
     return None if task.done() else task.get_coro()
 
 
-def _first_of(obj: object, *names: str) -> Any:
+def _first_of(obj: object, *names: str) -> object:
     return next((found for name in names if (found := getattr(obj, name, None)) is not None), None)
+
+
+def _frame_of(obj: object, *names: str) -> FrameType | None:
+    frame = _first_of(obj, *names)
+    return frame if isinstance(frame, FrameType) else None
 
 
 def _text(code: CodeType, line: int) -> str:
@@ -184,7 +194,7 @@ def _function(file: str, first_line: int) -> ast.AST | None:
 
 
 def _handlers(file: str, first_line: int) -> list[tuple[int, int]]:
-    """First and last lines of the handlers in this function that catch a cancellation and do not raise again."""
+    """The first and last lines of the handlers in this function that catch a cancellation and do not re-raise it."""
     function = _function(file, first_line)
     if function is None:
         return []
@@ -213,7 +223,7 @@ def _raises(handler: ast.ExceptHandler) -> bool:
 
 
 def _loops_back(file: str, handler: int, line: int) -> bool:
-    """True when a loop holds both lines: then the handler may have run before the line it stands behind."""
+    """Whether a loop contains both lines, so that the handler may have run before a line above it."""
     tree = _tree(file)
     return tree is not None and any(
         isinstance(node, ast.While | ast.For | ast.AsyncFor)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safepoint.run import CheckpointError, CheckpointInUse, CheckpointUnreadable
-from safepoint.run.checkpoints_files import FileLease, file_name, finish, make_folder, read_back, write_atomically
+from safepoint.run.checkpoints_files import FileLease, file_name, make_folder, read_back, run_to_end, write_atomically
 from tests.conftest import counts
 
 SECONDS = 30.0
@@ -85,7 +85,7 @@ def test_a_link_stays_a_link(tmp_path):
 
 def test_what_cannot_be_written_is_named_and_leaves_nothing_behind(tmp_path):
     with pytest.raises(
-        CheckpointError, match=r"Could not write .*missing/x: No such file or directory\. It has its old"
+        CheckpointError, match=r"Could not write .*missing/x: No such file or directory\. It has the whole old"
     ):
         write_atomically(tmp_path / "missing" / "x", "text")
     (tmp_path / "folder").mkdir()
@@ -133,9 +133,9 @@ def test_folders_are_made_with_those_above_them(tmp_path):
 
 
 async def test_finish_gives_the_value_or_the_error():
-    assert await finish(int, "7") == 7
+    assert await run_to_end(int, "7") == 7
     with pytest.raises(ValueError, match="invalid literal"):
-        await finish(int, "x")
+        await run_to_end(int, "x")
 
 
 @pytest.mark.backends("asyncio", "uvloop", "eager")
@@ -146,7 +146,7 @@ async def test_an_interruption_waits_for_the_end_of_the_work():
         begun.set()
         assert end.wait(SECONDS)
 
-    task = asyncio.create_task(finish(work, on_leave=told.set))
+    task = asyncio.create_task(run_to_end(work, on_interrupt=told.set))
     assert await asyncio.to_thread(begun.wait, SECONDS)
     assert not told.is_set()
     for _ in range(3):
@@ -169,7 +169,7 @@ async def test_what_failed_while_its_caller_was_stopped_is_logged(caplog):
         assert left.wait(SECONDS)
         raise CheckpointError("the disk is full")
 
-    task = asyncio.create_task(finish(work, on_leave=left.set))
+    task = asyncio.create_task(run_to_end(work, on_interrupt=left.set))
     assert await asyncio.to_thread(begun.wait, SECONDS)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -226,7 +226,9 @@ def test_a_holder_who_has_not_signed_yet_is_still_a_holder(told, tmp_path):
     holder = lease(tmp_path)
     holder.take()
     (tmp_path / "k.lease").write_text(told)
-    with pytest.raises(CheckpointInUse, match="Checkpoint 'k' in the folder is in use by somebody who came or went"):
+    with pytest.raises(
+        CheckpointInUse, match="Checkpoint 'k' in the folder is in use by another owner, who was just taking"
+    ):
         lease(tmp_path).take()
     holder.release()
 
