@@ -151,3 +151,11 @@ def test_a_system_without_proc_knows_pids_only(sleeper, tmp_path):
     sleeper.kill()
     sleeper.wait()
     assert identify(sleeper.pid, proc=proc) is None
+
+
+def test_a_child_that_has_ended_is_no_descendant():
+    child = subprocess.Popen(["true"])
+    wait_until(lambda: identify(child.pid) is None)  # it has ended, and is not collected yet
+    assert child.pid in (children_of_thread(threading.get_native_id()) or ())
+    assert child.pid not in [process.pid for process in descendants([os.getpid()])]
+    child.wait()

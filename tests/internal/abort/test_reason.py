@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from safepoint.abort import AbortError, AbortReason, AbortTimeout
-from safepoint.abort.reason import caller, error_from, owner_of, reason_from
+from safepoint.abort.reason import called_by_safepoint, caller, error_from, owner_of, reason_from
 from safepoint.errors import TEXT_LIMIT, SafepointError
 from tests.abort.test_reason import ALL_KINDS, pickled, through_json
 
@@ -115,3 +115,8 @@ def test_the_error_is_a_timeout_exactly_when_time_ran_out(kind):
 def test_an_error_has_nothing_partial_unless_given():
     assert error_from(AbortReason()).partial is None
     assert AbortError(AbortReason()).partial is None
+
+
+def test_a_call_that_has_no_caller_is_not_safepoints():
+    assert not called_by_safepoint(0)
+    assert not called_by_safepoint(100_000)  # as from C: there is no such frame

@@ -7,6 +7,7 @@ from safepoint.abort.resource_account import (
     accounted,
     current_account,
     detached,
+    is_detached,
     report_survivors,
     reset_account,
 )
@@ -47,7 +48,9 @@ def test_what_belongs_to_the_application_is_on_no_account():
     with detached():
         assert account_here() is None
         assert accounted(int) is int
+        assert is_detached()
     assert account_here() is not None
+    assert not is_detached()
     reset_account(token)
 
 

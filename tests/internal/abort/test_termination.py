@@ -64,3 +64,32 @@ def test_what_ends_in_time_is_not_cut_off():
     with graceful_shutdown(lambda: None, 0.05, "the test"):
         pass
     time.sleep(0.1)  # real time: it would be cut off by now
+
+
+def test_other_signals_are_no_reason_to_end():
+    handler = signal.signal(signal.SIGUSR1, lambda *about: None)
+    ended = threading.Event()
+    try:
+        with graceful_shutdown(ended.set, SECONDS, "the test"):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert not ended.is_set()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert ended.wait(SECONDS)
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+
+
+def test_what_does_not_end_in_time_is_cut_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    codes: list[int] = []
+    cut_off = threading.Event()
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        cut_off.set()
+
+    monkeypatch.setattr(os, "_exit", leave)
+    with graceful_shutdown(lambda: None, 0.01, "the test"):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert cut_off.wait(SECONDS)
+    assert codes == [1]
+    assert "the test did not end within 0.01 s" in caplog.text
