@@ -24,14 +24,13 @@ Retrying a failed tool is the model's decision. Knows nothing of models.
 import asyncio
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ..abort import AbortError
 from ..abort.guard import external_cancel_count
 from ..errors import describe
 from ..run.context import Context
 from ..run.events import CallRecorded, ToolCalled, ToolEnded
-from ..run.leaf import in_process, in_task, in_thread, inline
+from ..run.leaf import launch
 from ..run.leaf_run import LeafRun
 from ..run.messages import CallStatus, ToolCall, ToolResult
 from ..run.partial_work import PartialWork, partial_work
@@ -128,7 +127,7 @@ async def _run_body(
         tool.name,
         tool.kind,
         tool.policy,
-        runs_in="task" if tool.kind == "await" else "caller",
+        runs_in="task" if tool.kind == "await" else None,
         context=ToolContext,
     )
     tool_ctx = run.ctx
@@ -146,7 +145,7 @@ async def _run_body(
         run.skip()
         return NOT_RUN.result(call, f"It could not be put on record: {describe(error)}")
     try:
-        returned = await _launch(run, tool, tool_ctx, value)
+        returned = await _launch(run, tool, value)
         content = as_text(returned.text if isinstance(returned, AgentResult) else returned)
     except BaseException as error:
         if _ends_the_task(error, cancels_before, tool):
@@ -178,33 +177,19 @@ async def _record_start(ctx: Context, tool: AnyTool, tool_ctx: ToolContext) -> N
         await ctx.journal.flush(ctx)
 
 
-def _launch(run: LeafRun[ToolContext], tool: AnyTool, tool_ctx: ToolContext, value: object) -> Awaitable[object]:
-    """Start the function in a task, a thread or a process of its own, in which it can be abandoned.
+def _launch(run: LeafRun[ToolContext], tool: AnyTool, value: object) -> Awaitable[object]:
+    """Start the body of a call.
 
-    Agents and flows stay in this task: their leaves are abandoned one by one, so that what they have so far is kept.
+    A function has a task, a thread or a process of its own, in which it can be abandoned. Agents and flows stay in
+    this task: their leaves are abandoned one by one, so that what they have so far is kept.
     """
-    fn, name = tool.fn, tool.context_name
-    if tool.kind == "process" and not tool.is_work:
-        return in_process(run, fn, None, _arguments(value, name, tool_ctx))
-
-    def call(ctx: ToolContext, value: object) -> Any:  # an awaitable or a value, by the kind of the tool
-        if not tool.is_work:
-            return fn(**_arguments(value, name, ctx))
+    fn, ctx = tool.fn, run.ctx
+    if tool.is_work:
         resumes = isinstance(ctx.kept, PartialWork) and getattr(fn, "resumes_from_kept", False)
-        return fn(ctx, ctx.kept if resumes else value)
-
-    call.__wrapped__ = fn  # type: ignore[attr-defined]  # an interrupt looks up the file of the function
-    if tool.kind == "thread":
-        return in_thread(run, call, value)
-    if tool.kind == "await":
-        return in_task(run, call, value)
-    return (inline if run.policy.abandon_after is None else in_task)(run, call, value)
-
-
-def _arguments(value: object, context_name: str | None, ctx: ToolContext) -> dict[str, object]:
-    """Return the keyword arguments for a function: what `Tool.read` made of the model's arguments, and the context."""
+        return launch(run, fn, ctx, ctx.kept if resumes else value)
     assert isinstance(value, dict)  # Tool.read returns one for every tool that is a function
-    return {**value, context_name: ctx} if context_name else value
+    arguments = value if tool.context_name is None else {**value, tool.context_name: ctx}
+    return launch(run, fn, **arguments)
 
 
 def _ends_the_task(error: BaseException, cancels_before: int, tool: AnyTool) -> bool:

@@ -28,7 +28,7 @@ from ..abort.guard import external_cancel_count
 from ..errors import SafepointError
 from ..run.context import Context
 from ..run.events import NodeEnded
-from ..run.leaf import in_task, in_thread
+from ..run.leaf import launch
 from ..run.leaf_run import LeafRun
 from ..run.policy import Policy
 from ..run.settle import run_cleanup
@@ -154,7 +154,7 @@ def _cleanup_call(
         key = f"{execution.key}:{operation}:{position.visit}"
         fill_node_context(run.ctx, execution, None, working, 1, key)
         try:
-            await (in_thread if cleanup.kind == "thread" else in_task)(run, cleanup.call, working)
+            await launch(run, cleanup.call, run.ctx, working)
         except asyncio.CancelledError as error:
             raise disruption_error(error, cancels_before, operation) from error
 

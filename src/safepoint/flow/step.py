@@ -12,7 +12,7 @@ from typing import Any
 from ..abort.guard import external_cancel_count
 from ..errors import SafepointError
 from ..run.context import Context
-from ..run.leaf import in_process, in_task, in_thread, inline
+from ..run.leaf import launch
 from ..run.leaf_run import LeafRun
 from ..run.stop import Stop, StopAt
 from .context import NodeContext, add_collected_errors, collected_errors, commit_errors, fill_node_context
@@ -120,11 +120,9 @@ class Attempts:
         name = self._operation.rpartition("/")[2]
         run = self._last = LeafRun(self._ctx, name, step.kind, policy, context=NodeContext)
         fill_node_context(run.ctx, self._execution, self.position, self.working, self.number, self._key)
-        if step.kind == "await":
-            return await (inline if policy.abandon_after is None else in_task)(run, step.call, self.working)
-        if step.kind == "thread":
-            return await in_thread(run, step.call, self.working)
-        output, self.working, errors = await in_process(run, call_in_child, (step.fn, self.working))
+        if step.kind != "process":
+            return await launch(run, step.call, run.ctx, self.working)
+        output, self.working, errors = await launch(run, call_in_child, run.ctx, (step.fn, self.working))
         add_collected_errors(run.ctx, errors)
         return output
 

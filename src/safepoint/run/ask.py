@@ -8,12 +8,12 @@ which can be withdrawn.
 
 import inspect
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from .context import Context
 from .events import QuestionAnswered, QuestionAsked, QuestionWithdrawn
-from .leaf import in_task, in_thread, kind_of
+from .leaf import kind_of, launch
 from .leaf_run import LeafRun
 from .policy import Policy
 from .terminal import read_line, withdrawable
@@ -59,25 +59,20 @@ async def ask(
 
 async def _answer(ctx: Context, question: str, callback: AskUser) -> object:
     callback = read_line if withdrawable(callback) else callback
-    takes_signal = "signal" in inspect.signature(callback).parameters
+    awaited = kind_of(callback, POLICY) == "await"
+    run = LeafRun(ctx, "question", "question", POLICY, runs_in="task" if awaited else "thread")
+    options: dict[str, Any] = {"signal": run.ctx.signal} if "signal" in inspect.signature(callback).parameters else {}
 
-    def call(leaf_ctx: Context, _: None) -> object:
-        return callback(question, signal=leaf_ctx.signal) if takes_signal else callback(question)
+    def call() -> object:
+        return callback(question, **options)
 
-    async def call_and_wait(leaf_ctx: Context, _: None) -> object:
-        answer = call(leaf_ctx, None)
-        assert isinstance(answer, Awaitable)
-        return await answer
-
-    if kind_of(callback, POLICY) == "await":
-        return await in_task(LeafRun(ctx, "question", "question", POLICY), call_and_wait, None)
-    answer = await in_thread(
-        LeafRun(ctx, "question", "question", POLICY, runs_in="thread"), call, None, may_return_awaitable=True
-    )
+    if awaited:
+        return await launch(run, call)
+    (answer,) = await launch(run, lambda: (call(),))  # wrapped: a leaf may not return an awaitable from its thread
     if not inspect.isawaitable(answer):
         return answer
 
-    async def rest(leaf_ctx: Context, _: None) -> object:
+    async def rest() -> object:
         return await answer
 
-    return await in_task(LeafRun(ctx, "question", "question", POLICY), rest, None)
+    return await launch(LeafRun(ctx, "question", "question", POLICY), rest)

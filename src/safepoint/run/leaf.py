@@ -8,9 +8,9 @@ models or nodes.
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from types import FunctionType
-from typing import TypeVar, overload
+from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
 
 from ..abort import AbortError, AbortReason, Guard, shield
 from ..abort.guard import Ambient
@@ -27,12 +27,16 @@ from .owned.threads import ThreadWork
 from .policy import Policy
 from .receipt import LeafKind
 
-__all__ = ["LeafExit", "LeafTimeout", "leaf", "wait"]
+__all__ = ["LeafExit", "LeafTimeout", "kind_of", "launch", "leaf", "name_of", "wait"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 C = TypeVar("C", bound=Context)
 I = TypeVar("I")  # noqa: E741  # the input
 DEFAULT = Policy()
+
+Args: TypeAlias = tuple[object, ...]
+KeywordArgs: TypeAlias = dict[str, Any]
 
 
 class LeafExit(SafepointError):
@@ -93,20 +97,14 @@ async def leaf(
     ctx.raise_if_abandoned("leaf()")
     if not callable(work):
         raise TypeError(f"work must be callable, not {type(work).__name__}")
-    kind = kind_of(work, policy)
-    run = LeafRun(ctx, name or name_of(work), kind, policy)
-    if kind == "process":
-        return await in_process(run, work, value)
-    if kind == "thread":
-        return await in_thread(run, work, value)
-    async_work: Callable[..., Awaitable[object]] = work  # type: ignore[assignment]  # `kind_of` has checked it
-    return await (inline if policy.abandon_after is None else in_task)(run, async_work, value)
+    run = LeafRun(ctx, name or name_of(work), kind_of(work, policy), policy)
+    return await launch(run, work, run.ctx, value)
 
 
 async def wait(ctx: Context, seconds: float) -> None:
     """Pause as a leaf of its own, which an abort ends at once."""
     run = LeafRun(ctx, "wait", "wait", DEFAULT)
-    await inline(run, lambda leaf_ctx, value: leaf_ctx.signal.sleep(value), seconds)
+    await launch(run, run.ctx.signal.sleep, seconds)
 
 
 def name_of(work: Callable[..., object]) -> str:
@@ -135,63 +133,89 @@ def kind_of(work: Callable[..., object], policy: Policy) -> LeafKind:
     return "await" if inspect.iscoroutinefunction(call) else "thread"
 
 
-async def inline(run: LeafRun[C], work: Callable[[C, I], Awaitable[T]], value: I) -> T:
+def launch(
+    run: LeafRun[Any], work: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
+) -> Coroutine[object, object, Any]:
+    """Run `work(*args, **kwargs)` as the body of a leaf, at the place that the kind and the policy of the leaf say.
+
+    Every leaf begins here, except for streams, which their reader runs.
+
+    Args:
+        run: The leaf. Its context is what the body may get as an argument.
+        work: An async function for a body in a task, a synchronous one for a thread or a process of its own. The child
+            process must be able to import it.
+        *args: Its arguments.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        The coroutine to await for the value of the body.
+    """
+    match run.runs_in:
+        case "caller":
+            return inline(run, work, args, kwargs)
+        case "task":
+            return in_task(run, work, args, kwargs)
+        case "thread":
+            return in_thread(run, functools.partial(work, *args, **kwargs))
+        case "process":
+            return in_process(run, work, args, kwargs)
+
+
+async def inline(run: LeafRun[C], work: Callable[..., Any], args: Args, kwargs: KeywordArgs) -> object:
     """Run the body in the caller's own task: one guard, no second task and no future."""
     run.begin()
     account = current_account.set(run)
     try:
         with run.guard_body():
-            result = await work(run.ctx, value)
+            result = await work(*args, **kwargs)
         run.check_whole()
     except BaseException as error:
         # A SystemExit out of an agent or a flow that runs as a part (kind "child") was not raised by a leaf's own
         # function: it is meant for the program.
         if isinstance(error, SystemExit) and run.kind != "child":
             error = exit_of(work, error)
-        raise await error_after(run, error)  # noqa: B904  # it is its own cause, or has it
+        ending = run.end_owned(error)
+        raise run.failed(error) if ending is None else await error_after(run, error, ending)  # noqa: B904  # has a cause
     finally:
         reset_account(account)
-    await finish(run)
+    if run.owned is None:
+        run.finished()
+    else:
+        await finish(run)
     return result
 
 
-async def in_task(run: LeafRun[C], work: Callable[[C, I], Awaitable[T]], value: I) -> T:
+def in_task(
+    run: LeafRun[C], work: Callable[..., Any], args: Args, kwargs: KeywordArgs
+) -> Coroutine[object, object, object]:
     """Run the body in a task of its own, which can be left behind."""
 
-    async def body() -> T:
+    async def body() -> object:
         run.begin()
         current_account.set(run)  # in the context of this task alone
         try:
             with run.guard_body():
-                result = await work(run.ctx, value)
+                result = await work(*args, **kwargs)
             run.check_whole()
             return result
         except SystemExit as error:  # from a task of its own it would end the event loop
             raise exit_of(work, error) from error
 
-    return await await_evidence(run, asyncio.get_running_loop().create_task(body(), name=run.operation))
+    return await_evidence(run, run.loop.create_task(body(), name=run.operation))
 
 
-async def in_thread(run: LeafRun[C], work: Callable[[C, I], T], value: I, *, may_return_awaitable: bool = False) -> T:
-    """Run the body in a thread.
-
-    Args:
-        run: The leaf.
-        work: A synchronous function.
-        value: Its input.
-        may_return_awaitable: The caller awaits what the function returns. Otherwise a coroutine as the result is
-            refused, because it would never run.
-    """
-    call = InterruptibleCall(functools.partial(work, run.ctx, value), interruptible=run.policy.interruptible)
+def in_thread(run: LeafRun[C], work: Callable[[], object]) -> Coroutine[object, object, object]:
+    """Run the body in a thread."""
+    call = InterruptibleCall(work, interruptible=run.policy.interruptible)
     thread = run.work = ThreadWork(call, run)
     run.locate = call.where
 
-    def body() -> T:
+    def body() -> object:
         run.begin()
         current_account.set(run)  # in the context of this call alone
         try:
             with Ambient(run.signal):
-                returned: T = thread.run()
+                returned = thread.run()
         except SystemExit as error:
             raise exit_of(work, error) from error
         except asyncio.CancelledError as error:
@@ -199,13 +223,13 @@ async def in_thread(run: LeafRun[C], work: Callable[[C, I], T], value: I, *, may
             if call.interrupted or run.being_interrupted:
                 raise AbortInterrupt from error
             raise
-        if not may_return_awaitable and (problem := unfinished_result(returned)) is not None:
+        if (problem := unfinished_result(returned)) is not None:
             raise UsageError(f"{run.operation} returned {problem}")
         return returned
 
     run.when_interrupted(0.0, thread.end)
     run.when_interrupted(run.policy.interrupt_after, thread.interrupt)
-    return await await_evidence(run, start_in_thread(body))
+    return await_evidence(run, start_in_thread(body))
 
 
 def unfinished_result(returned: object) -> str | None:
@@ -225,37 +249,29 @@ def unfinished_result(returned: object) -> str | None:
     return None
 
 
-async def in_process(
-    run: LeafRun[C], work: Callable[..., T], value: object, kwargs: Mapping[str, object] | None = None
-) -> T:
-    """Run the body in a child process that can be killed.
-
-    Args:
-        run: The leaf.
-        work: A synchronous function that the child process can import.
-        value: Its input.
-        kwargs: If given, the function is called with these keyword arguments alone, without context and value.
-    """
+def in_process(
+    run: LeafRun[C], work: Callable[..., object], args: Args, kwargs: KeywordArgs
+) -> Coroutine[object, object, object]:
+    """Run the body in a child process that can be killed."""
 
     def started(pid: int) -> None:
         run.locate = lambda: f"process {pid}"
 
-    async def body() -> T:
+    async def body() -> object:
         run.begin()
         current_account.set(run)  # in the context of this task alone
         grace = run.policy.grace
-        args = (run.ctx, value) if kwargs is None else ()
         kill = run.interrupt_signal()
         try:
             return await run_isolated(
-                work, *args, signal=run.signal, kill=kill, grace=grace, on_start=started, **(kwargs or {})
+                work, *args, signal=run.signal, kill=kill, grace=grace, on_start=started, **kwargs
             )
         except ChildDied as error:
             if error.exit is None:
                 raise
             raise LeafExit(f"{run.ctx.path[-1]} called sys.exit({error.exit})") from error
 
-    return await await_evidence(run, asyncio.get_running_loop().create_task(body(), name=run.operation))
+    return await_evidence(run, run.loop.create_task(body(), name=run.operation))
 
 
 async def await_evidence(run: LeafRun[C], body: "asyncio.Future[T]") -> T:
@@ -285,29 +301,30 @@ async def await_evidence(run: LeafRun[C], body: "asyncio.Future[T]") -> T:
     try:
         result = body.result()
     except BaseException as error:
-        raise await error_after(run, error)  # noqa: B904  # it is its own cause, or has it
-    await finish(run)
+        ending = run.end_owned(error)
+        raise run.failed(error) if ending is None else await error_after(run, error, ending)  # noqa: B904  # has a cause
+    if run.owned is None:
+        run.finished()
+    else:
+        await finish(run)
     return result
 
 
 async def finish(run: LeafRun[C]) -> None:
     """Record that the body has returned a value. If the leaf was stopped as well, first end what it started."""
     try:
-        if run.owned is not None:
-            await run.end_owned()
+        if (ending := run.end_owned()) is not None:
+            await ending
     finally:
         run.finished()
 
 
-async def error_after(run: LeafRun[C], error: BaseException) -> BaseException:
-    """End what a leaf that failed had started, record how it ended, and return the error for its caller."""
+async def error_after(run: LeafRun[C], error: BaseException, ending: Awaitable[None]) -> BaseException:
+    """Wait until what a leaf that failed had started has ended, record how the leaf ended, and return its error."""
     try:
-        if not isinstance(error, GeneratorExit):
-            await run.end_owned()
+        await ending
     finally:  # even if the caller is cancelled meanwhile
         raised = run.failed(error)
-    if raised is not error:
-        raised.__cause__ = error
     return raised
 
 

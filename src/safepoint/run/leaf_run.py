@@ -1,6 +1,6 @@
 """The record of one leaf: its entry in the receipt, its events, its warnings, and when it is left behind.
 
-`LeafRun` does not know where the body runs; `leaf.py` does.
+`LeafRun` says where the body runs; `launch` in `leaf.py` runs it there.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ log = logging.getLogger("safepoint")
 T = TypeVar("T")
 C = TypeVar("C", bound=Context)
 
-RunsIn: TypeAlias = Literal["caller", "task", "thread"]
+RunsIn: TypeAlias = Literal["caller", "task", "thread", "process"]
 
 # The least time between two interruptions of one body.
 MIN_INTERRUPT_INTERVAL_SECONDS = 1.0
@@ -71,8 +71,8 @@ class LeafRun(OwningLeaf, Generic[C]):
         name: The name of the operation.
         kind: How it runs, for the receipt.
         policy: How it is stopped, and its own limits.
-        runs_in: `"thread"` and `"task"`: the body has a thread or a task of its own, so it can be left behind.
-            `"caller"`: it runs in the caller's task. By default a thread for the kind `thread`, else the caller's task.
+        runs_in: Where the body runs: in the caller's task, or where it can be left behind. By default the kind says it;
+            an awaited body has a task of its own if the policy abandons it.
         context: The class of the context that the body is given.
     """
 
@@ -80,12 +80,18 @@ class LeafRun(OwningLeaf, Generic[C]):
 
     @overload
     def __init__(
-        self: "LeafRun[Context]", ctx: Context, name: str, kind: LeafKind, policy: Policy, *, runs_in: RunsIn = ...
+        self: "LeafRun[Context]",
+        ctx: Context,
+        name: str,
+        kind: LeafKind,
+        policy: Policy,
+        *,
+        runs_in: RunsIn | None = ...,
     ) -> None: ...
 
     @overload
     def __init__(
-        self, ctx: Context, name: str, kind: LeafKind, policy: Policy, *, runs_in: RunsIn = ..., context: type[C]
+        self, ctx: Context, name: str, kind: LeafKind, policy: Policy, *, runs_in: RunsIn | None = ..., context: type[C]
     ) -> None: ...
 
     def __init__(
@@ -95,7 +101,7 @@ class LeafRun(OwningLeaf, Generic[C]):
         kind: LeafKind,
         policy: Policy,
         *,
-        runs_in: RunsIn = "caller",
+        runs_in: RunsIn | None = None,
         context: type[Context] = Context,
     ) -> None:
         hook.install()
@@ -108,8 +114,8 @@ class LeafRun(OwningLeaf, Generic[C]):
         self.signal = ctx.signal
         self._started: float | None = None
         self._blocked_at: str | None = None
-        threaded = runs_in == "thread" or kind == "thread"
-        detachable = threaded or runs_in == "task" or kind == "process" or policy.abandon_after is not None
+        self.runs_in = runs_in or _place_of(kind, policy)
+        detachable = self.runs_in != "caller"
         if detachable:  # it can be left behind, so it needs a signal, a revocation and an end of its own
             self.controller = AbortController(ctx.signal)
             self.signal = self.controller.signal
@@ -123,7 +129,7 @@ class LeafRun(OwningLeaf, Generic[C]):
             name,
             signal=self.signal,
             revocation=self._revocation,
-            loop=self.loop if threaded else None,
+            loop=self.loop if self.runs_in == "thread" else None,
             context_class=context,
         )
         self.operation = self.ctx.operation
@@ -221,7 +227,11 @@ class LeafRun(OwningLeaf, Generic[C]):
         )
         # Libraries that collect the errors of several tasks raise a group that contains only stops.
         only_stops = isinstance(error, AbortInterrupt) or (stop and isinstance(error, BaseExceptionGroup))
-        return self._end_error() if timed_out or (only_stops and self.signal.aborted) else error
+        if not timed_out and not (only_stops and self.signal.aborted):
+            return error
+        instead = self._end_error()
+        instead.__cause__ = error
+        return instead
 
     def go_on_without(self, body: "asyncio.Future[T]") -> BaseException:
         """Stop waiting for the body, and return the error that the caller is to raise.
@@ -334,6 +344,13 @@ class LeafRun(OwningLeaf, Generic[C]):
 
     def _reason(self) -> AbortReason:
         return self.signal.reason or AbortReason()
+
+
+def _place_of(kind: LeafKind, policy: Policy) -> RunsIn:
+    """Where the body of a leaf runs unless its caller says otherwise."""
+    if kind == "thread" or kind == "process":
+        return kind
+    return "caller" if policy.abandon_after is None else "task"
 
 
 def _is_outer(error: BaseException) -> bool:

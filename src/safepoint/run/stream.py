@@ -71,4 +71,4 @@ class LeafStream(Generic[T]):
             return
         error_to_raise = self._run.failed(exc)
         if error_to_raise is not exc:
-            raise error_to_raise from exc
+            raise error_to_raise

@@ -5,7 +5,7 @@ The other side, the list of what the leaf started, is `account.py`. Knows nothin
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Literal, TypeVar
 
@@ -180,12 +180,24 @@ class OwningLeaf:
         if self._cut or (self.owned is not None and self.owned.has_ended_programs):
             raise AbortInterrupt
 
-    async def end_owned(self) -> None:
-        """After the leaf was interrupted, wait until what it started has ended or is recorded as still running."""
+    def end_owned(self, error: BaseException | None = None) -> Coroutine[object, object, None] | None:
+        """Look for what the leaf has started and an interruption ends.
+
+        Args:
+            error: What the body raised, if it raised.
+
+        Returns:
+            What to await until all of it has ended or is recorded as still running. None if there is nothing.
+        """
+        if isinstance(error, GeneratorExit):
+            return None  # the coroutine of the body is being closed, and cannot wait
         if (call := executor_call_behind(getattr(self._guard, "waited_for", None))) is not None:
             self._record_executor_call(call)
-        if not self.being_interrupted:
-            return
+        if (self.owned is None and self.policy.tasks != "end") or not self.being_interrupted:
+            return None
+        return self._end_owned()
+
+    async def _end_owned(self) -> None:
         if self.policy.tasks == "end":
             await end_tasks_of(self, LIMIT_GRACE_SECONDS)
         if self.owned is not None:
