@@ -46,7 +46,7 @@ __all__ = [
 
 log = logging.getLogger("safepoint")
 
-OLD_SECONDS = 3600.0  # a temporary file of this age has no writer any more: saving takes milliseconds
+OLD_SECONDS = 3600.0  # the writer of a temporary file of this age is gone: saving takes milliseconds
 
 
 class Checkpoints(Protocol):

@@ -152,7 +152,7 @@ class FileLease:
 
     **The protocol.** The file is removed with the lease, so that folders do not fill up. But a lock belongs to the
     opened file, not to its name: a process may open the file, then its holder removes it and unlocks, and the process
-    gets a lock on a file that has no name any more, while another one creates a new file and locks that. So:
+    gets a lock on a file without a name, while another one creates a new file and locks that. So:
 
     - `take` opens or creates the file, locks it, and *then* checks that the name still refers to the locked file. If it
       does not, the lock is worthless, and `take` tries again with the file that has the name now.

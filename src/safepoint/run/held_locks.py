@@ -265,37 +265,37 @@ class _LockFlow:
             calls and any(isinstance(n, ast.NamedExpr) for n in _nodes(parts))
         ):
             flag = next((n.id for n in _nodes(parts) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)), "")
-        got = set[str]()
+        acquired = set[str]()
         for call in calls:
-            state = self._call(call, state, got)
-        new = frozenset(Held(name, flag) for name in got)
+            state = self._call(call, state, acquired)
+        new = frozenset(Held(name, flag) for name in acquired)
         if new:
             self.acquiring.add(stmt)
             if len(calls) > 1:
                 self.before[stmt] |= new
         return self._without_covered(stmt, state | new)
 
-    def _call(self, call: ast.Call, state: State, got: set[str]) -> State:
+    def _call(self, call: ast.Call, state: State, acquired: set[str]) -> State:
         method = call.func.attr if isinstance(call.func, ast.Attribute) else _text(call.func)
-        on = self._name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-        if on and method in ACQUIRE:
-            got.add(on)
+        receiver = self._name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        if receiver and method in ACQUIRE:
+            acquired.add(receiver)
             return state
-        if on and method in RELEASE:
-            if all(held.name != on for held in state):
-                self._released_for_caller.add(on)
-            return frozenset(held for held in state if held.name not in (on, UNKNOWN))
-        given = {self._name(part) for part in call.args}
+        if receiver and method in RELEASE:
+            if all(held.name != receiver for held in state):
+                self._released_for_caller.add(receiver)
+            return frozenset(held for held in state if held.name not in (receiver, UNKNOWN))
+        arguments = {self._name(part) for part in call.args}
         if method in REGISTER:  # `stack.callback(lock.release)`
-            state = frozenset(h for h in state if not {f"{h.name}.{name}" for name in RELEASE} & given)
+            state = frozenset(h for h in state if not {f"{h.name}.{name}" for name in RELEASE} & arguments)
         effect = self._effect(call)
         if effect is not None:
-            freed = {UNKNOWN, *given, *effect.releases} if effect.releases else set()
+            freed = {UNKNOWN, *arguments, *effect.releases} if effect.releases else set()
             state = frozenset(held for held in state if held.name not in freed)
-            same = {name for name in effect.acquires if on == "self" and name.startswith("self.")}
-            got |= same
+            same = {name for name in effect.acquires if receiver == "self" and name.startswith("self.")}
+            acquired |= same
             if effect.acquires - same:
-                got.add(given.pop() if len(given) == 1 else UNKNOWN)
+                acquired.add(arguments.pop() if len(arguments) == 1 else UNKNOWN)
         return state
 
     def _without_covered(self, stmt: ast.stmt, state: State) -> State:
@@ -312,9 +312,11 @@ class _LockFlow:
                         part.test
                     ):
                         certain |= self._released_names(part.body)
-                    case ast.Expr(ast.Call(func=ast.Attribute(to, attr), args=given)), ast.For() if attr in REGISTER:
+                    case ast.Expr(ast.Call(func=ast.Attribute(to, attr), args=arguments)), ast.For() if (
+                        attr in REGISTER
+                    ):
                         if _text(to) == _iterated(part.iter) and self._releases_something([part]):
-                            certain |= {self._name(each) for each in given}
+                            certain |= {self._name(each) for each in arguments}
             state = frozenset(held for held in state if held.name not in certain)
         return state
 

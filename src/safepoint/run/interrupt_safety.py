@@ -99,8 +99,8 @@ def safe_to_interrupt(
         cut: Whether what the tool was blocked in was ended from outside. Its result is not whole then, so the exception
             comes before the tool can use the result, except in clean-up code.
     """
-    start, here = _is_at_start(frame), safe_positions(frame)
-    if not start and frame.f_lasti not in (here.cut if cut else here.safe):
+    at_start, positions = _is_at_start(frame), safe_positions(frame)
+    if not at_start and frame.f_lasti not in (positions.cut if cut else positions.safe):
         return False
     frames = stack(frame, outermost)
     if any(_is_untouchable(each, is_own, cut) for each in frames):
@@ -110,7 +110,7 @@ def safe_to_interrupt(
         site = _call_site(caller)
         if site.cut_forbidden or site.holds or (not cut and site.cleans_up):
             return False
-    return cut or not start or not _gets_received_value(own)
+    return cut or not at_start or not _gets_received_value(own)
 
 
 def in_clean_up(frames: Iterable[CodePosition], is_own: Callable[[CodePosition], bool], *, cut: bool = False) -> bool:
@@ -160,8 +160,12 @@ def safe_positions(frame: FrameType) -> SafePositions:
             if found is None:
                 if len(_positions_by_code) > MAX_CACHED:
                     _positions_by_code.clear()
-                statements = _read(frame)
-                found = SafePositions(frozenset(), frozenset()) if statements is None else _find(code, statements)
+                statements = _matching_statements(frame)
+                found = (
+                    SafePositions(frozenset(), frozenset())
+                    if statements is None
+                    else _find_safe_positions(code, statements)
+                )
                 _positions_by_code[key] = found
     return found
 
@@ -177,7 +181,7 @@ def _is_untouchable(frame: CodePosition, is_own: Callable[[CodePosition], bool],
 
 
 def _statement(frame: CodePosition) -> tuple[Statements | None, ast.stmt | None]:
-    statements, position = _read(frame), _position(frame)
+    statements, position = _matching_statements(frame), _position(frame)
     return statements, None if statements is None or position is None else statements.at(position)
 
 
@@ -186,7 +190,7 @@ def _is_at_start(frame: FrameType) -> bool:
     return at >= 0 and code[at] == RESUME and code[at + 1] & 3 == 0
 
 
-def _read(frame: CodePosition) -> Statements | None:
+def _matching_statements(frame: CodePosition) -> Statements | None:
     """Read the statements of the file. None if there is no source, or it is not the one the code was compiled from."""
     fits = _matches.get((frame.f_code, frame.f_code.co_filename))
     if fits is None:
@@ -270,7 +274,7 @@ def _gets_received_value(callers: list[FrameType]) -> bool:
     return False
 
 
-def _find(code: CodeType, statements: Statements) -> SafePositions:
+def _find_safe_positions(code: CodeType, statements: Statements) -> SafePositions:
     steps = list(dis.get_instructions(code))
     safe, cut = set[int](), set[int]()
     spans = {step.offset: _span(step) for step in steps}
@@ -337,11 +341,11 @@ def _end_of_iteration(
     Returns:
         The offset; None if there is none, or it is not safe.
     """
-    here, there = spans[jump.offset], spans.get(jump.argval)
-    if here is None or there is None:
+    end, beginning = spans[jump.offset], spans.get(jump.argval)
+    if end is None or beginning is None:
         return None
-    stmt = statements.at(here)
-    loop = statements.loop_around([here, there])
+    stmt = statements.at(end)
+    loop = statements.loop_around([end, beginning])
     if stmt is None or statements.between_hold_and_block(stmt, inside=False):
         return None
     if loop is None:  # the loop of a comprehension

@@ -259,8 +259,8 @@ def condition_reads_body_values(loop: ast.stmt) -> bool:
     """Whether the condition of a `while` reads a name that its body binds: the value may be used after the loop."""
     if not isinstance(loop, ast.While):
         return False
-    got = {name for stmt in loop.body if _calls(stmt) for name in _bound(stmt)}
-    return bool(got & _read(loop.test))
+    received = {name for stmt in loop.body if _calls(stmt) for name in _bound(stmt)}
+    return bool(received & _read(loop.test))
 
 
 def _cached(question: Callable[[ast.AST], K]) -> Callable[[ast.AST], K]:
