@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from ..abort.clock import check_seconds
 from ..abort.threads import start_in_thread
 from ..errors import UsageError
 from .checkpoints import check_text, missing_error
@@ -45,7 +46,8 @@ TABLES = (
     f"INSERT OR IGNORE INTO safepoint_checkpoints_schema VALUES (1, {SCHEMA})",
 )
 
-# How long a locked database is tried again. Each attempt is short, because the caller can be stopped only in between.
+# How long a locked database is tried again by default. Each attempt is short, because the caller can be stopped only in
+# between.
 BUSY_SECONDS = 30.0
 ATTEMPT_SECONDS = 0.2
 PAUSE_SECONDS = 0.01
@@ -54,11 +56,17 @@ DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 class SqliteCheckpoints:
-    """Checkpoints in tables of an SQLite database, which may have other tables. It is created by the first save."""
+    """Checkpoints in tables of an SQLite database, which may have other tables. It is created by the first save.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    Args:
+        path: The file of the database.
+        busy_seconds: How long to wait for another process that keeps the database locked, before CheckpointError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, busy_seconds: float = BUSY_SECONDS) -> None:
         if str(path) in ("", ":memory:"):
             raise UsageError(f"SqliteCheckpoints needs a file, not {str(path)!r}: in memory use MemoryCheckpoints()")
+        self._busy_seconds = check_seconds("busy_seconds", busy_seconds)
         self._path = Path(path).absolute()  # the working directory may change
 
     def __repr__(self) -> str:
@@ -142,7 +150,7 @@ class SqliteCheckpoints:
 
     def _run(self, doing: str, job: Job[T], interrupted: threading.Event, begin: str, creates: bool) -> T | None:
         """Run the job as soon as the database is not locked by another process."""
-        until = time.monotonic() + BUSY_SECONDS
+        until = time.monotonic() + self._busy_seconds
         while True:
             try:
                 return self._attempt(job, begin, creates)

@@ -31,7 +31,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
@@ -53,7 +53,7 @@ from . import isolated_child
 from .isolated_child import MAIN, CallExited, CallRaised, CallReturned, Channel, ChildCall
 from .time_limit import limit_of
 
-__all__ = ["ChildDied", "IsolatedEnd", "run_isolated", "target_of"]
+__all__ = ["ChildDied", "IsolatedEnd", "IsolationOptions", "call_isolated", "run_isolated", "target_of"]
 
 T = TypeVar("T")
 
@@ -91,6 +91,25 @@ class ChildDied(SafepointError):
 
     def __str__(self) -> str:
         return f"the process of {self.function} ended without an answer: {_describe_exit(self.returncode)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsolationOptions:
+    """How a call runs in its child process, and how it ends.
+
+    Attributes:
+        signal: The signal that `current_signal()` follows in the child, with its deadline and its reason.
+        kill: The signal whose abort ends the process; by default `signal`.
+        grace: The process group gets TERM on abort, and KILL after this many seconds.
+        linger: How long after the answer the process, and what it has started, may take to end by themselves.
+        on_start: Called with the process id, in the supervising thread.
+    """
+
+    signal: AbortSignal
+    kill: AbortSignal | None = None
+    grace: float = 2.0
+    linger: float = LINGER_SECONDS
+    on_start: Callable[[int], object] | None = None
 
 
 @overload
@@ -142,15 +161,24 @@ async def run_isolated(
         UsageError: The function, its arguments or its value cannot be sent to another process.
         Exception: What the function raised.
     """
-    grace = check_seconds("grace", grace)
+    options = IsolationOptions(signal=signal, kill=kill, grace=grace, on_start=on_start)
+    return await call_isolated(fn, args, kwargs, options)
+
+
+async def call_isolated(
+    fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], options: IsolationOptions
+) -> object:
+    """Call `fn(*args, **kwargs)` as `run_isolated` does. The function's arguments may have the names of the options."""
+    grace = check_seconds("grace", options.grace)
     target = _Target.of(fn)
-    kill = signal if kill is None else kill
+    signal = options.signal
+    kill = signal if options.kill is None else options.kill
     signal.raise_if_aborted()
     kill.raise_if_aborted()
     # A cancellation of the awaiting task must end the child as well, so the supervisor watches a signal of this call.
     controller = AbortController(kill)
-    isolated = _ChildProcess(target, _pickled(target, args, kwargs), signal, controller.signal)
-    ended = start_in_thread(isolated.supervise, grace, on_start)
+    isolated = _ChildProcess(target, _pickled(target, args, kwargs), signal, controller.signal, options.linger)
+    ended = start_in_thread(isolated.supervise, grace, options.on_start)
     ended.add_done_callback(lambda future: future.exception())  # mark it as retrieved, even if this call is cancelled
     try:
         with Guard(kill):
@@ -270,11 +298,11 @@ def _refusal(fn: object, what: str, advice: str) -> UsageError:
     return UsageError(f"{name}{where} cannot run in a child process: {what}. {advice}, or run it in a thread.")
 
 
-def _pickled(target: _Target, args: tuple[object, ...], kwargs: dict[str, object]) -> bytes:
+def _pickled(target: _Target, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
     try:
-        return pickle.dumps(((*target.owner, *args), kwargs), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(((*target.owner, *args), dict(kwargs)), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        named: dict[str, object] = {f"number {index}": value for index, value in enumerate(args)} | kwargs
+        named: dict[str, object] = {f"number {index}": value for index, value in enumerate(args)} | dict(kwargs)
         try:
             named = inspect.signature(target.callable).bind_partial(*args, **kwargs).arguments
         except (TypeError, ValueError):
@@ -332,11 +360,14 @@ async def _wait_for_evidence(ended: "asyncio.Future[_CallEnd]", grace: float) ->
 class _ChildProcess:
     """One child process, from its start to the end of its process group. All methods run in one thread."""
 
-    def __init__(self, target: _Target, arguments: bytes, signal: AbortSignal, kill: AbortSignal) -> None:
+    def __init__(
+        self, target: _Target, arguments: bytes, signal: AbortSignal, kill: AbortSignal, linger: float
+    ) -> None:
         self._target = target
         self._arguments = arguments
         self._signal = signal
         self._kill = kill
+        self._linger_seconds = linger
         self._mark = uuid.uuid4().hex
         self._reason_sent = False
 
@@ -402,7 +433,7 @@ class _ChildProcess:
 
     def _linger(self, process: "subprocess.Popen[bytes]") -> None:
         """Give the process, and the processes that it has started, time to end by themselves."""
-        until = time.monotonic() + LINGER_SECONDS
+        until = time.monotonic() + self._linger_seconds
         while not has_ended(process) or members_of(process):
             if self._kill.aborted or time.monotonic() >= until:
                 return

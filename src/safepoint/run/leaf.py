@@ -20,7 +20,7 @@ from ..errors import SafepointError, UsageError
 from .code_location import place
 from .context import Context
 from .interrupt import AbortInterrupt, InterruptibleCall
-from .isolate import ChildDied, run_isolated
+from .isolate import ChildDied, IsolationOptions, call_isolated
 from .leaf_run import LeafRun, LeafTimeout
 from .own_code import function_beneath
 from .owned.threads import ThreadWork
@@ -263,9 +263,8 @@ def in_process(
         grace = run.policy.grace
         kill = run.interrupt_signal()
         try:
-            return await run_isolated(
-                work, *args, signal=run.signal, kill=kill, grace=grace, on_start=started, **kwargs
-            )
+            options = IsolationOptions(signal=run.signal, kill=kill, grace=grace, on_start=started)
+            return await call_isolated(work, args, kwargs, options)
         except ChildDied as error:
             if error.exit is None:
                 raise

@@ -7,8 +7,8 @@ import signal as os_signals
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +62,24 @@ class Folder:
         await asyncio.to_thread(wait_until, lambda: not self.alive())
 
 
-@asynccontextmanager
-async def running(*args: Any, **kwargs: Any) -> "AsyncIterator[asyncio.Task[Any]]":
+def running(*args: Any, **kwargs: Any) -> "AbstractAsyncContextManager[asyncio.Task[Any]]":
     """A call in a task, which has ended when the block is left."""
-    task = asyncio.create_task(run_isolated(*args, **kwargs))
+    return in_task(run_isolated(*args, **kwargs))
+
+
+@asynccontextmanager
+async def in_task(call: Coroutine[Any, Any, Any]) -> "AsyncIterator[asyncio.Task[Any]]":
+    """The coroutine in a task, which has ended when the block is left."""
+    task = asyncio.create_task(call)
     try:
         yield task
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+def keywords(**given: object) -> dict[str, object]:
+    return given
 
 
 def add(a: int, b: int = 0) -> int:

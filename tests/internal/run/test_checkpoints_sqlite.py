@@ -82,8 +82,8 @@ async def test_a_save_that_only_waits_can_be_stopped(store, path):
     assert await store.load("k") == "old"
 
 
-async def test_a_database_that_stays_locked_gives_an_error_that_names_it(store, path, monkeypatch):
-    monkeypatch.setattr(checkpoints_sqlite, "BUSY_SECONDS", 0.0)
+async def test_a_database_that_stays_locked_gives_an_error_that_names_it(path):
+    store = SqliteCheckpoints(path, busy_seconds=0)
     await store.save("k", "old")
     with locked(path):
         with pytest.raises(

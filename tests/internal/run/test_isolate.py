@@ -19,11 +19,11 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal, AbortTimeout, process_group, processes
 from safepoint.errors import RemoteError, UsageError
-from safepoint.run import ChildDied, isolate
-from safepoint.run.isolate import IsolatedEnd, run_isolated, target_of
+from safepoint.run import ChildDied
+from safepoint.run.isolate import IsolatedEnd, IsolationOptions, call_isolated, run_isolated, target_of
 from tests.conftest import counts
 from tests.internal.run import isolated_functions as functions
-from tests.internal.run.isolated_functions import Counter, Folder, running
+from tests.internal.run.isolated_functions import Counter, Folder, in_task, running
 from tests.internal.run.test_isolated_calls import LONG, NEVER, aborted, both_loops
 from tests.kit.programs import alive
 
@@ -49,6 +49,11 @@ async def test_a_function_gets_its_arguments_and_gives_its_value():
 @both_loops
 async def test_a_coroutine_function_is_awaited_in_the_child():
     assert await run_isolated(functions.double, 4, signal=NEVER) == 8
+
+
+async def test_arguments_may_have_the_names_of_the_options():
+    given = {"fn": 1, "signal": 2, "kill": 3, "grace": 4, "linger": 5, "on_start": 6}
+    assert await call_isolated(functions.keywords, [], given, IsolationOptions(signal=NEVER)) == given
 
 
 async def test_five_megabytes_go_both_ways():
@@ -310,16 +315,16 @@ async def test_a_child_that_cannot_answer_ends_itself():
 
 
 @pytest.mark.parametrize("fn", [functions.linger, functions.leave_running], ids=["a thread", "a process"])
-async def test_a_call_that_leaves_something_running_gives_its_value_and_is_ended(fn, folder, monkeypatch):
-    monkeypatch.setattr(isolate, "LINGER_SECONDS", 0.1)
-    assert await run_isolated(fn, folder, signal=NEVER, grace=LONG) == "done"
+async def test_a_call_that_leaves_something_running_gives_its_value_and_is_ended(fn, folder):
+    options = IsolationOptions(signal=NEVER, grace=LONG, linger=0.1)
+    assert await call_isolated(fn, [folder], {}, options) == "done"
     assert folder.alive() == []
 
 
-async def test_a_value_that_came_before_the_abort_is_kept(folder, monkeypatch):
-    monkeypatch.setattr(isolate, "LINGER_SECONDS", LONG)
+async def test_a_value_that_came_before_the_abort_is_kept(folder):
     controller = AbortController()
-    async with running(functions.linger, folder, signal=controller.signal, grace=LONG) as task:
+    options = IsolationOptions(signal=controller.signal, grace=LONG, linger=LONG)
+    async with in_task(call_isolated(functions.linger, [folder], {}, options)) as task:
         await folder.ready()  # written by what is left when the answer has been sent
         controller.abort("too late")
         assert await task == "done"

@@ -60,13 +60,16 @@ _GENERATORS = 0x20 | 0x80 | 0x200
 _FUNCTION = 0x1 | 0x2
 
 
-def blocked_in(thread: int, native: int, frames: Mapping[int, FrameType]) -> Callable[[], None] | None:
+def blocked_in(
+    thread: int, native: int, frames: Mapping[int, FrameType], *, proc: str = PROC
+) -> Callable[[], None] | None:
     """Find the connection in which a thread is blocked.
 
     Args:
         thread: The identifier of the thread (`threading.get_ident()`).
         native: Its native id, which the system uses.
         frames: The innermost frames of all threads.
+        proc: Where the system shows its processes.
 
     Returns:
         A function that unblocks the thread; None if it waits for no connection, or for one that must not be touched.
@@ -74,7 +77,7 @@ def blocked_in(thread: int, native: int, frames: Mapping[int, FrameType]) -> Cal
     frame = frames.get(thread)
     if frame is None:
         return None
-    connection = _waited_for(frame, _system_call(native))
+    connection = _waited_for(frame, _system_call(native, proc))
     if connection is None or _is_multiplexed(frame) or _inode(connection) in _left_alone:
         return None
     holders = frames.holders() if isinstance(frames, ThreadFrames) else _holders(frames)
@@ -145,10 +148,10 @@ def _calls_method_of(frame: FrameType, name: str) -> bool:
     return re.search(rf"(?<![\w.]){re.escape(name)}\s*\.\s*\w+\s*\(", text) is not None
 
 
-def _system_call(native: int) -> tuple[int, int] | None:
+def _system_call(native: int, proc: str = PROC) -> tuple[int, int] | None:
     """The number of the system call in which a thread waits, and its first argument; None if that is unknown."""
     try:
-        with open(f"{PROC}/self/task/{native}/syscall", encoding="ascii") as file:
+        with open(f"{proc}/self/task/{native}/syscall", encoding="ascii") as file:
             words = file.read().split()
     except OSError:
         return None

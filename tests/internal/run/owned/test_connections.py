@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from safepoint.abort.process_group import PROC
 from safepoint.run.owned import connections
 from tests.kit.waiting import wait_until
 
@@ -61,8 +62,8 @@ def blocked_reader(pair: Pair) -> threading.Thread:
     return thread
 
 
-def find(thread: threading.Thread) -> object:
-    return connections.blocked_in(thread.ident or 0, thread.native_id or 0, sys._current_frames())
+def find(thread: threading.Thread, proc: str = PROC) -> object:
+    return connections.blocked_in(thread.ident or 0, thread.native_id or 0, sys._current_frames(), proc=proc)
 
 
 def test_a_connection_that_another_thread_holds_too_is_left_alone():
@@ -105,11 +106,10 @@ def test_a_connection_under_http2_is_left_alone(module: str):
     pair.close()
 
 
-def test_where_the_system_does_not_tell_only_the_call_at_hand_counts(monkeypatch):
+def test_where_the_system_does_not_tell_only_the_call_at_hand_counts():
     pair = Pair()
     thread = blocked_reader(pair)
-    monkeypatch.setattr(connections, "PROC", "nowhere")
-    free = find(thread)
+    free = find(thread, proc="nowhere")
     assert callable(free)
     free()
     thread.join(30)
