@@ -6,7 +6,7 @@ from .inject_ignore import Ignore
 from .inject_points import Mode, Point, point
 from .inject_probe import Probe, RecordedEffect
 from .inject_report import Progress, Report, Violation
-from .inject_run import Scenario
+from .inject_run import RunTimings, Scenario
 from .laws import DEFAULT_LAWS, Law, RecordedRun, RunEnding, pairs
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "RecordedRun",
     "Report",
     "RunEnding",
+    "RunTimings",
     "Scenario",
     "Violation",
     "abort_everywhere",

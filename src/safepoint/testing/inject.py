@@ -20,7 +20,7 @@ from .clock import FakeClock
 from .inject_ignore import Ignore, Ignored
 from .inject_points import Mode, Point
 from .inject_report import Progress, Report, Violation
-from .inject_run import Attempt, Bounds, Scenario, run_scenario
+from .inject_run import Attempt, Bounds, RunTimings, Scenario, run_scenario
 from .inject_watch import watching
 from .laws import DEFAULT_LAWS, Law, RecordedRun, ends, works_again
 
@@ -43,6 +43,7 @@ def abort_everywhere(
     time_limit: float | None = None,
     on_progress: Callable[[Progress], object] | None = None,
     ignore: Sequence[Ignore] = (),
+    timings: RunTimings | None = None,
     check: bool = True,
 ) -> Report:
     """Abort the scenario at each of its points, each in a run of its own, and check the laws after each run.
@@ -61,6 +62,7 @@ def abort_everywhere(
             was not tried by then, and does not pass.
         on_progress: Called with a `Progress` before the first point and after each: `on_progress=print`.
         ignore: What the laws shall not count.
+        timings: How long each run waits for what is outside the loop, and for leftovers to end.
         check: Whether to raise if the report does not pass.
 
     Returns:
@@ -78,7 +80,7 @@ def abort_everywhere(
     ends_at = None if time_limit is None else time.monotonic() + check_seconds("time_limit", time_limit)
     ignored = Ignored(ignore, [_name_of(law) for law in (*laws, ends)])
     with watching() as watch:
-        campaign = _Campaign(scenario, laws, Bounds(clock, seconds, watch, ignored))
+        campaign = _Campaign(scenario, laws, Bounds(clock, seconds, watch, ignored, timings or RunTimings()))
         report = campaign.run(modes, only, ends_at, on_progress)
     if check:
         report.check()

@@ -12,6 +12,8 @@ from ..abort.threads import abandoned_calls
 from .inject_chain import short, thread_place
 
 __all__ = [
+    "DESCRIPTORS",
+    "PROC",
     "Leftover",
     "LeftoverReport",
     "ResourceSnapshot",
@@ -22,6 +24,8 @@ __all__ = [
     "take_snapshot",
 ]
 
+# Where the system shows its processes, and the open descriptors of this one. Functions take other folders as `proc` and
+# `descriptors`.
 PROC = "/proc"
 DESCRIPTORS = "/dev/fd"
 
@@ -67,17 +71,22 @@ class LeftoverReport:
         return bool(self.threads or self.processes or self.descriptors)
 
 
-def take_snapshot() -> ResourceSnapshot:
+def take_snapshot(*, proc: str = PROC, descriptors: str = DESCRIPTORS) -> ResourceSnapshot:
     """The snapshot of this moment."""
-    return ResourceSnapshot(frozenset(threading.enumerate()), children(), _descriptors(), frozenset(abandoned_calls()))
+    threads, processes = frozenset(threading.enumerate()), children(proc)
+    return ResourceSnapshot(threads, processes, _open_descriptors(descriptors), frozenset(abandoned_calls()))
 
 
-def leftovers_since(before: ResourceSnapshot, *, executor_idle: bool) -> LeftoverReport:
+def leftovers_since(
+    before: ResourceSnapshot, *, executor_idle: bool, proc: str = PROC, descriptors: str = DESCRIPTORS
+) -> LeftoverReport:
     """What exists now and did not exist before. Idle threads of pools do not count.
 
     Args:
         before: The snapshot to compare with.
         executor_idle: Whether the loop's executor has no calls, so that all of its threads are idle.
+        proc: Where the system shows its processes.
+        descriptors: Where it shows the open descriptors of this process.
     """
     pools = ("safepoint-", "asyncio_") if executor_idle else ("safepoint-",)
     threads = [
@@ -87,11 +96,12 @@ def leftovers_since(before: ResourceSnapshot, *, executor_idle: bool) -> Leftove
     ]
     late = [function for call, function in abandoned_calls().items() if call not in before.abandoned]
     threads += map(_describe_abandoned, late)
-    processes = [(pid, command(pid)) for pid in sorted(children() - before.processes)]
+    processes = [(pid, command(pid, proc)) for pid in sorted(children(proc) - before.processes)]
+    opened = sorted(_open_descriptors(descriptors) - before.descriptors, key=int)
     return LeftoverReport(
         tuple(threads),
         tuple(Leftover(f"pid {pid}: {text}", text) for pid, text in processes),
-        tuple(map(_describe_descriptor, sorted(_descriptors() - before.descriptors, key=int))),
+        tuple(_describe_descriptor(fd, descriptors) for fd in opened),
     )
 
 
@@ -119,9 +129,9 @@ def place_of_function(function: object) -> str:
     return f"{short(code.co_filename)}:{code.co_firstlineno}" if code else ""
 
 
-def children() -> frozenset[int]:
+def children(proc: str = PROC) -> frozenset[int]:
     """The pids of the child processes of this process, including those that have ended and were not collected."""
-    if not os.path.isdir(f"{PROC}/self"):
+    if not os.path.isdir(f"{proc}/self"):
         return frozenset()
     try:  # one call shows whether there are any; it collects none
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -130,33 +140,33 @@ def children() -> frozenset[int]:
     me = str(os.getpid()).encode()
     return frozenset(
         int(name)
-        for name in os.listdir(PROC)
-        if name.isdigit() and _stat(name)[1:2] == [me]  # state, parent, group, …
+        for name in os.listdir(proc)
+        if name.isdigit() and _stat(name, proc)[1:2] == [me]  # state, parent, group, …
     )
 
 
-def _stat(pid: str) -> list[bytes]:
+def _stat(pid: str, proc: str) -> list[bytes]:
     try:
-        with open(f"{PROC}/{pid}/stat", "rb") as file:
+        with open(f"{proc}/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
     except OSError:
         return []
 
 
-def command(pid: int) -> str:
+def command(pid: int, proc: str = PROC) -> str:
     """The command of a process, for people."""
-    if _stat(str(pid))[:1] == [b"Z"]:
+    if _stat(str(pid), proc)[:1] == [b"Z"]:
         return "ended, but its parent has not waited for it"
     try:
-        with open(f"{PROC}/{pid}/cmdline", "rb") as file:
+        with open(f"{proc}/{pid}/cmdline", "rb") as file:
             return file.read().replace(b"\0", b" ").decode(errors="replace").strip() or "?"
     except OSError:
         return "?"
 
 
-def _descriptors() -> frozenset[str]:
+def _open_descriptors(folder: str) -> frozenset[str]:
     try:
-        return frozenset(filter(_is_open, os.listdir(DESCRIPTORS)))
+        return frozenset(filter(_is_open, os.listdir(folder)))
     except OSError:
         return frozenset()
 
@@ -170,9 +180,9 @@ def _is_open(fd: str) -> bool:
     return True
 
 
-def _describe_descriptor(fd: str) -> Leftover:
+def _describe_descriptor(fd: str, folder: str) -> Leftover:
     try:
-        target = os.readlink(f"{DESCRIPTORS}/{fd}")
+        target = os.readlink(f"{folder}/{fd}")
     except OSError:
         return Leftover(fd, "")
     return Leftover(f"{fd} ({target})", target)

@@ -25,7 +25,7 @@ from typing import Any, Never, TypeAlias, TypeVar
 from .clock import FakeClock
 from .inject_chain import place, short, suspended
 from .inject_left import Leftover, name_of_function, place_of_function
-from .inject_pending import DescriptorEnd, OutsideActivity
+from .inject_pending import STILL_SECONDS, DescriptorEnd, OutsideActivity
 
 __all__ = ["CoroutineDriver", "Hang", "OnSuspension", "RunLoop"]
 
@@ -88,13 +88,19 @@ class RunLoop(asyncio.SelectorEventLoop):
         clock: The fake clock; None for real time.
         seconds: The limit of real time, as for `allow()`.
         ignored: Whether a thread shall not hold up fake time.
+        still: After how many seconds without a move something outside the loop does not hold up fake time any more.
     """
 
     def __init__(
-        self, clock: FakeClock | None, seconds: float, ignored: Callable[[Leftover], bool] = lambda thing: False
+        self,
+        clock: FakeClock | None,
+        seconds: float,
+        ignored: Callable[[Leftover], bool] = lambda thing: False,
+        *,
+        still: float = STILL_SECONDS,
     ) -> None:
         self.clock = clock
-        self.outside = OutsideActivity(ignored)
+        self.outside = OutsideActivity(ignored, still=still)
         self.jumped_over: dict[str, None] = {}  # what had not moved for some time when fake time jumped
         self.finalised: list[Leftover] = []
         self.blocking = False

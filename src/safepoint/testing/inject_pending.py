@@ -8,7 +8,7 @@ The rules, which docs/testing.md explains to users:
   idle thread of a pool.
 - A listening socket does not hold it up, nor does a connection whose two ends are both on this loop, once all bytes
   that were sent have arrived: only a task of this loop could write to it.
-- Everything else holds it up as long as it moves, and `STILL_SECONDS` longer. A thread or process moves if its count
+- Everything else holds it up as long as it moves, and `still` seconds longer. A thread or process moves if its count
   of context switches changes. A connection to another process moves whenever the loop has done anything, because that
   may have been a request.
 
@@ -36,7 +36,7 @@ from .inject_left import PROC, Leftover, children, command, describe_thread
 
 __all__ = ["STILL_SECONDS", "DescriptorEnd", "OutsideActivity"]
 
-# After this much real time without a move, something counts as waiting for fake time or for this loop.
+# After this much real time without a move, by default, something counts as waiting for fake time or for this loop.
 STILL_SECONDS = 1.0
 QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 WORKER = "safepoint-worker"
@@ -65,16 +65,26 @@ class OutsideActivity:
 
     Args:
         ignored: Whether a thread shall not hold up fake time.
+        still: After how many seconds without a move something counts as waiting for fake time or for this loop.
+        proc: Where the system shows its processes.
     """
 
-    def __init__(self, ignored: Callable[[Leftover], bool] = lambda thing: False) -> None:
+    def __init__(
+        self,
+        ignored: Callable[[Leftover], bool] = lambda thing: False,
+        *,
+        still: float = STILL_SECONDS,
+        proc: str = PROC,
+    ) -> None:
         self.running: dict[object, int | None] = {}  # calls in executors: the thread, or None while they are queued
         self.activity = 0  # incremented by the loop whenever it does something
         self.moving: list[WakeCandidate] = []  # what held up fake time at the last look
         self.resting: list[WakeCandidate] = []  # what did not hold it up only because it has not moved for some time
         self._ignored = ignored
+        self._still = still
+        self._proc = proc
         self._threads_before = frozenset(threading.enumerate())
-        self._children_before = children()
+        self._children_before = children(proc)
         self._since: dict[object, tuple[object, float]] = {}
 
     def pending(self, descriptors: Iterable[int], of_loop: Iterable[int] = ()) -> bool:
@@ -92,8 +102,8 @@ class OutsideActivity:
         found = self._look(waits, descriptors, of_loop)
         now = time.monotonic()
         self._since = {key: self._rests_since(each, now) for key, each in found.items()}
-        self.moving = [each for key, each in found.items() if now - self._since[key][1] < STILL_SECONDS]
-        self.resting = [each for key, each in found.items() if now - self._since[key][1] >= STILL_SECONDS]
+        self.moving = [each for key, each in found.items() if now - self._since[key][1] < self._still]
+        self.resting = [each for key, each in found.items() if now - self._since[key][1] >= self._still]
         if self.moving or FakeClock.waiting_threads() != waits:
             return True
         again = self._look(waits, descriptors, of_loop)
@@ -157,16 +167,18 @@ class OutsideActivity:
 
     def _thread(self, thread: threading.Thread) -> Iterator[WakeCandidate]:
         if not self._ignored(describe_thread(thread)):
-            state = _resting_state(f"{PROC}/self/task/{thread.native_id}")
+            state = _resting_state(f"{self._proc}/self/task/{thread.native_id}")
             yield WakeCandidate(thread, state, lambda: f"thread {describe_thread(thread)}")
 
     def _processes(self) -> Iterator[WakeCandidate]:
         """The processes that were started in this run, and their descendants."""
-        pending = list(children() - self._children_before)
+        proc = self._proc
+        pending = list(children(proc) - self._children_before)
         while pending:
             pid = pending.pop()
-            yield WakeCandidate(pid, _resting_state_of_process(pid), partial("child process {}".format, command(pid)))
-            pending += _children_of(pid)
+            state = _resting_state_of_process(pid, proc)
+            yield WakeCandidate(pid, state, partial("child process {}".format, command(pid, proc)))
+            pending += _children_of(pid, proc)
 
     def _connections(self, descriptors: Iterable[int], of_loop: Iterable[int]) -> Iterator[WakeCandidate]:
         descriptors = list(descriptors)
@@ -267,14 +279,14 @@ def _resting_state(folder: str) -> object:
     return values.get(b"voluntary_ctxt_switches"), values.get(b"nonvoluntary_ctxt_switches")
 
 
-def _resting_state_of_process(pid: int) -> object:
-    states = {task: _resting_state(f"{PROC}/{pid}/task/{task}") for task in _list(f"{PROC}/{pid}/task")}
+def _resting_state_of_process(pid: int, proc: str) -> object:
+    states = {task: _resting_state(f"{proc}/{pid}/task/{task}") for task in _list(f"{proc}/{pid}/task")}
     return None if not states or None in states.values() else states
 
 
-def _children_of(pid: int) -> list[int]:
-    tasks = _list(f"{PROC}/{pid}/task")
-    return [int(child) for task in tasks for child in _read(f"{PROC}/{pid}/task/{task}/children").split()]
+def _children_of(pid: int, proc: str) -> list[int]:
+    tasks = _list(f"{proc}/{pid}/task")
+    return [int(child) for task in tasks for child in _read(f"{proc}/{pid}/task/{task}/children").split()]
 
 
 def _list(folder: str) -> list[str]:

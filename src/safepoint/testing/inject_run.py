@@ -19,12 +19,13 @@ from .inject_chain import shown, suspended
 from .inject_ignore import Ignored
 from .inject_left import Leftover, LeftoverReport, ResourceSnapshot, leftovers_since, take_snapshot
 from .inject_loop import Hang, RunLoop
+from .inject_pending import STILL_SECONDS
 from .inject_points import AWAIT, UNNAMED, Mode, Point, Points, chunks_are_points, recording
 from .inject_probe import Probe
 from .inject_watch import BlockWatch
 from .laws import RecordedRun, RunEnding, ending_of, ending_of_error
 
-__all__ = ["Attempt", "Bounds", "Scenario", "run_scenario"]
+__all__ = ["Attempt", "Bounds", "RunTimings", "Scenario", "run_scenario"]
 
 Scenario: TypeAlias = Callable[[Probe], Awaitable[object]]
 
@@ -37,6 +38,23 @@ COLLECTIONS = (4, 16, 64, 256)
 CLOSE_SECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTimings:
+    """How long each run of a scenario waits, in seconds.
+
+    Attributes:
+        still: A thread, process or connection outside the loop that has not moved for so much real time does not delay
+            a jump of fake time any more.
+        linger: What exists so long after the scenario is a leftover: by the clock of the run, and at most as much real
+            time.
+        close: How much real time ending the leftovers may take.
+    """
+
+    still: float = STILL_SECONDS
+    linger: float = LINGER_SECONDS
+    close: float = CLOSE_SECONDS
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What all runs of a campaign have in common.
@@ -46,12 +64,14 @@ class Bounds:
         seconds: How much real time a run may take.
         watch: Ends a run that blocks its thread.
         ignored: What does not count.
+        timings: How long a run waits.
     """
 
     clock: Callable[[], FakeClock] | None
     seconds: float
     watch: BlockWatch
     ignored: Ignored = field(default_factory=Ignored)
+    timings: RunTimings = RunTimings()
 
 
 class Attempt:
@@ -122,7 +142,13 @@ def run_scenario(
         plain: Record only how it ends, and not its points and leftovers.
     """
     clock = None if bounds.clock is None else bounds.clock()
-    loop = RunLoop(clock, bounds.seconds, lambda thread: bounds.ignored.covers("threads", thread, point))
+    timings = bounds.timings
+    loop = RunLoop(
+        clock,
+        bounds.seconds,
+        lambda thread: bounds.ignored.covers("threads", thread, point),
+        still=timings.still,
+    )
     attempt = Attempt(loop, point, mode)
     attempt.points.over = plain
     if not plain:
@@ -134,10 +160,10 @@ def run_scenario(
         around.enter_context(chunks_are_points())
         runner = asyncio.Runner(loop_factory=lambda: loop)
         runner.get_loop()  # made now, so that its context contains the clock and the points
-        around.callback(_close, runner, attempt)
+        around.callback(_close, runner, attempt, timings.close)
         before = None if plain else take_snapshot()
         ending = _play(runner, attempt, scenario, bounds.watch)
-        return _record(runner, attempt, ending, before, bounds.ignored), attempt
+        return _record(runner, attempt, ending, before, bounds), attempt
 
 
 def _play(runner: asyncio.Runner, attempt: Attempt, scenario: Scenario, watch: BlockWatch) -> RunEnding:
@@ -158,7 +184,7 @@ def _play(runner: asyncio.Runner, attempt: Attempt, scenario: Scenario, watch: B
 
 
 def _record(
-    runner: asyncio.Runner, attempt: Attempt, ending: RunEnding, before: ResourceSnapshot | None, ignored: Ignored
+    runner: asyncio.Runner, attempt: Attempt, ending: RunEnding, before: ResourceSnapshot | None, bounds: Bounds
 ) -> RecordedRun:
     """Record the leftovers, before any of them is ended."""
     loop, probe = attempt.loop, attempt.probe
@@ -166,7 +192,7 @@ def _record(
     _forget_frames(ending.error)
     if before is None or ending.status == "hung":
         return replace(run, tasks=_tasks_left(loop))
-    left = _Leaving(runner, attempt, before, ignored).linger()
+    left = _Leaving(runner, attempt, before, bounds).linger()
     return replace(
         run,
         observed=probe.observed,
@@ -231,20 +257,21 @@ def _forget_frames(error: BaseException | None) -> None:
 class _Leaving:
     """The time after a scenario in which tasks, threads and processes may still end before they count as leftovers."""
 
-    def __init__(self, runner: asyncio.Runner, attempt: Attempt, before: ResourceSnapshot, ignored: Ignored) -> None:
+    def __init__(self, runner: asyncio.Runner, attempt: Attempt, before: ResourceSnapshot, bounds: Bounds) -> None:
         self._runner = runner
         self._loop = attempt.loop
         self._point = attempt.point
         self._before = before
-        self._ignored = ignored
-        self._until = attempt.loop.time() + LINGER_SECONDS
+        self._ignored = bounds.ignored
+        self._seconds = bounds.timings.linger
+        self._until = attempt.loop.time() + self._seconds
         # There may be no other reference to a task that waits forever. If it were collected, it would seem to have
         # ended.
         self._held = asyncio.all_tasks(attempt.loop)
 
     def linger(self) -> LeftoverReport:
         """Wait until nothing is left or the time is up, and return the threads, processes and descriptors."""
-        ends_at = time.monotonic() + LINGER_SECONDS
+        ends_at = time.monotonic() + self._seconds
         turns = 0
         while (left := self._left()) or self._counted("tasks", _tasks_left(self._loop)):
             slow = bool(left.processes or left.descriptors)  # these can end without a task or thread of ours
@@ -272,7 +299,7 @@ class _Leaving:
     def _go_on(self) -> bool:
         """Let the loop run for one turn, and a little time pass. False if no task or thread can make progress."""
         loop = self._loop
-        loop.allow(2 * LINGER_SECONDS)
+        loop.allow(2 * self._seconds)
         try:
             self._runner.run(asyncio.sleep(0))
         except Hang:  # something has blocked the loop for that long, so there is nothing to wait for
@@ -291,13 +318,13 @@ class _Leaving:
         return True
 
 
-def _close(runner: asyncio.Runner, attempt: Attempt) -> None:
+def _close(runner: asyncio.Runner, attempt: Attempt, seconds: float) -> None:
     """End the leftovers by force, and ignore the errors that this causes."""
     loop = attempt.loop
     if any(wait.clock is loop.clock for wait in FakeClock.waiting_threads()):
         attempt.probe.abort("abort_everywhere, the run is over")  # the time that these threads wait for will not come
     loop.set_exception_handler(lambda loop, context: None)
-    loop.allow(CLOSE_SECONDS)
+    loop.allow(seconds)
     if loop.in_executor:  # a function does not end: do not wait for its thread
         loop.forget_executor()
     left = asyncio.all_tasks(loop)

@@ -14,21 +14,22 @@ from safepoint.testing import (
     DEFAULT_LAWS,
     FakeClock,
     Ignore,
+    RunTimings,
     abort_everywhere,
     inject,
-    inject_run,
 )
 from safepoint.testing.laws import outcome_is_the_stop, works_again
 from tests.testing.planted import DEFECTS, After
 from tests.testing.test_inject import at, two_steps
 
+TIMINGS = RunTimings(linger=0.05)
+
 
 @pytest.mark.parametrize("planted", DEFECTS, ids=lambda planted: planted.name)
-def test_a_planted_defect_is_found_and_named_with_its_place(planted, monkeypatch):
-    monkeypatch.setattr(inject_run, "LINGER_SECONDS", 0.05)
+def test_a_planted_defect_is_found_and_named_with_its_place(planted):
     after = After()
     with after.todo:
-        report = abort_everywhere(planted.make(after), clock=FakeClock, check=False)
+        report = abort_everywhere(planted.make(after), clock=FakeClock, timings=TIMINGS, check=False)
     found = [violation for violation in report.violations if violation.law == planted.law]
     assert planted.says in "\n".join(violation.message for violation in found)
     assert any(planted.place in line for violation in found for line in at(violation).chain)
@@ -41,11 +42,10 @@ def test_a_planted_defect_is_found_and_named_with_its_place(planted, monkeypatch
 
 
 @pytest.mark.parametrize("planted", DEFECTS, ids=lambda planted: planted.name)
-def test_a_planted_defect_breaks_no_other_law(planted, monkeypatch):
-    monkeypatch.setattr(inject_run, "LINGER_SECONDS", 0.05)
+def test_a_planted_defect_breaks_no_other_law(planted):
     after = After()
     with after.todo:
-        report = abort_everywhere(planted.make(after), clock=FakeClock, check=False)
+        report = abort_everywhere(planted.make(after), clock=FakeClock, timings=TIMINGS, check=False)
     assert {violation.law for violation in report.violations} == {planted.law}
 
 

@@ -93,13 +93,12 @@ def test_an_open_file_is_left_until_it_is_closed():
     assert not leftovers_since(before, executor_idle=True)
 
 
-def test_where_the_system_does_not_tell_nothing_is_left(monkeypatch, tmp_path):
-    monkeypatch.setattr(inject_left, "PROC", str(tmp_path / "proc"))
-    monkeypatch.setattr(inject_left, "DESCRIPTORS", str(tmp_path / "fd"))
-    before = take_snapshot()
+def test_where_the_system_does_not_tell_nothing_is_left(tmp_path):
+    proc, descriptors = str(tmp_path / "proc"), str(tmp_path / "fd")
+    before = take_snapshot(proc=proc, descriptors=descriptors)
     with open(os.devnull):
         process = subprocess.Popen(["true"])
         try:
-            assert not leftovers_since(before, executor_idle=True)
+            assert not leftovers_since(before, executor_idle=True, proc=proc, descriptors=descriptors)
         finally:
             process.wait()

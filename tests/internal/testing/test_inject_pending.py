@@ -11,12 +11,13 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from safepoint.abort import run_in_thread, use_clock
-from safepoint.testing import FakeClock, inject_pending
+from safepoint.testing import FakeClock
 from safepoint.testing.inject_loop import RunLoop
-from safepoint.testing.inject_pending import DescriptorEnd, OutsideActivity
+from safepoint.testing.inject_pending import STILL_SECONDS, DescriptorEnd, OutsideActivity
 
 SECONDS = 20.0
 COMPUTES = "while True: pass"
+STILL = 0.2  # how long something must be still: short, so that tests need not wait for long
 
 
 def wait_until(condition):
@@ -24,12 +25,6 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < until, "it did not come to that"
         time.sleep(0.001)  # real time: what is waited for happens in another thread or process
-
-
-@pytest.fixture
-def patience(monkeypatch):
-    """How long something must be still: short, so that tests need not wait for long."""
-    monkeypatch.setattr(inject_pending, "STILL_SECONDS", 0.2)
 
 
 @contextmanager
@@ -71,8 +66,8 @@ def test_threads_from_before_the_run_hold_up_nothing():
         assert not OutsideActivity().pending([])
 
 
-def test_a_thread_that_moves_holds_up_time_for_as_long_as_it_does(patience):
-    outside = OutsideActivity()
+def test_a_thread_that_moves_holds_up_time_for_as_long_as_it_does():
+    outside = OutsideActivity(still=STILL)
     with thread(moves):
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
@@ -82,19 +77,19 @@ def test_a_thread_that_moves_holds_up_time_for_as_long_as_it_does(patience):
     wait_until(lambda: not outside.pending([]))
 
 
-def test_a_thread_that_rests_holds_up_time_for_a_moment_only(patience):
-    outside = OutsideActivity()
+def test_a_thread_that_rests_holds_up_time_for_a_moment_only():
+    outside = OutsideActivity(still=STILL)
     with thread(rests):
         began = time.monotonic()
         assert outside.pending([])
         wait_until(lambda: not outside.pending([]))
-        assert time.monotonic() - began >= 0.2
+        assert time.monotonic() - began >= STILL
         assert [each.describe().startswith("thread other at ") for each in outside.resting] == [True]
         assert not outside.pending([])  # it has not moved since, so that it need not be waited for again
 
 
-def test_a_thread_that_moves_again_holds_up_time_again(patience):
-    outside, steps, taken = OutsideActivity(), threading.Semaphore(0), threading.Semaphore(0)
+def test_a_thread_that_moves_again_holds_up_time_again():
+    outside, steps, taken = OutsideActivity(still=STILL), threading.Semaphore(0), threading.Semaphore(0)
 
     def step(over):
         for _ in range(2):
@@ -109,9 +104,8 @@ def test_a_thread_that_moves_again_holds_up_time_again(patience):
         steps.release()
 
 
-def test_where_the_system_does_not_tell_a_thread_always_holds_up_time(patience, monkeypatch, tmp_path):
-    monkeypatch.setattr(inject_pending, "PROC", str(tmp_path))
-    outside = OutsideActivity()
+def test_where_the_system_does_not_tell_a_thread_always_holds_up_time(tmp_path):
+    outside = OutsideActivity(still=STILL, proc=str(tmp_path))
     with thread(rests):
         until = time.monotonic() + 0.4
         while time.monotonic() < until:
@@ -162,10 +156,10 @@ def test_a_thread_whose_fake_time_has_come_holds_up_time_at_once():
         assert outside.pending([])
 
 
-def in_loop(main):
+def in_loop(main, *, still=STILL_SECONDS):
     """Run it on fake time, where it can see what is outside of its loop."""
     with use_clock(FakeClock()) as clock:
-        with asyncio.Runner(loop_factory=lambda: RunLoop(clock, SECONDS)) as runner:
+        with asyncio.Runner(loop_factory=lambda: RunLoop(clock, SECONDS, still=still)) as runner:
             return runner.run(main())
 
 
@@ -190,7 +184,7 @@ def test_a_call_in_a_thread_of_our_pool_holds_up_time_from_the_moment_it_is_hand
     in_loop(main)
 
 
-def test_a_call_in_an_executor_holds_up_time_until_it_ends_or_is_withdrawn(patience):
+def test_a_call_in_an_executor_holds_up_time_until_it_ends_or_is_withdrawn():
     async def main():
         over, loop = threading.Event(), this_loop()
         call = loop.run_in_executor(None, moves, over)
@@ -201,10 +195,10 @@ def test_a_call_in_an_executor_holds_up_time_until_it_ends_or_is_withdrawn(patie
         assert loop.in_executor == 0
         assert not loop.others_pending()
 
-    in_loop(main)
+    in_loop(main, still=STILL)
 
 
-def test_a_queued_call_that_is_withdrawn_holds_up_nothing(patience):
+def test_a_queued_call_that_is_withdrawn_holds_up_nothing():
     from concurrent.futures import ThreadPoolExecutor
 
     async def main():
@@ -225,7 +219,7 @@ def test_a_queued_call_that_is_withdrawn_holds_up_nothing(patience):
         loop.others_pending()
         return [each.describe() for each in loop.outside.moving]
 
-    in_loop(main)
+    in_loop(main, still=STILL)
 
 
 @contextmanager
@@ -259,20 +253,20 @@ def test_bytes_that_have_arrived_hold_up_nothing_even_if_that_is_not_confirmed_y
             assert client.recv(10) == b"pong"
 
 
-def test_bytes_that_cannot_arrive_hold_up_time_for_a_moment_only(patience):
+def test_bytes_that_cannot_arrive_hold_up_time_for_a_moment_only():
     with connection() as (_, client, accepted):
         client.setblocking(False)
         with pytest.raises(BlockingIOError):
             while True:
                 client.send(b"x" * 100_000)
-        outside = OutsideActivity()
+        outside = OutsideActivity(still=STILL)
         assert outside.pending([client.fileno(), accepted.fileno()])
         wait_until(lambda: not outside.pending([client.fileno(), accepted.fileno()]))
 
 
-def test_a_connection_to_elsewhere_holds_up_time_for_a_moment_after_whatever_the_loop_did(patience):
+def test_a_connection_to_elsewhere_holds_up_time_for_a_moment_after_whatever_the_loop_did():
     with connection() as (_, client, _):
-        outside = OutsideActivity()
+        outside = OutsideActivity(still=STILL)
         host, port = client.getpeername()
         for _ in range(2):
             assert outside.pending([client.fileno()])
@@ -281,10 +275,10 @@ def test_a_connection_to_elsewhere_holds_up_time_for_a_moment_after_whatever_the
             outside.activity += 1
 
 
-def test_a_pipe_and_a_pair_of_unnamed_sockets_may_lead_anywhere(patience):
+def test_a_pipe_and_a_pair_of_unnamed_sockets_may_lead_anywhere():
     here, there = socket.socketpair()
     with here, there:
-        outside = OutsideActivity()
+        outside = OutsideActivity(still=STILL)
         assert outside.pending([here.fileno(), there.fileno()])
         assert [each.describe() for each in outside.moving] == [
             f"descriptor {each.fileno()} (socket)" for each in (here, there)
@@ -309,10 +303,10 @@ def program(*command, stdin=None):
         process.communicate()
 
 
-def test_a_program_that_computes_holds_up_time_for_those_that_may_wait_for_it(patience):
+def test_a_program_that_computes_holds_up_time_for_those_that_may_wait_for_it():
     here, there = socket.socketpair()
     with here, there:
-        outside = OutsideActivity()
+        outside = OutsideActivity(still=STILL)
         with program(sys.executable, "-S", "-c", COMPUTES):
             assert not outside.pending([])  # nobody waits for anything
             until = time.monotonic() + 0.6
@@ -321,10 +315,10 @@ def test_a_program_that_computes_holds_up_time_for_those_that_may_wait_for_it(pa
             assert any(each.describe().startswith("child process ") for each in outside.moving)
 
 
-def test_a_program_holds_up_time_also_while_only_its_child_computes(patience):
+def test_a_program_holds_up_time_also_while_only_its_child_computes():
     here, there = socket.socketpair()
     with here, there:
-        outside = OutsideActivity()
+        outside = OutsideActivity(still=STILL)
         with program("sh", "-c", f"{sys.executable} -S -c '{COMPUTES}' & echo $!; wait") as process:
             assert process.stdout is not None
             child = int(process.stdout.readline())
@@ -336,17 +330,17 @@ def test_a_program_holds_up_time_also_while_only_its_child_computes(patience):
                 subprocess.run(["kill", "-9", str(child)], check=True)
 
 
-def test_a_program_that_waits_holds_up_time_for_a_moment_only(patience):
+def test_a_program_that_waits_holds_up_time_for_a_moment_only():
     here, there = socket.socketpair()
     with here, there:
-        outside = OutsideActivity()
+        outside = OutsideActivity(still=STILL)
         with program("cat", stdin=subprocess.PIPE):
             assert outside.pending([here.fileno()])
             wait_until(lambda: not outside.pending([here.fileno()]))
             assert "child process cat" in [each.describe() for each in outside.resting]
 
 
-def test_a_thread_that_a_process_woke_while_that_was_looked_at_holds_up_time(patience, monkeypatch):
+def test_a_thread_that_a_process_woke_while_that_was_looked_at_holds_up_time(monkeypatch):
     """The thread is seen resting, the process is gone by the time it is looked at: and yet the thread goes on."""
     ended, heard = threading.Event(), threading.Event()
 
@@ -355,7 +349,7 @@ def test_a_thread_that_a_process_woke_while_that_was_looked_at_holds_up_time(pat
         heard.set()
         over.wait()
 
-    outside = OutsideActivity()
+    outside = OutsideActivity(still=STILL)
     with thread(waits_for_the_process):
         wait_until(lambda: not outside.pending([]))
 

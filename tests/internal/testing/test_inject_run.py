@@ -13,12 +13,12 @@ from safepoint.abort import AbortSignal, current_clock, shield
 from safepoint.testing import FakeClock, Ignore, inject_run
 from safepoint.testing.inject_ignore import Ignored
 from safepoint.testing.inject_left import Leftover
-from safepoint.testing.inject_run import Bounds, run_scenario
+from safepoint.testing.inject_run import Bounds, RunTimings, run_scenario
 from safepoint.testing.inject_watch import BlockWatch
 
 
-def bounds(clock=FakeClock, seconds=5.0):
-    return Bounds(clock, seconds, BlockWatch())
+def bounds(clock=FakeClock, seconds=5.0, **timings):
+    return Bounds(clock, seconds, BlockWatch(), timings=RunTimings(**timings))
 
 
 async def one_wait(probe):
@@ -125,9 +125,7 @@ def test_tasks_that_are_left_are_ended_before_the_next_run():
     assert ended == [True]
 
 
-def test_a_task_that_does_not_end_even_then_is_given_up(monkeypatch, recwarn):
-    monkeypatch.setattr(inject_run, "CLOSE_SECONDS", 0.1)
-
+def test_a_task_that_does_not_end_even_then_is_given_up(recwarn):
     async def stays():
         while True:
             try:
@@ -140,12 +138,11 @@ def test_a_task_that_does_not_end_even_then_is_given_up(monkeypatch, recwarn):
         await asyncio.sleep(0)
 
     for clock in (FakeClock, None):
-        run, _ = run_scenario(scenario, bounds(clock))
+        run, _ = run_scenario(scenario, bounds(clock, close=0.1))
         assert len(run.tasks) == 1
 
 
-def test_a_function_in_the_executor_that_does_not_end_is_reported_and_not_waited_for(monkeypatch):
-    monkeypatch.setattr(inject_run, "LINGER_SECONDS", 0.05)
+def test_a_function_in_the_executor_that_does_not_end_is_reported_and_not_waited_for():
     gate = threading.Event()
 
     async def scenario(probe):
@@ -153,7 +150,7 @@ def test_a_function_in_the_executor_that_does_not_end_is_reported_and_not_waited
         await asyncio.sleep(0)
 
     try:
-        run, _ = run_scenario(scenario, bounds(None))
+        run, _ = run_scenario(scenario, bounds(None, linger=0.05))
         (text,) = run.threads
         assert text.startswith("asyncio_0 at ")
     finally:
@@ -192,13 +189,13 @@ def test_a_task_that_ends_within_a_second_of_the_clock_is_not_left_but_what_it_d
     assert [effect.what for effect in run.effects] == ["late"]
 
 
-def test_a_task_that_needs_longer_is_left_and_is_not_waited_for_in_real_time(monkeypatch):
-    monkeypatch.setattr(inject_run, "LINGER_SECONDS", 40.0)  # far more than this takes on the busiest machine
+def test_a_task_that_needs_longer_is_left_and_is_not_waited_for_in_real_time():
+    linger = 40.0  # far more than this takes on the busiest machine
     began = time.monotonic()
-    run, _ = run_scenario(lambda probe: leaves(probe, 40.1), bounds())
+    run, _ = run_scenario(lambda probe: leaves(probe, 40.1), bounds(linger=linger))
     assert [task.name for task in run.tasks if isinstance(task, Leftover)] == ["goes on"]
     assert run.effects == ()
-    assert time.monotonic() - began < inject_run.LINGER_SECONDS
+    assert time.monotonic() - began < linger
 
 
 def test_a_task_that_nobody_holds_does_not_look_ended_when_it_is_collected():

@@ -9,12 +9,12 @@ import sys
 import threading
 
 from safepoint.abort import current_clock, run_process
-from safepoint.testing import FakeClock, abort_everywhere, inject_pending
+from safepoint.testing import FakeClock, RunTimings, abort_everywhere
+
+TIMINGS = RunTimings(still=0.1)
 
 
-def test_an_idle_thread_of_a_library_does_not_stop_fake_time(monkeypatch):
-    monkeypatch.setattr(inject_pending, "STILL_SECONDS", 0.1)
-
+def test_an_idle_thread_of_a_library_does_not_stop_fake_time():
     async def scenario(probe):
         jobs: queue.SimpleQueue[object] = queue.SimpleQueue()
         thread = threading.Thread(target=lambda: all(iter(jobs.get, None)), name="driver")
@@ -26,15 +26,13 @@ def test_an_idle_thread_of_a_library_does_not_stop_fake_time(monkeypatch):
             jobs.put(None)
             thread.join()
 
-    report = abort_everywhere(scenario, clock=FakeClock, modes=["abort"])
+    report = abort_everywhere(scenario, clock=FakeClock, timings=TIMINGS, modes=["abort"])
     assert len(report.points) == 10
     assert [text for text in report.jumped_over if text.startswith("thread driver at tests/internal/testing/")]
     assert "fake time jumped although it had not moved" in str(report)
 
 
-def test_a_program_that_waits_for_input_does_not_stop_fake_time(monkeypatch):
-    monkeypatch.setattr(inject_pending, "STILL_SECONDS", 0.1)
-
+def test_a_program_that_waits_for_input_does_not_stop_fake_time():
     async def scenario(probe):
         pipe = asyncio.subprocess.PIPE
         program = await asyncio.create_subprocess_exec("cat", stdin=pipe, stdout=pipe)
@@ -48,13 +46,12 @@ def test_a_program_that_waits_for_input_does_not_stop_fake_time(monkeypatch):
             program.stdin.close()
             await program.wait()
 
-    report = abort_everywhere(scenario, clock=FakeClock, only=(1, "abort"), laws=[], check=False)
+    report = abort_everywhere(scenario, clock=FakeClock, timings=TIMINGS, only=(1, "abort"), laws=[], check=False)
     assert report.unfinished == ""
     assert any(text.startswith("child process cat") for text in report.jumped_over)
 
 
-def test_fake_time_stands_still_while_a_program_computes(monkeypatch):
-    monkeypatch.setattr(inject_pending, "STILL_SECONDS", 0.1)
+def test_fake_time_stands_still_while_a_program_computes():
     program = "import time\nuntil = time.monotonic() + 0.4\nwhile time.monotonic() < until: pass"
 
     async def scenario(probe):
@@ -62,5 +59,5 @@ def test_fake_time_stands_still_while_a_program_computes(monkeypatch):
             await run_process(["sh", "-c", f"{sys.executable} -S -c '{program}'; true"], signal=probe.signal)
         return current_clock().monotonic()
 
-    report = abort_everywhere(scenario, clock=FakeClock, only=(1, "cancel"))
+    report = abort_everywhere(scenario, clock=FakeClock, timings=TIMINGS, only=(1, "cancel"))
     assert report.violations == ()
