@@ -13,6 +13,12 @@ def own_pid(word: str, ctx: ToolContext) -> str:
     return f"{word} {os.getpid()} {ctx.call_id} {ctx.idempotency_key}"
 
 
+@tool(isolation="process")
+def joins(fn: str, signal: str, kill: str, grace: str, on_start: str) -> str:
+    """Its arguments have names that the code which starts a process uses as well."""
+    return f"{fn} {signal} {kill} {grace} {on_start}"
+
+
 @tool(isolation="process", grace=0.5)
 def works_for_ever(started: str) -> str:
     """Work until it is killed; `started` is a file that says it has begun, and as which process."""

@@ -81,6 +81,11 @@ async def test_sync_async_and_process_tools_give_their_values():
     assert key.endswith(":call-3")
 
 
+async def test_a_tool_in_a_process_may_give_its_arguments_any_names():
+    call = Call("joins", fn="a", signal="b", kill="c", grace="d", on_start="e")
+    assert contents(await agent_of(functions.joins, calls=[call]).run("go")) == ["a b c d e"]
+
+
 async def test_an_unknown_tool_and_wrong_arguments_are_told_to_the_model_which_goes_on():
     @tool
     async def search(query: str) -> str:
