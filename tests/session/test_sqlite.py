@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from safepoint.session import SessionInUse, SqliteStore, StoreError
+from safepoint.session.store import LogRecord
 
 
 async def test_a_refused_store_can_be_used_when_the_holder_has_gone(tmp_path: Path) -> None:
@@ -99,3 +101,22 @@ async def test_its_threads_end_with_the_store(tmp_path: Path) -> None:
         await asyncio.to_thread(thread.join, 20)
         assert not thread.is_alive()
     assert os.listdir(tmp_path) == ["chat.db"]
+
+
+async def test_a_file_whose_process_was_killed_in_a_checkpoint_is_opened_with_all_it_has(tmp_path: Path) -> None:
+    path, left = tmp_path / "s.db", tmp_path / "left.db"
+    store = SqliteStore(path)
+    await store.append("s", [LogRecord(1, "first")], durable=True)
+    await store.close()
+    store = SqliteStore(path)
+    records = [LogRecord(number, f"{number} " * 1000) for number in range(2, 100)]
+    await store.append("s", records, durable=True)
+    shutil.copy(path, left)
+    shutil.copy(tmp_path / "s.db-wal", tmp_path / "left.db-wal")
+    await store.close()  # the checkpoint: it writes page after page, and the first one says how many there are
+    with left.open("r+b") as file:
+        file.write(path.read_bytes()[:4096])
+    assert left.stat().st_size < path.stat().st_size
+    opened = SqliteStore(left)
+    assert await opened.read("s") == [LogRecord(1, "first"), *records]
+    await opened.close()

@@ -51,7 +51,19 @@ def _inspect(path: Path) -> None:
     """Refuse a file that is not ours, without a change to it or a file beside it. Raises: StoreError; sqlite3.Error."""
     if not path.is_file() or not path.stat().st_size:
         return
-    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    try:
+        _look(path, "mode=ro&immutable=1")
+    except sqlite3.DatabaseError:
+        # A process that was killed in a checkpoint has written the first page and not the last ones. Without its
+        # journal the file looks damaged, and with it the file is whole. Reading both writes to neither of them.
+        if not Path(f"{path}-wal").is_file():
+            raise
+        _look(path, "mode=ro")
+
+
+def _look(path: Path, how: str) -> None:
+    """Open the file in this way and check whose it is. Raises: StoreError; sqlite3.Error."""
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True, isolation_level=None, timeout=BUSY_SECONDS)
     try:
         _is_ours(db, path)
     finally:
