@@ -20,8 +20,8 @@ from tests.kit.nats import NatsServer, nats_server
 from tests.worker.faulty import Lab, _read, lab
 from tests.worker.paying import KILLS, NAMESPACE, NATS
 
-STORIES = counts(1, 4)
-ENDS = counts(4, 25)  # of workers and of the processes of their turns, in one story
+STORIES = counts(1, 8)
+ENDS = counts(4, 25)  # at most: of workers and of the processes of their turns, in one story
 SESSIONS = 3
 SECONDS = 30.0 + 4.0 * ENDS
 
