@@ -31,7 +31,13 @@ CLEANUP_SECONDS = 5.0
 
 
 @overload
-async def settle(ctx: Context, work: Work[I, T], value: I) -> Outcome[T]: ...
+async def settle(
+    ctx: Context,
+    work: Work[I, T],
+    value: I,
+    *,
+    on_outcome: Callable[[Outcome[T]], Awaitable[Outcome[T]]] | None = None,
+) -> Outcome[T]: ...
 
 
 @overload

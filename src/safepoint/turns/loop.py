@@ -273,14 +273,11 @@ class TurnLoop(Generic[T]):
     def start(self) -> None:
         """Start the task of the loop in the running event loop. A second call does nothing."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name=self._state.name)
+            self._task = asyncio.get_running_loop().create_task(self._loop_task.run(), name=self._state.name)
             self._task.add_done_callback(_retrieve_exception)
-
-    async def _run(self) -> LoopExit[T]:
-        if self._outer_signal is None:
-            return await self._loop_task.run()
-        with self._outer_signal.add_listener(self._state.inbox.close):
-            return await self._loop_task.run()
+            if self._outer_signal is not None:
+                listener = self._outer_signal.add_listener(self._state.inbox.close)
+                self._task.add_done_callback(lambda task: listener.remove())
 
     async def wait(self, timeout: float | None = None) -> LoopExit[T]:
         """Wait until the loop has ended. A caller that stops waiting does not stop the loop. Any event loop.

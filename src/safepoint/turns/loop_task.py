@@ -275,7 +275,7 @@ class LoopTask(Generic[T]):
         state = self._state
         try:
             state.report(TurnStarted(**state.stamp(), turn_id=turn.id, items=len(turn.consumed)))
-            outcome = await self._settle(turn, ctx, plan)
+            outcome = await settle(ctx, _noting_return(turn, plan.work), plan.input, on_outcome=_awaiting(plan.then))
         except BaseException:  # meant for this task: the loop ends, and the turn with it
             if turn.returned and plan.then is None:
                 state.exit.handled += len(turn.consumed)
@@ -290,23 +290,6 @@ class LoopTask(Generic[T]):
             await self._save_checkpoint([])
         finally:
             state.report(TurnEnded(**state.stamp(), turn_id=turn.id, outcome=outcome))
-
-    async def _settle(self, turn: Turn[T], ctx: Context, plan: TurnPlan[T]) -> Outcome[object]:
-        then, work = plan.then, _interruptible(plan.work)
-
-        async def note_return(ctx: Context, value: object) -> object:
-            result = await work(ctx, value)
-            turn.returned = True
-            return result
-
-        if then is None:
-            return await settle(ctx, note_return, plan.input)
-
-        async def before_publishing(outcome: Outcome[object]) -> Outcome[object]:
-            await then(outcome)
-            return outcome
-
-        return await settle(ctx, note_return, plan.input, on_outcome=before_publishing)
 
     def _account(self, turn: Turn[T], outcome: Outcome[object]) -> None:
         """Put the items of an ended turn into one list of the exit. A stop counts before a preempt.
@@ -331,6 +314,32 @@ class LoopTask(Generic[T]):
                     result.preempted += turn.consumed
                 else:
                     result.interrupted += turn.consumed
+
+
+def _noting_return(turn: Turn[T], plan_work: AnyWork) -> AnyWork:
+    """The work of a turn, which also notes on the turn that it has returned, whatever its outcome then is."""
+    work = _interruptible(plan_work)
+
+    async def note_return(ctx: Context, value: object) -> object:
+        result = await work(ctx, value)
+        turn.returned = True
+        return result
+
+    return note_return
+
+
+def _awaiting(
+    then: Callable[[Outcome[object]], Awaitable[object]] | None,
+) -> Callable[[Outcome[object]], Awaitable[Outcome[object]]] | None:
+    """What is done with an outcome before it is reported: `then` is awaited, and the outcome stays what it is."""
+    if then is None:
+        return None
+
+    async def before_publishing(outcome: Outcome[object]) -> Outcome[object]:
+        await then(outcome)
+        return outcome
+
+    return before_publishing
 
 
 def _interruptible(work: AnyWork) -> AnyWork:
