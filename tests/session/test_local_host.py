@@ -489,13 +489,10 @@ async def test_a_turn_that_was_stopped_while_the_store_failed_does_not_go_on_whe
     await host.close()
 
 
-async def test_a_session_in_sqlite_comes_back_when_the_lock_of_another_program_goes(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_session_in_sqlite_comes_back_when_the_lock_of_another_program_goes(tmp_path: Any) -> None:
     import sqlite3
 
-    monkeypatch.setattr("safepoint.session.sqlite_file.BUSY_SECONDS", 0.05)
-    host = LocalHost(talker("one", "two"), SqliteStore(tmp_path / "s.db"))
+    host = LocalHost(talker("one", "two"), SqliteStore(tmp_path / "s.db", busy_seconds=0.05))
     await host.create("s")
     other = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

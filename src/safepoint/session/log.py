@@ -41,7 +41,7 @@ __all__ = ["LoggedEvent", "SessionLog"]
 RECENT = 512
 # How many records are read from the store at a time.
 PAGE = 500
-# How long events for which nothing waits, such as the words of an answer, gather before they are written.
+# How long, by default, events for which nothing waits, such as the words of an answer, gather before they are written.
 LINGER_SECONDS = 0.01
 # Called when the end of a turn is written, with None, or with the error if it could not be written.
 OnDurable: TypeAlias = Callable[[Exception | None], object]
@@ -71,6 +71,7 @@ class SessionLog:
     Args:
         store: Where it is written.
         session: The id of the session.
+        linger_seconds: How long events for which nothing waits gather before they are written.
 
     Attributes:
         error: What the store raised. It ends the log: nothing is written after that.
@@ -78,9 +79,10 @@ class SessionLog:
         written_seq: All events up to this number are in the store.
     """
 
-    def __init__(self, store: Store, session: str) -> None:
+    def __init__(self, store: Store, session: str, *, linger_seconds: float = LINGER_SECONDS) -> None:
         self._store = store
         self._session = session
+        self._linger_seconds = linger_seconds
         self._pending: deque[LogRecord] = deque()
         self._recent: deque[LoggedEvent] = deque(maxlen=RECENT)
         self._visible_changed = asyncio.Event()
@@ -198,7 +200,7 @@ class SessionLog:
         if self._urgent.is_set():
             return
         try:
-            async with asyncio.timeout(LINGER_SECONDS):
+            async with asyncio.timeout(self._linger_seconds):
                 await self._urgent.wait()
         except TimeoutError:
             pass

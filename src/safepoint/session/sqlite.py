@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from ..abort.clock import check_seconds
 from ..run.checkpoints_files import ENCODING, CheckpointError, CheckpointInUse, FileLease
-from .sqlite_file import connect, open_file
+from .sqlite_file import BUSY_SECONDS, connect, open_file
 from .sqlite_thread import DatabaseThread
 from .store import LogRecord, SessionInfo, SessionInUse, StoreError, number_taken
 
@@ -39,13 +40,15 @@ class SqliteStore:
 
     Args:
         path: The file. It is made when it is first used.
+        busy_seconds: How long to wait for the lock of another program that writes to the file, before StoreError.
 
     Attributes:
         path: The file.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, busy_seconds: float = BUSY_SECONDS) -> None:
         self.path = Path(path)
+        self._busy_seconds = check_seconds("busy_seconds", busy_seconds)
         self._live: set[str] = set()
         self._lease = FileLease(self.path.name, self.path.resolve().parent, str(self.path))
         self._writer = DatabaseThread(f"store {self.path.name}")
@@ -127,7 +130,7 @@ class SqliteStore:
 
         def connected() -> T:
             if self._reader_db is None:
-                self._reader_db = connect(self.path)
+                self._reader_db = connect(self.path, self._busy_seconds)
             return call(self._reader_db)
 
         return await self._reader.do(lambda: self._translate_errors(connected))
@@ -153,7 +156,7 @@ class SqliteStore:
         except CheckpointError as error:
             raise StoreError(f"the store {self.path} cannot be used: {error}") from error
         try:
-            self._db, self._synchronous_full = open_file(self.path), None
+            self._db, self._synchronous_full = open_file(self.path, self._busy_seconds), None
         except BaseException:
             self._lease.release()
             raise

@@ -13,7 +13,7 @@ __all__ = ["BUSY_SECONDS", "VERSION", "connect", "open_file"]
 
 APPLICATION_ID = 0x53616665  # "Safe", in the header of every file of ours, whatever its version
 VERSION = 1
-BUSY_SECONDS = 10.0  # how long to wait for the lock of another program
+BUSY_SECONDS = 10.0  # how long to wait by default for the lock of another program
 TABLES = {
     "events": """CREATE TABLE events (
         session TEXT NOT NULL, seq INTEGER NOT NULL, text TEXT NOT NULL, ends TEXT, PRIMARY KEY (session, seq)
@@ -24,15 +24,19 @@ TABLES = {
 }
 
 
-def open_file(path: Path) -> sqlite3.Connection:
+def open_file(path: Path, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
     """Open the connection that writes, and make the file if there is none.
+
+    Args:
+        path: The file.
+        busy_seconds: How long to wait for the lock of another program.
 
     Raises:
         StoreError: It is the file of another program, or of a newer version.
         sqlite3.Error: It cannot be opened.
     """
     _inspect(path)
-    db = connect(path)
+    db = connect(path, busy_seconds)
     try:
         _make(db, path)
         db.execute("PRAGMA journal_mode = WAL")
@@ -42,9 +46,9 @@ def open_file(path: Path) -> sqlite3.Connection:
     return db
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
     """Open one more connection. Raises: sqlite3.Error."""
-    return sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    return sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
 
 
 def _inspect(path: Path) -> None:

@@ -9,6 +9,7 @@ from .nats import NatsBroker
 from .protocol import WorkerInfo
 from .remote_host import RemoteHost
 from .remote_tool import remote_tool
+from .supervisor import WorkerTimings
 from .worker import Worker
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "RemoteHost",
     "Worker",
     "WorkerInfo",
+    "WorkerTimings",
     "remote_tool",
 ]

@@ -21,12 +21,18 @@ from .wait_helpers import set_within
 
 __all__ = ["LogFollower"]
 
-# How often the log is read while somebody follows it, whether or not something was published.
+# How often the log is read by default while somebody follows it, whether or not something was published.
 READ_SECONDS = 2.0
 
 
 class LogFollower:
     """The log of one session, and the state of the session that follows from it.
+
+    Args:
+        connection: The connection to the broker.
+        session: The id of the session.
+        loop_tasks: Where the task that reads runs.
+        read_seconds: How often the log is read even if nothing was published.
 
     Attributes:
         followers: How many readers follow the log.
@@ -34,10 +40,18 @@ class LogFollower:
         seq: The number of the last event that was read.
     """
 
-    def __init__(self, connection: BrokerConnection, session: str, loop_tasks: LoopTasks) -> None:
+    def __init__(
+        self,
+        connection: BrokerConnection,
+        session: str,
+        loop_tasks: LoopTasks,
+        *,
+        read_seconds: float = READ_SECONDS,
+    ) -> None:
         self._connection = connection
         self._session = session
         self._loop_tasks = loop_tasks
+        self._read_seconds = read_seconds
         self._reader = LogReader(connection, session)
         self._recent: deque[LoggedEvent] = deque(maxlen=RECENT)
         self._changed = asyncio.Event()  # set and replaced with every event
@@ -80,7 +94,7 @@ class LogFollower:
 
     async def _keep_reading(self) -> None:
         while self.followers and not self._closed:
-            await set_within(READ_SECONDS, self._read_now)
+            await set_within(self._read_seconds, self._read_now)
             self._read_now.clear()
             try:
                 await self.catch_up()

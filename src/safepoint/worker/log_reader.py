@@ -11,6 +11,7 @@ from .broker import BrokerConnection, StreamEntry
 
 __all__ = ["LogReader", "RecordUnpacker", "last_owner", "last_seq"]
 
+# How many messages are requested at a time.
 PAGE_MESSAGES = 200
 
 
@@ -55,13 +56,19 @@ def last_owner(data: bytes) -> str:
 class LogReader:
     """Reads the log of one session page by page. Reading on from where the last page ended needs no search.
 
+    Args:
+        connection: The connection to the broker.
+        session: The id of the session.
+        page_messages: How many messages are requested at a time.
+
     Attributes:
         position: The position of the last message that was read.
     """
 
-    def __init__(self, connection: BrokerConnection, session: str) -> None:
+    def __init__(self, connection: BrokerConnection, session: str, *, page_messages: int = PAGE_MESSAGES) -> None:
         self._connection = connection
         self._key = (session,)
+        self._page_messages = page_messages
         self._seq = 0
         self._unpacker = RecordUnpacker()
         self.position = 0
@@ -71,7 +78,7 @@ class LogReader:
         if seq != self._seq:
             self.position = await self._search(seq)
             self._seq, self._unpacker = seq, RecordUnpacker()
-        while entries := await self._connection.read("log", self._key, self.position, PAGE_MESSAGES):
+        while entries := await self._connection.read("log", self._key, self.position, self._page_messages):
             found = [record for entry in entries for record in self.feed(entry)]
             if found:
                 return found

@@ -7,16 +7,16 @@ that can do them. So it takes no orders until one of its processes has started a
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..errors import SafepointError
 from .executors import ProcessExecutor
 from .wait_helpers import set_within
 
-__all__ = ["CannotStart", "ProcessPool"]
+__all__ = ["PAUSES", "CannotStart", "ProcessPool"]
 
 log = logging.getLogger("safepoint")
-# How long the worker pauses before each new attempt to start a process; after the last one it gives up.
+# How long the worker pauses before each new attempt to start a process, by default; after the last one it gives up.
 PAUSES = (0.5, 1.0, 2.0, 4.0)
 # A process that is not ready by then counts as failed. Importing an agent may take long, but not for ever.
 START_SECONDS = 60.0
@@ -29,15 +29,17 @@ class CannotStart(SafepointError):
 class ProcessPool:
     """The child processes of one worker. Belongs to the event loop of its supervisor."""
 
-    def __init__(self, name: str, start: Callable[[], ProcessExecutor]) -> None:
+    def __init__(self, name: str, start: Callable[[], ProcessExecutor], *, pauses: Sequence[float] = PAUSES) -> None:
         """Create an empty pool.
 
         Args:
             name: The name of the worker.
             start: Starts a process. May raise OSError.
+            pauses: The seconds before each new attempt to start a process; after the last one `recover()` gives up.
         """
         self._name = name
         self._start = start
+        self._pauses = tuple(pauses)
         self._spare: list[ProcessExecutor] = []
         self._used: set[ProcessExecutor] = set()
         self._failed = ""  # why the process that was started last did not become ready; empty if it did
@@ -89,10 +91,11 @@ class ProcessPool:
             CannotStart: No process became ready, and all tries are used up.
         """
         tries = 0
-        while tries < len(PAUSES):
+        while tries < len(self._pauses):
             what = "a process for its work has ended before it was ready"
-            log.warning("worker %s: %s (%s): no orders for %g s", self._name, what, self._failure, PAUSES[tries])
-            if await set_within(PAUSES[tries], leaving):
+            pause = self._pauses[tries]
+            log.warning("worker %s: %s (%s): no orders for %g s", self._name, what, self._failure, pause)
+            if await set_within(pause, leaving):
                 return
             executor = await self._try_to_start(group)
             if executor is not None and executor.alive:
@@ -101,7 +104,7 @@ class ProcessPool:
                 log.warning("worker %s: its processes start again: it takes orders", self._name)
                 return
             tries += executor is None or not executor.broker_missing
-        why = f"{len(PAUSES) + 1} processes in a row have ended before they were ready ({self._failed})"
+        why = f"{len(self._pauses) + 1} processes in a row have ended before they were ready ({self._failed})"
         raise CannotStart(f"worker {self._name} cannot work: {why}")
 
     async def _try_to_start(self, group: asyncio.TaskGroup) -> ProcessExecutor | None:

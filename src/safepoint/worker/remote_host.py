@@ -48,7 +48,7 @@ from .stop_sender import StopSender
 __all__ = ["RemoteHost"]
 
 CALL_SECONDS = 5.0
-# How long a stop reads the broker for the state of its turn, if the worker did not know the turn.
+# How long a stop reads the broker by default for the state of its turn, if the worker did not know the turn.
 LOOKUP_SECONDS = 0.5
 # How long a stop waits to learn whether any worker has its session. The broker reports "no responders" immediately.
 NO_RESPONDERS_SECONDS = 0.25
@@ -62,15 +62,24 @@ WHEN_BUSY = ("queue", "steer", "interrupt", "reject")
 class RemoteHost(Directory):
     """The sessions of a broker. Closing the host ends no turn, because turns run on workers."""
 
-    def __init__(self, broker: Broker, *, on_disconnect: Literal["continue"] | float = "continue") -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        on_disconnect: Literal["continue"] | float = "continue",
+        lookup_seconds: float = LOOKUP_SECONDS,
+    ) -> None:
         """Create a host; it connects when it is first used.
 
         Args:
             broker: The broker.
             on_disconnect: What happens to the turns of a session that nobody reads, on any server: "continue", or the
                 seconds after the last reader has left before they are stopped.
+            lookup_seconds: How long a stop whose turn the worker did not know waits for the broker to show the state of
+                the turn. After that the acknowledgement says that the state is not known.
         """
         super().__init__(broker)
+        self._lookup_seconds = check_seconds("lookup_seconds", lookup_seconds)
         self._grace = None if on_disconnect == "continue" else check_seconds("on_disconnect", on_disconnect)
         self._disconnect_timers: dict[str, DisconnectTimer] = {}
 
@@ -234,7 +243,7 @@ class RemoteHost(Directory):
             return "accepted", "accepted", message
         ended = reply is not None and reply.status == "already_finished"
         try:
-            async with asyncio.timeout(LOOKUP_SECONDS):
+            async with asyncio.timeout(self._lookup_seconds):
                 turn, unseen = await self._look_up(session_id, turn_id, ended)
         except (TimeoutError, BrokerError):
             if ended:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Sequence
+from functools import partial
 
 from ..session.store import LogRecord, SessionInfo, SessionInUse, StoreError
 from .broker import BrokerConnection, BrokerError, Fenced, StreamEntry
@@ -21,22 +22,26 @@ STALE_TRIES = 40
 STALE_SECONDS = 0.05
 
 
-def pack_records(records: Sequence[LogRecord], owner: str) -> list[bytes]:
+def pack_records(
+    records: Sequence[LogRecord], owner: str, *, message_chars: int = MESSAGE_CHARS, part_chars: int = PART_CHARS
+) -> list[bytes]:
     """Encode records as messages: several records in one, or a long record in several parts.
 
     Args:
         records: The records, in order.
         owner: Who writes them.
+        message_chars: The longest text of a message, with what its records need in addition.
+        part_chars: What each record needs in addition to its text.
     """
     messages: list[bytes] = []
     parts: list[list[object]] = []
     size = 0
     for record in records:
-        cuts = range(0, max(len(record.text), 1), MESSAGE_CHARS)
+        cuts = range(0, max(len(record.text), 1), message_chars)
         for cut in cuts:
-            text = record.text[cut : cut + MESSAGE_CHARS]
-            length = len(text) + len(record.ends or "") + PART_CHARS
-            if parts and size + length > MESSAGE_CHARS:
+            text = record.text[cut : cut + message_chars]
+            length = len(text) + len(record.ends or "") + part_chars
+            if parts and size + length > message_chars:
                 messages.append(_message(parts, owner))
                 parts, size = [], 0
             parts.append([record.seq, text, record.ends, cut, cut != cuts[-1]])
@@ -77,13 +82,27 @@ class BrokerStore:
     After `acquire()` the position is taken from the reply to each append. Reading it again before an append would adopt
     the messages of another owner as one's own, and write after them.
 
+    Args:
+        connection: The connection to the broker.
+        owner: The name under which this owner writes: its worker and the attempt.
+        message_chars: The longest text of a message, as for `pack_records`.
+        part_chars: What each record needs in addition to its text.
+
     Attributes:
         owner: The name under which this owner writes: its worker and the attempt.
         fenced: True once an append was refused because of another owner.
     """
 
-    def __init__(self, connection: BrokerConnection, owner: str) -> None:
+    def __init__(
+        self,
+        connection: BrokerConnection,
+        owner: str,
+        *,
+        message_chars: int = MESSAGE_CHARS,
+        part_chars: int = PART_CHARS,
+    ) -> None:
         self._connection = connection
+        self._pack = partial(pack_records, owner=owner, message_chars=message_chars, part_chars=part_chars)
         self._positions: dict[str, int] = {}  # of the newest message of each session, as far as this owner knows
         self._last_seqs: dict[str, int] = {}
         self._readers: dict[str, LogReader] = {}
@@ -120,7 +139,7 @@ class BrokerStore:
             return frozenset()
         if self._blocked is not None:
             raise StoreError(f"session {session!r} is no longer written here: {self._blocked}")
-        for data in pack_records(records, self.owner):
+        for data in self._pack(records):
             before = self._positions[session]
             try:
                 position = await self._connection.append("log", (session,), data, expected_last=before)

@@ -22,7 +22,7 @@ from .broker import RETENTION, Broker, BrokerConnection, BrokerError, LeaseInFor
 from .executors import Executor, InlineExecutor, ProcessExecutor
 from .lease_agreement import agree_on_lease
 from .order_lease import OrderLease, TakenOrder, requeue
-from .process_pool import CannotStart, ProcessPool
+from .process_pool import PAUSES, CannotStart, ProcessPool
 from .protocol import (
     Assignment,
     CloseCall,
@@ -38,7 +38,7 @@ from .stats import Stats
 from .wait_helpers import set_within
 from .worker_loop import WorkerLoop
 
-__all__ = ["Settings", "Supervisor"]
+__all__ = ["Settings", "Supervisor", "WorkerTimings"]
 
 log = logging.getLogger("safepoint")
 # How long one request for orders waits for the first of them.
@@ -50,6 +50,22 @@ CHECK_SECONDS = 0.1
 UNSEEN_SECONDS = (RETENTION["workers"].seconds or 0.0) - ANNOUNCE_SECONDS
 # How many attempts more than allowed are made to write the end of an order that is given up. Then it is dropped.
 GIVE_UP_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTimings:
+    """How often a worker announces itself, and how long it pauses when its processes do not start, in seconds.
+
+    Attributes:
+        announce_every: The time between two announcements.
+        unseen_after: After this long without an announcement, the worker agrees with the others on the lease again.
+            The broker deletes announcements after a while, so workers that were started meanwhile did not see this one.
+        start_pauses: The pause before each new attempt to start a process. After the last one the worker gives up.
+    """
+
+    announce_every: float = ANNOUNCE_SECONDS
+    unseen_after: float = UNSEEN_SECONDS
+    start_pauses: tuple[float, ...] = PAUSES
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,7 @@ class Settings:
         grace: How long a turn may take to end after an immediate stop before its process is killed.
         attempts: How many attempts are made at an order before it is given up.
         idle_for: How long a session stays open without work.
+        timings: How often it announces itself, and how long it pauses.
         since: When the worker was started, as a Unix time.
     """
 
@@ -76,6 +93,7 @@ class Settings:
     grace: float = 5.0
     attempts: int = 10
     idle_for: float = 1.0
+    timings: WorkerTimings = WorkerTimings()
     since: float = field(default_factory=time.time)
 
 
@@ -117,7 +135,7 @@ class Supervisor:
         self._stats = stats
         self._leases: dict[str, OrderLease] = {}  # by session
         self._released: WeakSet[OrderLease] = WeakSet()  # those whose sessions were requested to close when idle
-        self._pool = ProcessPool(settings.name, self._new_process)
+        self._pool = ProcessPool(settings.name, self._new_process, pauses=settings.timings.start_pauses)
         self._place_changed = asyncio.Event()
         self._leaving = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -378,8 +396,9 @@ class Supervisor:
             await self._connection.purge("workers", (self._settings.name,), 2**62)
 
     async def _keep_announcing(self) -> None:
-        while not await set_within(ANNOUNCE_SECONDS, self._stopped):
-            unseen = time.monotonic() - self._announced > UNSEEN_SECONDS
+        timings = self._settings.timings
+        while not await set_within(timings.announce_every, self._stopped):
+            unseen = time.monotonic() - self._announced > timings.unseen_after
             try:
                 await self._announce()
                 # A worker that was started while this one was cut off did not see its lease: agree once more.

@@ -16,7 +16,7 @@ from ..agent.target import load_agent
 from ..errors import UsageError
 from .broker import Broker
 from .stats import Stats
-from .supervisor import Settings, Supervisor
+from .supervisor import Settings, Supervisor, WorkerTimings
 from .worker_loop import WorkerLoop
 
 __all__ = ["Worker"]
@@ -45,6 +45,7 @@ class Worker:
         grace: float = 5.0,
         attempts: int = 10,
         idle_for: float = 1.0,
+        timings: WorkerTimings | None = None,
     ) -> None:
         """Create a worker; `start()` starts it.
 
@@ -58,6 +59,7 @@ class Worker:
             grace: How long a turn may take to end after an immediate stop before its process is killed.
             attempts: How many attempts are made at a session whose worker dies before its turns are given up.
             idle_for: How many seconds a session stays open after its last turn.
+            timings: How often it announces itself, and how long it pauses when its processes do not start.
 
         Raises:
             UsageError: The arguments do not fit together.
@@ -89,6 +91,7 @@ class Worker:
             check_seconds("grace", grace),
             attempts,
             check_seconds("idle_for", idle_for),
+            timings or WorkerTimings(),
         )
         self._worker_loop: WorkerLoop | None = None
         self._supervisor: Supervisor | None = None

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.flow import (
-    CheckpointCompleted,
-    checkpoint_saver,
-)
+from safepoint.flow import CheckpointCompleted
+from safepoint.flow.checkpoint_saver import LONGEST_COMPLETED
 from safepoint.run import (
     Checkpoints,
     FolderCheckpoints,
@@ -30,9 +28,8 @@ def store(request, tmp_path: Path) -> Checkpoints:
     )
 
 
-async def test_a_result_that_is_too_long_is_not_kept_but_that_it_has_completed_is(store: Checkpoints, monkeypatch):
-    monkeypatch.setattr(checkpoint_saver, "LONGEST_COMPLETED", 2_000)
-    flow = one(lambda state: state.notes.append("long " * 1_000), Trail)
+async def test_a_result_that_is_too_long_is_not_kept_but_that_it_has_completed_is(store: Checkpoints):
+    flow = one(lambda state: state.notes.append("x" * (LONGEST_COMPLETED + 1)), Trail)
     await flow.execute(Trail(), **given(store))
     assert len(await store.load(ID) or "") < 1_000
     for more in EACH:

@@ -29,8 +29,8 @@ def end(turn_id: str = "t") -> Event:
 
 
 @asynccontextmanager
-async def opened(store: Store) -> AsyncIterator[SessionLog]:
-    log = SessionLog(store, "s")
+async def opened(store: Store, **options: float) -> AsyncIterator[SessionLog]:
+    log = SessionLog(store, "s", **options)
     await log.open()
     async with asyncio.TaskGroup() as group:
         group.create_task(log.keep_writing())
@@ -173,10 +173,7 @@ async def test_while_one_batch_is_on_its_way_the_next_one_gathers() -> None:
     assert batches == [(1, False), (101, True)]
 
 
-async def test_words_that_nobody_waits_for_gather_and_are_written_soon_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("safepoint.session.log.LINGER_SECONDS", 0.5)
+async def test_words_that_nobody_waits_for_gather_and_are_written_soon_all_the_same() -> None:
     batches: list[int] = []
 
     class Counting(MemoryStore):
@@ -184,7 +181,7 @@ async def test_words_that_nobody_waits_for_gather_and_are_written_soon_all_the_s
             batches.append(len(records))
             return await super().append(session, records, durable=durable)
 
-    async with opened(Counting()) as log:
+    async with opened(Counting(), linger_seconds=0.5) as log:
         for number in range(30):
             log.add(text(str(number)))
             await asyncio.sleep(0)

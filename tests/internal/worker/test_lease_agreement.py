@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from safepoint.worker import LeaseInForce, Worker, supervisor
-from safepoint.worker.broker import Queue
+from safepoint.worker import Broker, BrokerError, LeaseInForce, Worker, WorkerTimings
+from safepoint.worker.broker import BrokerConnection, Key, Queue, StreamName
 from tests.kit.agents import talker
+from tests.kit.waiting import eventually
 from tests.kit.workers import SECONDS, New, each_broker, linked, working
 from tests.worker.test_lease_agreement import refused, with_lease
 
@@ -59,14 +60,35 @@ async def test_of_workers_that_start_at_once_with_two_leases_those_that_stay_hav
             await worker.close()
 
 
+class NoAnnouncements:
+    """A broker that takes no announcements of workers while `cut_off` is set, and counts those that it refuses."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker, self.cut_off, self.refused = broker, False, 0
+
+    async def connect(self, name: str) -> BrokerConnection:
+        connection = await self.broker.connect(name)
+        real = connection.append
+
+        async def append(stream: StreamName, key: Key, data: bytes, *, expected_last: int | None = None) -> int:
+            if stream == "workers" and self.cut_off:
+                self.refused += 1
+                raise BrokerError("cut off")
+            return await real(stream, key, data, expected_last=expected_last)
+
+        connection.append = append  # type: ignore[method-assign]  # on this connection only
+        return connection
+
+
 @each_broker
 async def test_a_worker_that_was_not_seen_for_long_and_finds_another_lease_leaves(
-    new: New, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    new: New, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(supervisor, "ANNOUNCE_SECONDS", 0.1)
     broker = new(lease=6.0)
-    worker = Worker(talker(), broker)
+    through = NoAnnouncements(broker)
+    worker = Worker(talker(), through, timings=WorkerTimings(announce_every=0.1, unseen_after=1.0))
     await worker.start()
+    through.cut_off = True
     async with linked(with_lease(broker, 3.0)) as connection:
         await connection.change_lease(ANY)
         async with linked(broker) as old:
@@ -79,7 +101,12 @@ async def test_a_worker_that_was_not_seen_for_long_and_finds_another_lease_leave
             b'"isolation": "task", "version": "1", "pid": 1, "machine": "m", "since": 1, "lease": 3.0}',
         )
         caplog.set_level(logging.ERROR)
-        monkeypatch.setattr(supervisor, "UNSEEN_SECONDS", -1.0)
+
+        async def not_seen_for_long() -> bool:
+            return through.refused > 12  # at least 0.1 s apart
+
+        await eventually(not_seen_for_long)
+        through.cut_off = False
         with pytest.raises(LeaseInForce, match="is 3 s, and this worker was started with 6 s"):
             async with asyncio.timeout(SECONDS):
                 await worker.wait()

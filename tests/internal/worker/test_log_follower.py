@@ -23,9 +23,9 @@ from tests.kit.workers import SECONDS, New, each_broker, linked
 
 
 @asynccontextmanager
-async def mirrored(connection: BrokerConnection) -> AsyncIterator[LogFollower]:
+async def mirrored(connection: BrokerConnection, **options: float) -> AsyncIterator[LogFollower]:
     loop_tasks = LoopTasks()
-    follower = LogFollower(connection, "s", loop_tasks)
+    follower = LogFollower(connection, "s", loop_tasks, **options)
     yield follower
     follower.close()
     await loop_tasks.wait_all()
@@ -103,9 +103,12 @@ class Silent:
 
 
 @each_broker
-async def test_what_nobody_speaks_of_is_found_all_the_same(new: New, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("safepoint.worker.log_follower.READ_SECONDS", 0.05)
-    async with linked(new()) as connection, mirrored(connection) as follower, asyncio.TaskGroup() as group:
+async def test_what_nobody_speaks_of_is_found_all_the_same(new: New):
+    async with (
+        linked(new()) as connection,
+        mirrored(connection, read_seconds=0.05) as follower,
+        asyncio.TaskGroup() as group,
+    ):
         silent: Any = Silent(connection)
         async with live(silent, "one") as session:
             await session.saved()
@@ -119,9 +122,12 @@ async def test_what_nobody_speaks_of_is_found_all_the_same(new: New, monkeypatch
     [lambda said: [*reversed(said), *said], lambda said: said[-1:]],
     ids=["in a wrong order and twice", "after a gap"],
 )
-async def test_whatever_news_come_what_was_missed_is_read_at_once(told: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("safepoint.worker.log_follower.READ_SECONDS", 2 * SECONDS)
-    async with linked(MemoryBroker()) as connection, mirrored(connection) as follower, asyncio.TaskGroup() as group:
+async def test_whatever_news_come_what_was_missed_is_read_at_once(told: Any):
+    async with (
+        linked(MemoryBroker()) as connection,
+        mirrored(connection, read_seconds=2 * SECONDS) as follower,
+        asyncio.TaskGroup() as group,
+    ):
         silent: Any = Silent(connection)
         reading = group.create_task(follow(follower, 5))
 

@@ -2,12 +2,11 @@
 
 import asyncio
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepoint.session.store import LogRecord
-from safepoint.worker import MemoryBroker, log_reader, store
+from safepoint.worker import MemoryBroker
 from safepoint.worker.broker import BrokerConnection
 from safepoint.worker.log_reader import LogReader, RecordUnpacker, last_seq
 from safepoint.worker.store import BrokerStore, pack_records
@@ -32,7 +31,7 @@ async def rest(connection: BrokerConnection, seq: int, log: LogReader | None = N
 def test_from_any_number_exactly_the_rest_is_read(batches, page_size, random):
     async def check() -> None:
         async with linked(MemoryBroker()) as connection:
-            owner, written = BrokerStore(connection, "w/1"), list[LogRecord]()
+            owner, written = BrokerStore(connection, "w/1", message_chars=SMALL, part_chars=1), list[LogRecord]()
             await owner.acquire("s")
             for batch in batches:
                 records = [
@@ -46,16 +45,12 @@ def test_from_any_number_exactly_the_rest_is_read(batches, page_size, random):
                 newest = await connection.last("log", ("s",))
                 assert newest is not None
                 assert last_seq(newest.data) == len(written)
-            same = LogReader(connection, "s")
+            same = LogReader(connection, "s", page_messages=page_size)
             for seq in [*range(len(written) + 1), *random.sample(range(len(written)), len(written) // 2)]:
-                assert await rest(connection, seq) == written[seq:]
+                assert await rest(connection, seq, LogReader(connection, "s", page_messages=page_size)) == written[seq:]
                 assert await rest(connection, seq, same) == written[seq:]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "MESSAGE_CHARS", SMALL)
-        patch.setattr(store, "PART_CHARS", 1)
-        patch.setattr(log_reader, "PAGE_MESSAGES", page_size)
-        asyncio.run(check())
+    asyncio.run(check())
 
 
 @given(st.lists(texts, min_size=1, max_size=8), st.lists(texts, min_size=1, max_size=8), st.integers(0, 30))
@@ -63,12 +58,11 @@ def test_from_any_number_exactly_the_rest_is_read(batches, page_size, random):
 def test_what_one_owner_left_half_written_is_not_mixed_with_what_the_next_one_writes(first, second, cut):
     async def check() -> None:
         async with linked(MemoryBroker()) as connection:
-            messages = pack_records([LogRecord(number, text) for number, text in enumerate(first, 1)], "dead/1")[
-                : cut + 1
-            ]
+            records = [LogRecord(number, text) for number, text in enumerate(first, 1)]
+            messages = pack_records(records, "dead/1", message_chars=SMALL, part_chars=1)[: cut + 1]
             for data in messages:
                 await connection.append("log", ("s",), data)
-            owner = BrokerStore(connection, "heir/2")
+            owner = BrokerStore(connection, "heir/2", message_chars=SMALL, part_chars=1)
             last = await owner.acquire("s")
             whole = await rest(connection, 0)
             assert whole == [LogRecord(number, text) for number, text in enumerate(first[:last], 1)]
@@ -77,10 +71,7 @@ def test_what_one_owner_left_half_written_is_not_mixed_with_what_the_next_one_wr
             for seq in range(last + len(added) + 1):
                 assert await rest(connection, seq) == [*whole, *added][seq:]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "MESSAGE_CHARS", SMALL)
-        patch.setattr(store, "PART_CHARS", 1)
-        asyncio.run(check())
+    asyncio.run(check())
 
 
 @each_broker

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.worker import NatsBroker, Worker, process_pool
+from safepoint.worker import NatsBroker, Worker, WorkerTimings
 from safepoint.worker.executors import ProcessExecutor
-from safepoint.worker.process_pool import CannotStart
+from safepoint.worker.process_pool import PAUSES, CannotStart, ProcessPool
 from tests.kit.nats import free_port
 from tests.kit.waiting import eventually
 from tests.kit.worker_process import ROOT
@@ -23,8 +23,11 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that breaks the agent while it exists. It does not exist yet: the worker can start."""
     path = tmp_path / "broken"
     monkeypatch.setenv(BROKEN, str(path))
-    monkeypatch.setattr(process_pool, "PAUSES", (0.05,))
     return path
+
+
+def pauses(*seconds: float) -> WorkerTimings:
+    return WorkerTimings(start_pauses=seconds)
 
 
 async def test_a_worker_whose_agent_cannot_be_loaded_any_more_leaves_and_its_orders_are_not_counted(
@@ -33,7 +36,7 @@ async def test_a_worker_whose_agent_cannot_be_loaded_any_more_leaves_and_its_ord
     broker = nats(lease=30.0)
     caplog.set_level(logging.INFO)
     async with hosting(broker) as host, linked(broker) as connection:
-        worker = Worker(TARGET, broker, attempts=1, idle_for=0.05)
+        worker = Worker(TARGET, broker, attempts=1, idle_for=0.05, timings=pauses(0.05))
         await worker.start()
         await host.create("s")
         broken.touch()
@@ -52,10 +55,9 @@ async def test_a_worker_whose_agent_cannot_be_loaded_any_more_leaves_and_its_ord
             assert (good.stats.dead, good.stats.redelivered) == (0, 0)
 
 
-async def test_a_worker_whose_agent_is_whole_again_goes_on(broken: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(process_pool, "PAUSES", (0.05, 0.5, 30.0))
-    broker = nats(lease=30.0)
-    async with hosting(broker) as host, working(TARGET, broker, attempts=1) as worker:
+async def test_a_worker_whose_agent_is_whole_again_goes_on(broken: Path):
+    broker, timings = nats(lease=30.0), pauses(0.05, 0.5, 30.0)
+    async with hosting(broker) as host, working(TARGET, broker, attempts=1, timings=timings) as worker:
         await host.create("s")
         broken.touch()
         await host.send("s", "hello", turn_id="t1")
@@ -73,7 +75,7 @@ async def test_a_worker_whose_agent_is_whole_again_goes_on(broken: Path, monkeyp
 async def test_a_broken_worker_leaves_all_messages_to_one_that_can_work(broken: Path):
     broker = nats(lease=30.0)
     async with hosting(broker) as host, linked(broker) as connection:
-        bad = Worker(TARGET, broker, attempts=2, concurrency=4)
+        bad = Worker(TARGET, broker, attempts=2, concurrency=4, timings=pauses(0.05))
         await bad.start()
         broken.touch()
         for number in range(12):
@@ -93,12 +95,9 @@ async def test_a_broken_worker_leaves_all_messages_to_one_that_can_work(broken: 
             assert good.stats.dead == bad.stats.dead == 0
 
 
-async def test_a_worker_that_is_told_to_go_while_it_cannot_start_processes_goes_at_once(
-    broken: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(process_pool, "PAUSES", (60.0,))
+async def test_a_worker_that_is_told_to_go_while_it_cannot_start_processes_goes_at_once(broken: Path):
     broker = nats(lease=30.0)
-    async with hosting(broker) as host, working(TARGET, broker) as worker:
+    async with hosting(broker) as host, working(TARGET, broker, timings=pauses(60.0)) as worker:
         await host.create("s")
         broken.touch()
         await host.send("s", "hello")
@@ -114,7 +113,7 @@ async def test_a_worker_that_is_told_to_go_while_it_cannot_start_processes_goes_
 async def test_a_process_that_is_ended_while_it_starts_says_nothing_about_the_worker():
     broker = nats(lease=30.0)
     async with asyncio.TaskGroup() as group:
-        processes = process_pool.ProcessPool("w", lambda: ProcessExecutor(broker, [TARGET], "w"))
+        processes = ProcessPool("w", lambda: ProcessExecutor(broker, [TARGET], "w"))
         executor = processes.take(group)
         executor.kill()
         assert not await executor.wait_ready(SECONDS)
@@ -125,10 +124,7 @@ async def test_a_process_that_is_ended_while_it_starts_says_nothing_about_the_wo
 async def test_a_worker_that_cannot_work_is_a_2_on_the_command_line(broken: Path):
     broker = nats(lease=5.0)
     words = ["worker", TARGET, "--nats", str(broker.url), "--namespace", broker.namespace, "--lease", "5"]
-    start = (
-        "import sys; from safepoint.worker import process_pool; from safepoint.cli.main import main; "
-        "process_pool.PAUSES = (0.05,); "
-    )
+    start = "import sys; from safepoint.cli.main import main;"
     async with hosting(broker) as host:
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, "-c", f"{start} sys.exit(main({words!r}))"],
@@ -143,7 +139,7 @@ async def test_a_worker_that_cannot_work_is_a_2_on_the_command_line(broken: Path
             await host.create("s")
             broken.touch()
             await host.send("s", "hello")
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(sum(PAUSES) + 3 * SECONDS):  # the pauses, and a process after each
                 _, errors = await process.communicate()
         finally:
             if process.returncode is None:
@@ -151,14 +147,11 @@ async def test_a_worker_that_cannot_work_is_a_2_on_the_command_line(broken: Path
                 await process.communicate()
     assert process.returncode == 2
     told = errors.decode()
-    assert "cannot work: 2 processes in a row" in told
+    assert f"cannot work: {len(PAUSES) + 1} processes in a row" in told
     assert "Traceback" not in told.split("cannot work")[-1]
 
 
-async def test_a_process_that_does_not_reach_the_broker_is_tried_again_for_as_long_as_it_takes(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(process_pool, "PAUSES", (0.01,))
+async def test_a_process_that_does_not_reach_the_broker_is_tried_again_for_as_long_as_it_takes():
     port, tries = free_port(), 0
     good = nats()
 
@@ -169,7 +162,7 @@ async def test_a_process_that_does_not_reach_the_broker_is_tried_again_for_as_lo
         return ProcessExecutor(broker, [TARGET], "w")
 
     async with asyncio.TaskGroup() as group:
-        processes = process_pool.ProcessPool("w", start)
+        processes = ProcessPool("w", start, pauses=(0.01,))
         executor = processes.take(group)
         assert not await executor.wait_ready(SECONDS)
         await executor.exited.wait()
@@ -184,7 +177,6 @@ async def test_a_process_that_does_not_reach_the_broker_is_tried_again_for_as_lo
 async def test_where_there_is_no_room_for_a_process_the_order_goes_back_and_is_not_counted(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(process_pool, "PAUSES", (0.01, 0.01, 0.01))
     starts, real = 0, ProcessExecutor._start
 
     def start(executor: ProcessExecutor, line: int) -> "subprocess.Popen[bytes]":
@@ -195,8 +187,8 @@ async def test_where_there_is_no_room_for_a_process_the_order_goes_back_and_is_n
         return real(executor, line)
 
     monkeypatch.setattr(ProcessExecutor, "_start", start)
-    broker = nats(lease=30.0)
-    async with hosting(broker) as host, working(TARGET, broker, attempts=1) as worker:
+    broker, timings = nats(lease=30.0), pauses(0.01, 0.01, 0.01)
+    async with hosting(broker) as host, working(TARGET, broker, attempts=1, timings=timings) as worker:
         await host.create("s")
         await host.send("s", "hello", turn_id="t1")
         ended = await until_kind(host, "s", "turn_ended", turn_id="t1")

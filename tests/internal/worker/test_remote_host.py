@@ -14,15 +14,14 @@ from tests.kit.agents import talker
 from tests.kit.workers import New, each_broker, hosting, linked, logged, until_kind, working
 
 
-async def test_an_end_that_is_not_written_is_not_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_that_is_not_written_is_not_told_as_one() -> None:
     """The worker may die before it is written: then the turn is not over, and it is the stop that ends it."""
-    monkeypatch.setattr("safepoint.worker.remote_host.LOOKUP_SECONDS", 0.05)
 
     async def answer(data: bytes) -> bytes:
         return to_json(Reply(status="already_finished", turn_id="t1", message="turn t1 has ended"))
 
     broker = MemoryBroker()
-    async with linked(broker) as worker, hosting(broker) as host:
+    async with linked(broker) as worker, hosting(broker, lookup_seconds=0.05) as host:
         await worker.append("sessions", ("s",), to_json(Placement("any")))
         await worker.append("inbox", ("s",), to_json(SendCall("t1", "hi")))
         await worker.serve(("ctl", "s"), answer)
