@@ -6,6 +6,7 @@ Owns the loop, the tools and the history. Knows nothing of providers, turns and 
 from .agent import Agent, LimitExceeded
 from .agent_run import AgentRun
 from .builtin import ask_user, wait
+from .context import ToolContext
 from .conversation import AgentResult
 from .history import HistoryError, repair, validate
 from .model import (
@@ -19,7 +20,7 @@ from .model import (
     ToolSpec,
     UsageReported,
 )
-from .tool import AnyTool, BadArguments, Tool, ToolContext, tool
+from .tool import AnyTool, BadArguments, Tool, tool
 
 __all__ = [
     "Agent",

@@ -27,10 +27,11 @@ from ..run.stream import stream
 from .agent_run import AgentRun, AgentWork, Questions, refuse_question
 from .builtin import ask_user as ask_user_tool
 from .calls import run_calls
+from .context import AskUserFn, ToolContext, ask_function_of, key_of
 from .conversation import AgentResult, Conversation, PartialAnswer, RunAgain, never_run_again
 from .left_behind import stop_left_behind
 from .model import AnswerEnded, CallDelta, Chunk, Model, ModelError, ModelRequest, TextDelta, UsageReported
-from .tool import AnyTool, AskUserFn, ToolContext, ToolLike, ask_function_of, tool
+from .tool import AnyTool, ToolLike, tool
 
 __all__ = ["Agent", "LimitExceeded"]
 
@@ -208,7 +209,7 @@ class Agent:
                 else _start_conversation(value)
             )
             conversation.usage = Usage()  # the run that was stopped has counted its own usage
-            conversation.id = conversation.id or getattr(ctx, "idempotency_key", "") or f"{ctx.run_id}:{ctx.operation}"
+            conversation.id = conversation.id or key_of(ctx)
             return await self._converse(inner, conversation, self._ask_function(ctx))
         except Exception as error:
             if inner.signal.aborted:

@@ -12,8 +12,8 @@ from ..run.context import Context
 from ..run.journal import Journal
 from ..run.outcome import Completed, Outcome
 from ..run.run_handle import RunHandle
+from .context import AskUserFn
 from .conversation import AgentResult, Conversation
-from .tool import AskUserFn
 
 __all__ = ["AgentRun", "AgentWork", "Questions", "refuse_question"]
 

@@ -4,7 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .tool import ToolContext, tool
+from .context import ToolContext
+from .tool import tool
 
 __all__ = ["ask_user", "wait"]
 

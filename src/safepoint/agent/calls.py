@@ -24,6 +24,7 @@ Retrying a failed tool is the model's decision. Knows nothing of models.
 import asyncio
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ..abort import AbortError
 from ..abort.guard import external_cancel_count
@@ -31,12 +32,13 @@ from ..errors import describe
 from ..run.context import Context
 from ..run.events import CallRecorded, ToolCalled, ToolEnded
 from ..run.leaf import launch
-from ..run.leaf_run import LeafRun
+from ..run.leaf_run import LeafRun, RunsIn
 from ..run.messages import CallStatus, ToolCall, ToolResult
 from ..run.partial_work import PartialWork, partial_work
+from .context import AskUserFn, ToolContext
 from .conversation import AgentResult, Conversation
 from .history import INTERRUPTED, NOT_RUN, UNKNOWN
-from .tool import AnyTool, AskUserFn, BadArguments, ToolContext, as_text, fill_tool_context
+from .tool import AnyTool, BadArguments, as_text
 
 __all__ = ["run_calls"]
 
@@ -122,23 +124,16 @@ async def _run_body(
     this_round: _Round, call: ToolCall, tool: AnyTool, value: object, cancels_before: int
 ) -> ToolResult:
     ctx, conversation = this_round.ctx, this_round.conversation
-    run = LeafRun(
-        ctx,
-        tool.name,
-        tool.kind,
-        tool.policy,
-        runs_in="task" if tool.kind == "await" else None,
-        context=ToolContext,
-    )
-    tool_ctx = run.ctx
-    fill_tool_context(
-        tool_ctx,
+    make_context = partial(
+        ToolContext,
         call_id=call.call_id,
         idempotency_key=idempotency_key(conversation, call),
         kept=conversation.kept.get(call.call_id),
         ask=this_round.ask,
     )
-    tool_ctx.calls = (*ctx.calls, call.call_id)
+    runs_in: RunsIn | None = "task" if tool.kind == "await" else None
+    run = LeafRun(ctx, tool.name, tool.kind, tool.policy, runs_in=runs_in, context=make_context)
+    tool_ctx = run.ctx
     try:
         await _record_start(ctx, tool, tool_ctx)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Owns tools: a function or any Work with its schema and its policy, and the context that it may ask for.
+"""Owns tools: a function or any Work with its schema and its policy.
 
 Schema and validation come from the signature and the docstring, by pydantic. Knows nothing of models and of the
 agent's loop.
@@ -31,34 +31,26 @@ from pydantic_core import to_json
 
 from ..errors import SafepointError, UsageError
 from ..run.context import Context
-from ..run.journal import ChildProcessJournal
-from ..run.leaf import kind_of, name_of, wait
-from ..run.once import once
+from ..run.leaf import kind_of, name_of
 from ..run.policy import Policy, PolicySettings
-from ..run.receipt import LeafKind, Usage
+from ..run.receipt import LeafKind
 from .history import NAME, invalid_arguments
 from .model import ToolSpec
 
 __all__ = [
     "AnyTool",
-    "AskUserFn",
     "BadArguments",
     "Effects",
     "Tool",
-    "ToolContext",
     "ToolLike",
     "ToolOptions",
     "as_text",
-    "ask_function_of",
-    "fill_tool_context",
     "tool",
 ]
 
-T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 Effects: TypeAlias = Literal["read", "idempotent", "reversible", "irreversible"]
-AskUserFn: TypeAlias = Callable[[Context, str, tuple[str, ...]], Awaitable[str]]
 
 # The options of a tool that are not settings of its policy.
 OWN_OPTIONS = frozenset({"name", "description", "effects", "requires_approval", "input"})
@@ -66,101 +58,6 @@ OWN_OPTIONS = frozenset({"name", "description", "effects", "requires_approval", 
 
 class BadArguments(SafepointError):
     """The model's arguments do not fit the tool. The text is for the model to read."""
-
-
-class ToolContext(Context):
-    """The context of one tool call. A tool that has a parameter of this type gets it.
-
-    Attributes:
-        call_id: The id that the model gave this call.
-        idempotency_key: Stays the same for this call for life, even after a crash or on another worker: for effects
-            that must happen once.
-        kept: If this call was stopped before, how far it had come: an AgentResult or PartialWork. Otherwise None.
-        usage: What models inside this call have cost.
-    """
-
-    __slots__ = ("_ask", "_inner_count", "call_id", "idempotency_key", "kept", "usage")
-
-    _ask: AskUserFn
-    _inner_count: int
-    call_id: str
-    idempotency_key: str
-    kept: Any  # the work that left it behind knows its type
-    usage: Usage
-
-    async def ask_user(self, question: str, options: tuple[str, ...] = ()) -> str:
-        """Ask the person, and wait for the answer.
-
-        Args:
-            question: The question.
-            options: Answers to choose from, if there are any.
-
-        Raises:
-            AbortError: The run was stopped, which withdraws the question.
-            UsageError: There is no person.
-        """
-        return await self._ask(self, question, options)
-
-    def inner_key(self, name: str) -> str:
-        """Return a key for work inside this call: a new one each time, and the same ones when the call runs again."""
-        self._inner_count += 1
-        return f"{self.idempotency_key}/{name}#{self._inner_count}"
-
-    async def wait(self, seconds: float) -> None:
-        """Pause. A stop ends the pause at once. Raises: AbortError."""
-        await wait(self, seconds)
-
-    @overload
-    async def once(self, key: str, fn: Callable[[], Awaitable[T]]) -> T: ...
-
-    @overload
-    async def once(self, key: str, fn: Callable[[], T]) -> T: ...
-
-    async def once(self, key: str, fn: Callable[[], object]) -> object:
-        """Run a part of this call once, even if the call runs again: what `fn` returned is recorded under `key`.
-
-        Args:
-            key: The name of the part, the same each time.
-            fn: A function without parameters, sync (it runs in a thread) or async, that returns plain JSON data.
-
-        Returns:
-            What `fn` returned, in this run of the call or in an earlier one.
-
-        Raises:
-            AbortError: The run was stopped before the part had a result.
-            UsageError: The result is not plain JSON data.
-        """
-        return await once(self, self.idempotency_key, key, fn)
-
-    def __reduce__(self) -> "tuple[Callable[..., ToolContext], tuple[object, ...]]":
-        restore, arguments = super().__reduce__()
-        return _restored, (restore, arguments, self.call_id, self.idempotency_key)
-
-
-def fill_tool_context(ctx: ToolContext, *, call_id: str, idempotency_key: str, kept: object, ask: AskUserFn) -> None:
-    """Set what a new ToolContext has beside the fields of a Context."""
-    ctx.call_id, ctx.idempotency_key, ctx.kept, ctx._ask = call_id, idempotency_key, kept, ask
-    ctx.usage, ctx._inner_count = Usage(), 0
-
-
-def ask_function_of(ctx: Context) -> AskUserFn | None:
-    """Return what asks the person in this context, that of a tool call or of a session's turn, or None."""
-    return getattr(ctx, "_ask", None)
-
-
-def _restored(
-    restore: Callable[..., Context], arguments: tuple[object, ...], call_id: str, idempotency_key: str
-) -> ToolContext:
-    """Make the context of a call in another process, where nobody can be asked and nothing can be recorded."""
-    ctx = restore(*arguments).child("", context_class=ToolContext)
-    fill_tool_context(ctx, call_id=call_id, idempotency_key=idempotency_key, kept=None, ask=_refuse_question_in_process)
-    ctx.path = ctx.path[:-1]
-    ctx.journal = ChildProcessJournal()
-    return ctx
-
-
-async def _refuse_question_in_process(ctx: Context, question: str, options: tuple[str, ...]) -> str:
-    raise UsageError(f"{ctx.operation} runs in a process of its own, where nobody can be asked: use isolation='thread'")
 
 
 class ToolOptions(PolicySettings, total=False):

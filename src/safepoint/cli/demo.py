@@ -14,8 +14,9 @@ from collections.abc import AsyncGenerator
 
 from ..abort import AbortSignal, run_process
 from ..agent.agent import Agent
+from ..agent.context import ToolContext
 from ..agent.model import AnswerEnded, CallDelta, Chunk, Model, ModelRequest, TextDelta, UsageReported
-from ..agent.tool import AnyTool, ToolContext, tool
+from ..agent.tool import AnyTool, tool
 from ..run.messages import ToolResult, UserMessage
 from ..run.receipt import Usage
 

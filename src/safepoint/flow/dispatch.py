@@ -22,8 +22,8 @@ in time.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
-from ..abort import AbortSignal
 from ..abort.guard import external_cancel_count
 from ..errors import SafepointError
 from ..run.context import Context
@@ -32,9 +32,9 @@ from ..run.leaf import launch
 from ..run.leaf_run import LeafRun
 from ..run.policy import Policy
 from ..run.settle import run_cleanup
-from ..run.stop import Stop, StopAt
+from ..run.stop import StopAt
 from .composite import run_parallel, run_subflow
-from .context import NodeContext, fill_node_context
+from .context import Attempt, NodeContext
 from .execution import FlowExecution
 from .graph import Cleanup, End, Node, Parallel, Scatter, Step, Subflow
 from .node_results import GraphEnd, GraphFinished, NodeDone, NodeEnd, NodeFailed, NodeInterrupted
@@ -146,13 +146,12 @@ def _cleanup_call(
     policy = Policy(timeout=cleanup.within, abandon_after=LEAVE_SECONDS)
 
     async def call() -> None:
-        outer, cancels_before = ctx.child("cleanup", signal=AbortSignal.never()), external_cancel_count()
-        outer.stop = Stop(None, ctx.clock)  # a stop at a safe point does not reach it either
-        run = LeafRun(outer, cleanup.name, cleanup.kind, policy, context=NodeContext)
+        cancels_before = external_cancel_count()
         working = clone(position.state)
         operation = execution.operation(ctx, f"cleanup/{cleanup.name}")
-        key = f"{execution.key}:{operation}:{position.visit}"
-        fill_node_context(run.ctx, execution, None, working, 1, key)
+        attempt = Attempt(execution, None, working, 1, f"{execution.key}:{operation}:{position.visit}")
+        make_context = partial(NodeContext, attempt=attempt)
+        run = LeafRun(ctx.unstoppable_child("cleanup"), cleanup.name, cleanup.kind, policy, context=make_context)
         try:
             await launch(run, cleanup.call, run.ctx, working)
         except asyncio.CancelledError as error:

@@ -13,8 +13,10 @@ from ..abort import AbortController
 from ..errors import UsageError, describe
 from ..run.context import Context
 from ..run.events import FlowSaved
+from ..run.once import RepeatableContext
 from ..run.partial_work import PartialWork
 from .checkpoint import Checkpoint
+from .context import NodeContext
 from .execution import CoalescingWriter, FlowExecution
 from .flow_run import run_to_end
 from .graph import Graph
@@ -38,18 +40,18 @@ async def run_inside(graph: Graph, ctx: Context, value: object) -> Any:
         AbortError: It was stopped. The `partial` is a Checkpoint, or the state if that cannot be written as JSON.
         Exception: What a node raised, with the same partial.
     """
-    services, depth = getattr(ctx, "services", None), len(ctx.path) + (not ctx.is_run)
+    services = ctx.services if isinstance(ctx, NodeContext) else None
     checkpoint = Checkpoint.from_kept(value) if isinstance(value, PartialWork) else value
     if isinstance(checkpoint, Checkpoint):
         position, execution = checkpoint.position_in(graph), checkpoint.execution()
     else:
         position, execution = Position.start(graph, clone(value)), FlowExecution(_key_in(ctx, graph.name))
-    execution.services, execution.depth = services, depth
+    execution.services, execution.depth = services, len(ctx.path) + (not ctx.is_run)
     recorded = ctx.journal.results  # the dict of the work around it, so that both see every result
     recorded.update(execution.once)
     execution.once = recorded
     inner = ctx if ctx.is_run else ctx.child_run(graph.name, AbortController(ctx.signal))
-    if ctx.has_listener and hasattr(ctx, "call_id"):
+    if ctx.has_listener and isinstance(ctx, RepeatableContext) and ctx.continues_from_kept:
         execution.writer = CoalescingWriter(PositionReporter(ctx, position, execution).write)
     try:
         failure = await execution.save(inner)
@@ -94,8 +96,7 @@ class PositionReporter:
 
 def _key_in(ctx: Context, name: str) -> str:
     """Return the key from which those of the nodes are made. In a tool call or a node it stays the same for life."""
-    inner_key = getattr(ctx, "inner_key", None)
-    return uuid.uuid4().hex if inner_key is None else str(inner_key(name))
+    return ctx.inner_key(name) if isinstance(ctx, RepeatableContext) else uuid.uuid4().hex
 
 
 def _partial(position: Position, execution: FlowExecution) -> object:

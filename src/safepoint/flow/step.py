@@ -7,6 +7,7 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..abort.guard import external_cancel_count
@@ -15,7 +16,7 @@ from ..run.context import Context
 from ..run.leaf import launch
 from ..run.leaf_run import LeafRun
 from ..run.stop import Stop, StopAt
-from .context import NodeContext, add_collected_errors, collected_errors, commit_errors, fill_node_context
+from .context import Attempt, NodeContext, add_collected_errors, collected_errors, commit_errors
 from .execution import FlowExecution, NodeError
 from .graph import Step
 from .node_results import BodyReturned, NodeDone, NodeEnd, NodeFailed, NodeInterrupted, StepEnd
@@ -118,8 +119,9 @@ class Attempts:
         self.number += 1
         self.working = clone(self.value if self.position is None else self.position.state)
         name = self._operation.rpartition("/")[2]
-        run = self._last = LeafRun(self._ctx, name, step.kind, policy, context=NodeContext)
-        fill_node_context(run.ctx, self._execution, self.position, self.working, self.number, self._key)
+        attempt = Attempt(self._execution, self.position, self.working, self.number, self._key)
+        make_context = partial(NodeContext, attempt=attempt)
+        run = self._last = LeafRun(self._ctx, name, step.kind, policy, context=make_context)
         if step.kind != "process":
             return await launch(run, step.call, run.ctx, self.working)
         output, self.working, errors = await launch(run, call_in_child, run.ctx, (step.fn, self.working))

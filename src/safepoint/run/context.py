@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import Protocol, TypeAlias, TypedDict, TypeVar, overload
+from typing import Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
 from ..abort import AbortController, AbortSignal, Clock, current_clock, current_signal
 from ..abort.clock import check_seconds
@@ -14,17 +14,16 @@ from ..abort.deadline import Deadline
 from ..abort.reason import caller, error_from
 from ..abort.renamed_arguments import accepts_deadline
 from .events import Event, ProgressMade
-from .journal import Journal
+from .journal import ChildProcessJournal, Journal
 from .receipt import ReceiptBuilder
 from .start_gate import AbortTimers
 from .stop import Stop, StopAt
 
-__all__ = ["Cleanup", "Context", "Work", "on_loop"]
+__all__ = ["ChildContext", "ChildOptions", "Cleanup", "Context", "Work", "on_loop"]
 
 log = logging.getLogger("safepoint")
 Input = TypeVar("Input", contravariant=True)
 Value = TypeVar("Value", covariant=True)
-C = TypeVar("C", bound="Context")
 
 Cleanup: TypeAlias = Callable[[], object]
 
@@ -155,62 +154,19 @@ class Context:
         self._sink = emit
         self._revocation = Revocation()
 
-    @overload
-    def child(
-        self,
-        name: str,
-        *,
-        signal: AbortSignal | None = None,
-        revocation: Revocation | None = None,
-        loop: asyncio.AbstractEventLoop | None = None,
-    ) -> "Context": ...
-
-    @overload
-    def child(
-        self,
-        name: str,
-        *,
-        signal: AbortSignal | None = None,
-        revocation: Revocation | None = None,
-        loop: asyncio.AbstractEventLoop | None = None,
-        context_class: type[C],
-    ) -> C: ...
-
-    def child(
-        self,
-        name: str,
-        *,
-        signal: AbortSignal | None = None,
-        revocation: Revocation | None = None,
-        loop: asyncio.AbstractEventLoop | None = None,
-        context_class: "type[Context] | None" = None,
-    ) -> "Context":
+    def child(self, name: str | None, **options: "Unpack[ChildOptions]") -> "ChildContext":
         """Make the context of a part of this work, with a path one step deeper.
 
         Args:
-            name: The name of the part.
-            signal: The signal of the part; by default this context's.
-            revocation: What cuts the part off if it is abandoned; by default this context's.
-            loop: The event loop on which events must be emitted, if the part runs in a thread.
-            context_class: A subclass of Context for the part. It is created without `__init__`: the caller sets the
-                attributes that the subclass adds.
+            name: The name of the part. None if it has the path of this context.
+            **options: What differs from this context: see `ChildContext`.
         """
-        context_class = context_class or Context
-        child = context_class.__new__(context_class)
-        child.clock = self.clock
-        same = signal is None or signal is self.signal
-        child.signal = self.signal if signal is None else signal
-        child.abort_timers = self.abort_timers if same else AbortTimers(child.signal, self.clock)
-        child.run_id = self.run_id
-        child.path = (*self.path, name)
-        child.calls = self.calls
-        child.journal = self.journal
-        child.stop = self.stop
-        child.is_run = False
-        child.receipt_builder = self.receipt_builder
-        child.cleanups = self.cleanups
-        child._sink = self._sink if self._sink is None or loop is None else _posting(self._sink, loop)
-        child._revocation = self._revocation if revocation is None else revocation
+        return ChildContext(self, name, **options)
+
+    def unstoppable_child(self, name: str) -> "Context":
+        """Make the context of a part that no stop reaches, such as a clean-up."""
+        child = self.child(name, signal=AbortSignal.never())
+        child.stop = Stop(None, self.clock)
         return child
 
     def child_run(self, name: str | None, controller: AbortController) -> "Context":
@@ -223,9 +179,7 @@ class Context:
         Returns:
             The context. Call `stop.close()` on it when the run has ended.
         """
-        child = self.child(name or "", signal=controller.signal)
-        if name is None:
-            child.path = self.path
+        child = self.child(name, signal=controller.signal)
         child.stop = Stop(controller, self.clock, self.stop)
         child.is_run = True
         return child
@@ -320,6 +274,55 @@ class Context:
             self.signal.raise_if_aborted()
 
 
+class ChildOptions(TypedDict, total=False):
+    """In what the context of a part may differ from the one around it."""
+
+    signal: AbortSignal | None
+    revocation: Revocation | None
+    loop: asyncio.AbstractEventLoop | None
+
+
+class ChildContext(Context):
+    """The context of a part of a run: a leaf, a branch, a run inside the run. Everything else is the run's.
+
+    Contexts with more in them, such as that of a tool call, derive from it.
+
+    Args:
+        outer: The context of the work around it.
+        name: The name of the part. None if it has the path of the work around it.
+        signal: The signal of the part; by default that of the work around it.
+        revocation: What cuts the part off if it is abandoned; by default that of the work around it.
+        loop: The event loop on which events must be emitted, if the part runs in a thread.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        outer: Context,
+        name: str | None,
+        *,
+        signal: AbortSignal | None = None,
+        revocation: Revocation | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        # Every field of a Context is set here: its constructor is for a whole run, which makes them anew.
+        self.clock = outer.clock
+        same = signal is None or signal is outer.signal
+        self.signal = outer.signal if signal is None else signal
+        self.abort_timers = outer.abort_timers if same else AbortTimers(self.signal, outer.clock)
+        self.run_id = outer.run_id
+        self.path = outer.path if name is None else (*outer.path, name)
+        self.calls = outer.calls
+        self.journal = outer.journal
+        self.stop = outer.stop
+        self.is_run = False
+        self.receipt_builder = outer.receipt_builder
+        self.cleanups = outer.cleanups
+        self._sink = outer._sink if outer._sink is None or loop is None else _posting(outer._sink, loop)
+        self._revocation = outer._revocation if revocation is None else revocation
+
+
 def _posting(sink: Callable[[Event], object], loop: asyncio.AbstractEventLoop) -> Callable[[Event], object]:
     def post(event: Event) -> None:
         loop.call_soon_threadsafe(sink, event)
@@ -330,4 +333,5 @@ def _posting(sink: Callable[[Event], object], loop: asyncio.AbstractEventLoop) -
 def _unpickled(path: tuple[str, ...], run_id: str) -> Context:
     ctx = Context(signal=current_signal(), run_id=run_id)
     ctx.path = path
+    ctx.journal = ChildProcessJournal()
     return ctx

@@ -8,7 +8,7 @@ import functools
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Generic, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 from ..abort import AbortController, AbortError, AbortReason, AbortSignal, Guard
 from ..abort.deadline import Deadline
@@ -16,7 +16,7 @@ from ..abort.guard import Ambient, abort_error, external_cancel_count
 from ..abort.processes import KILL_SECONDS
 from ..errors import SafepointError, describe
 from .code_location import blocking_place, place, swallower
-from .context import Context
+from .context import ChildContext, Context
 from .events import AbortIgnored, LeafAbandoned, LeafEnded, LeafStarted
 from .interrupt import AbortInterrupt
 from .owned import hook
@@ -73,7 +73,7 @@ class LeafRun(OwningLeaf, Generic[C]):
         policy: How it is stopped, and its own limits.
         runs_in: Where the body runs: in the caller's task, or where it can be left behind. By default the kind says it;
             an awaited body has a task of its own if the policy abandons it.
-        context: The class of the context that the body is given.
+        context: Makes the context of the body from the arguments of a `ChildContext`.
     """
 
     ctx: C
@@ -91,7 +91,14 @@ class LeafRun(OwningLeaf, Generic[C]):
 
     @overload
     def __init__(
-        self, ctx: Context, name: str, kind: LeafKind, policy: Policy, *, runs_in: RunsIn | None = ..., context: type[C]
+        self,
+        ctx: Context,
+        name: str,
+        kind: LeafKind,
+        policy: Policy,
+        *,
+        runs_in: RunsIn | None = ...,
+        context: Callable[..., C],
     ) -> None: ...
 
     def __init__(
@@ -102,7 +109,7 @@ class LeafRun(OwningLeaf, Generic[C]):
         policy: Policy,
         *,
         runs_in: RunsIn | None = None,
-        context: type[Context] = Context,
+        context: Callable[..., Any] = ChildContext,
     ) -> None:
         hook.install()
         super().__init__()
@@ -125,12 +132,12 @@ class LeafRun(OwningLeaf, Generic[C]):
             # The order decides which reason counts if both are aborted: the run's own comes first.
             self.signal = AbortSignal.any([self.signal, self._limit])
         self._revocation = ctx.new_revocation() if detachable else None
-        self.ctx = ctx.child(  # type: ignore[assignment]  # C is Context where no class is given: see the overloads
+        self.ctx = context(
+            ctx,
             name,
             signal=self.signal,
             revocation=self._revocation,
             loop=self.loop if self.runs_in == "thread" else None,
-            context_class=context,
         )
         self.operation = self.ctx.operation
         self.entry = ctx.receipt_builder.begin(self.operation, kind)

@@ -1,42 +1,87 @@
-"""`ctx.once(key, fn)`: a part of a tool or node whose result is recorded, so that the part does not run again."""
+"""The context of work that may run again, and `ctx.once(key, fn)`: a part of it whose result is recorded.
+
+It does not know what the work is: a tool call, a node of a flow.
+"""
 
 import inspect
 import json
 from collections.abc import Awaitable, Callable
+from typing import ClassVar, TypeVar, Unpack, overload
 
 from ..errors import UsageError
-from .context import Context
+from .context import ChildContext, ChildOptions, Context
 from .events import PartRecorded
 from .journal import part_name
 from .leaf import leaf, name_of
 
-__all__ = ["once"]
+__all__ = ["RepeatableContext"]
+
+T = TypeVar("T")
 
 
-async def once(ctx: Context, scope: str, key: str, fn: Callable[[], object]) -> object:
-    """Run `fn` as a leaf and record what it returns. If a result is on record already, return that instead.
+class RepeatableContext(ChildContext):
+    """The context of work that may run again, after a stop or a crash.
 
     Args:
-        ctx: The context of the tool call or node.
-        scope: Its idempotency key.
-        key: The name of the part, the same each time the call or node runs.
-        fn: A function without parameters, sync (it runs in a thread) or async. It returns plain JSON data.
+        outer: The context of the work around it.
+        name: The name of the work.
+        idempotency_key: Its key.
+        **options: What differs from `outer`: see `ChildContext`.
 
-    Raises:
-        AbortError: The run was stopped before the part had a result.
-        UsageError: The result is not plain JSON data, or nothing can be recorded in this process.
+    Attributes:
+        continues_from_kept: Whether the work is called again with what it had kept, such as its checkpoint.
+        idempotency_key: The same each time the work runs: for effects that must happen once.
     """
-    name = part_name(scope, key)
-    async with ctx.journal.lock(name):
-        if name not in ctx.journal.results:
-            text = _json(key, await leaf(ctx, _as_work(fn), name=key))
-            ctx.journal.results[name] = text
-            ctx.emit(PartRecorded(**ctx.stamp(), scope=scope, key=key, value=text))
-            await ctx.journal.flush(ctx)
-    # Read the JSON back even the first time. Code that relies on the original object, such as a tuple instead of a
-    # list, then fails at once, and not only after a crash.
-    result: object = json.loads(ctx.journal.results[name])
-    return result
+
+    __slots__ = ("_inner_count", "idempotency_key")
+    continues_from_kept: ClassVar[bool] = False
+
+    def __init__(
+        self, outer: Context, name: str | None, *, idempotency_key: str, **options: Unpack[ChildOptions]
+    ) -> None:
+        super().__init__(outer, name, **options)
+        self.idempotency_key = idempotency_key
+        self._inner_count = 0
+
+    def inner_key(self, name: str) -> str:
+        """Return a key for work inside this: a new one each time, and the same ones when this runs again."""
+        self._inner_count += 1
+        return f"{self.idempotency_key}/{name}#{self._inner_count}"
+
+    @overload
+    async def once(self, key: str, fn: Callable[[], Awaitable[T]]) -> T: ...
+
+    @overload
+    async def once(self, key: str, fn: Callable[[], T]) -> T: ...
+
+    async def once(self, key: str, fn: Callable[[], object]) -> object:
+        """Run a part of the work once, even if the work runs again: what `fn` returned is recorded under `key`.
+
+        It is on record before this returns: in the log of a session, or in the checkpoint of a flow that has a store.
+
+        Args:
+            key: The name of the part, the same each time the work runs.
+            fn: A function without parameters, sync (it runs in a thread) or async. It returns plain JSON data.
+
+        Returns:
+            What `fn` returned, this time or when the work ran before.
+
+        Raises:
+            AbortError: The run was stopped before the part had a result.
+            UsageError: The result is not plain JSON data, or nothing can be recorded in this process.
+        """
+        journal, scope = self.journal, self.idempotency_key
+        name = part_name(scope, key)
+        async with journal.lock(name):
+            if name not in journal.results:
+                text = _json(key, await leaf(self, _as_work(fn), name=key))
+                journal.results[name] = text
+                self.emit(PartRecorded(**self.stamp(), scope=scope, key=key, value=text))
+                await journal.flush(self)
+        # Read the JSON back even the first time. Code that relies on the original object, such as a tuple instead of a
+        # list, then fails at once, and not only after a crash.
+        result: object = json.loads(journal.results[name])
+        return result
 
 
 def _as_work(fn: Callable[[], object]) -> Callable[[Context, None], object]:

@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ..agent.context import AskingContext
 from ..agent.conversation import AgentResult
-from ..agent.tool import AskUserFn
 from ..errors import UsageError
 from ..run.context import Context
 from ..run.events import TurnEdited, TurnStarted
@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     from .engine import SessionEngine
 
 __all__ = ["TurnWork"]
-
-
-class AskingContext(Context):
-    """The context of a turn, in which questions to a person go to the session.
-
-    Attributes:
-        idempotency_key: The beginning of the idempotency keys of its tool calls.
-    """
-
-    __slots__ = ("_ask", "idempotency_key")
-    _ask: AskUserFn
-    idempotency_key: str
 
 
 class TurnWork:
@@ -61,11 +49,8 @@ class TurnWork:
             started = TurnStarted(**engine.stamp(turn.id), turn_id=turn.id, items=1)
             # From here on there may be effects. After a crash the log must say that the turn had begun.
             await engine.log.flushed(engine.add(started, durable=True))
-            asking = ctx.child("", context_class=AskingContext)
-            assert isinstance(asking, AskingContext)  # `child` makes an object of this class
-            asking.path, asking.is_run, asking._ask = ctx.path, True, engine.questions.ask
-            asking.journal = engine.journal
-            asking.idempotency_key = conversation_id(engine.id, turn.id, engine.agent.name)
+            key = conversation_id(engine.id, turn.id, engine.agent.name)
+            asking = AskingContext(ctx, ask=engine.questions.ask, idempotency_key=key, journal=engine.journal)
             return await engine.agent(asking, value)  # it looks at the signal first, and keeps the messages
         finally:
             RUNNING.reset(token)

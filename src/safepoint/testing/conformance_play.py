@@ -10,9 +10,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from ..abort import AbortController
+from ..agent.context import ToolContext
 from ..agent.conversation import AgentResult
 from ..agent.history import validate
-from ..agent.tool import ToolContext
 from ..run.events import (
     AnswerStarted,
     LeafStarted,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..agent.agent import Agent
+from ..agent.context import ToolContext
 from ..agent.model import ModelRequest
-from ..agent.tool import ToolContext, tool
+from ..agent.tool import tool
 from ..models.scripted import Answer, Call, ScriptedModel, Stall
 from ..run.messages import UserMessage
 from ..session.host import Host

@@ -12,8 +12,9 @@ from dataclasses import replace
 from ..abort import AbortController, AbortReason
 from ..abort.ambient import shield
 from ..abort.reason import AbortError, error_from
+from ..agent.context import ToolContext
 from ..agent.conversation import AgentResult
-from ..agent.tool import AnyTool, ToolContext, tool
+from ..agent.tool import AnyTool, tool
 from ..errors import SafepointError, describe
 from ..run.events import Event, SessionClosed, TurnEnded, TurnQueued, TurnStarted
 from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut

@@ -11,7 +11,6 @@ import pytest
 from safepoint import AbortController, AbortError
 from safepoint.agent import ToolContext
 from safepoint.agent.agent_run import refuse_question
-from safepoint.agent.tool import fill_tool_context
 from safepoint.errors import UsageError
 from safepoint.events import Event, FlowSaved
 from safepoint.flow import END, Checkpoint, Flow, NodeContext
@@ -49,8 +48,7 @@ class Call:
         self.saved: list[FlowSaved] = []
         self.controller = AbortController()
         outer = Context("agent", signal=self.controller.signal, emit=self._heard)
-        self.ctx = outer.child("report", context_class=ToolContext)
-        fill_tool_context(self.ctx, call_id="call-1", idempotency_key=key, kept=None, ask=refuse_question)
+        self.ctx = ToolContext(outer, "report", call_id="call-1", idempotency_key=key, kept=None, ask=refuse_question)
         self.ctx.journal = journal or self.ctx.journal
 
     def _heard(self, event: Event) -> None:

@@ -1,0 +1,124 @@
+"""Owns the contexts of agents: that of a tool call, and that of a run whose questions somebody outside answers."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, TypeAlias, Unpack
+
+from ..errors import UsageError
+from ..run.context import ChildContext, ChildOptions, Context
+from ..run.journal import Journal
+from ..run.leaf import wait
+from ..run.once import RepeatableContext
+from ..run.receipt import Usage
+
+__all__ = ["AskUserFn", "AskingContext", "ToolContext", "ask_function_of", "key_of"]
+
+AskUserFn: TypeAlias = Callable[[Context, str, tuple[str, ...]], Awaitable[str]]
+
+
+class ToolContext(RepeatableContext):
+    """The context of one tool call. A tool that has a parameter of this type gets it.
+
+    Args:
+        outer: The context of the agent.
+        name: The name of the tool.
+        call_id: The id that the model gave this call.
+        idempotency_key: The key of the call.
+        kept: How far the call had come.
+        ask: What asks the person.
+        **options: What differs from `outer`: see `ChildContext`.
+
+    Attributes:
+        call_id: The id that the model gave this call.
+        idempotency_key: Stays the same for this call for life, even after a crash or on another worker: for effects
+            that must happen once.
+        kept: If this call was stopped before, how far it had come: an AgentResult or PartialWork. Otherwise None.
+        usage: What models inside this call have cost.
+    """
+
+    __slots__ = ("_ask", "call_id", "kept", "usage")
+    continues_from_kept: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        outer: Context,
+        name: str | None,
+        *,
+        call_id: str,
+        idempotency_key: str,
+        kept: object,
+        ask: AskUserFn,
+        **options: Unpack[ChildOptions],
+    ) -> None:
+        super().__init__(outer, name, idempotency_key=idempotency_key, **options)
+        self.calls = (*outer.calls, call_id)
+        self.call_id = call_id
+        self.kept: Any = kept  # the work that left it behind knows its type
+        self.usage = Usage()
+        self._ask = ask
+
+    async def ask_user(self, question: str, options: tuple[str, ...] = ()) -> str:
+        """Ask the person, and wait for the answer.
+
+        Args:
+            question: The question.
+            options: Answers to choose from, if there are any.
+
+        Raises:
+            AbortError: The run was stopped, which withdraws the question.
+            UsageError: There is no person.
+        """
+        return await self._ask(self, question, options)
+
+    async def wait(self, seconds: float) -> None:
+        """Pause. A stop ends the pause at once. Raises: AbortError."""
+        await wait(self, seconds)
+
+    def __reduce__(self) -> "tuple[Callable[..., ToolContext], tuple[object, ...]]":
+        restore, arguments = super().__reduce__()
+        return _restored, (restore, arguments, self.call_id, self.idempotency_key)
+
+
+class AskingContext(ChildContext):
+    """The context of a whole run whose questions go to somebody outside, as those of a turn go to its session.
+
+    Args:
+        outer: The context of the run.
+        ask: What asks the person.
+        idempotency_key: The beginning of the idempotency keys of its tool calls.
+        journal: The durable record of the run.
+    """
+
+    __slots__ = ("ask", "idempotency_key")
+
+    def __init__(self, outer: Context, *, ask: AskUserFn, idempotency_key: str, journal: Journal) -> None:
+        super().__init__(outer, None)
+        self.is_run = True
+        self.journal = journal
+        self.ask = ask
+        self.idempotency_key = idempotency_key
+
+
+def ask_function_of(ctx: Context) -> AskUserFn | None:
+    """Return what asks the person in this context, that of a tool call or of a session's turn, or None."""
+    if isinstance(ctx, ToolContext):
+        return ctx._ask
+    return ctx.ask if isinstance(ctx, AskingContext) else None
+
+
+def key_of(ctx: Context) -> str:
+    """Return the key from which those of the tool calls of an agent are made that runs in this context."""
+    if isinstance(ctx, RepeatableContext | AskingContext):
+        return ctx.idempotency_key
+    return f"{ctx.run_id}:{ctx.operation}"
+
+
+def _restored(
+    restore: Callable[..., Context], arguments: tuple[object, ...], call_id: str, idempotency_key: str
+) -> ToolContext:
+    """Make the context of a call in another process, where nobody can be asked and nothing can be recorded."""
+    ask = _refuse_question_in_process
+    return ToolContext(restore(*arguments), None, call_id=call_id, idempotency_key=idempotency_key, kept=None, ask=ask)
+
+
+async def _refuse_question_in_process(ctx: Context, question: str, options: tuple[str, ...]) -> str:
+    raise UsageError(f"{ctx.operation} runs in a process of its own, where nobody can be asked: use isolation='thread'")
