@@ -10,13 +10,13 @@ from .execution import FlowExecution, NodeError
 from .position import Position
 from .state import clone
 
-__all__ = ["Attempt", "NodeContext", "add_collected_errors", "collected_errors", "commit_errors"]
+__all__ = ["NodeAttempt", "NodeContext", "add_collected_errors", "collected_errors", "commit_errors"]
 
 Services = TypeVar("Services")
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class NodeAttempt:
     """One attempt of one node.
 
     Attributes:
@@ -52,7 +52,9 @@ class NodeContext(RepeatableContext, Generic[Services]):
 
     __slots__ = ("_attempt", "_collected", "attempt", "services")
 
-    def __init__(self, outer: Context, name: str | None, *, attempt: Attempt, **options: Unpack[ChildOptions]) -> None:
+    def __init__(
+        self, outer: Context, name: str | None, *, attempt: NodeAttempt, **options: Unpack[ChildOptions]
+    ) -> None:
         super().__init__(outer, name, idempotency_key=attempt.key, **options)
         self.services: Services = attempt.execution.services
         self.attempt = attempt.number
@@ -136,5 +138,5 @@ def _restored(
 ) -> "NodeContext[Any]":
     """Make the context of a node in another process, with no state to keep at a safe point and no checkpoint."""
     execution = FlowExecution(node.key, node.depth, node.services)
-    attempt = Attempt(execution, None, None, node.attempt, node.idempotency_key)
+    attempt = NodeAttempt(execution, None, None, node.attempt, node.idempotency_key)
     return NodeContext(restore(*arguments), None, attempt=attempt)

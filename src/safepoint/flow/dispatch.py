@@ -34,7 +34,7 @@ from ..run.policy import Policy
 from ..run.settle import run_cleanup
 from ..run.stop import StopAt
 from .composite import run_parallel, run_subflow
-from .context import Attempt, NodeContext
+from .context import NodeAttempt, NodeContext
 from .execution import FlowExecution
 from .graph import Cleanup, End, Node, Parallel, Scatter, Step, Subflow
 from .node_results import GraphEnd, GraphFinished, NodeDone, NodeEnd, NodeFailed, NodeInterrupted
@@ -149,7 +149,7 @@ def _cleanup_call(
         cancels_before = external_cancel_count()
         working = clone(position.state)
         operation = execution.operation(ctx, f"cleanup/{cleanup.name}")
-        attempt = Attempt(execution, None, working, 1, f"{execution.key}:{operation}:{position.visit}")
+        attempt = NodeAttempt(execution, None, working, 1, f"{execution.key}:{operation}:{position.visit}")
         make_context = partial(NodeContext, attempt=attempt)
         run = LeafRun(ctx.unstoppable_child("cleanup"), cleanup.name, cleanup.kind, policy, context=make_context)
         try:

@@ -16,7 +16,7 @@ from ..run.context import Context
 from ..run.leaf import launch
 from ..run.leaf_run import LeafRun
 from ..run.stop import Stop, StopAt
-from .context import Attempt, NodeContext, add_collected_errors, collected_errors, commit_errors
+from .context import NodeAttempt, NodeContext, add_collected_errors, collected_errors, commit_errors
 from .execution import FlowExecution, NodeError
 from .graph import Step
 from .node_results import BodyReturned, NodeDone, NodeEnd, NodeFailed, NodeInterrupted, StepEnd
@@ -119,7 +119,7 @@ class Attempts:
         self.number += 1
         self.working = clone(self.value if self.position is None else self.position.state)
         name = self._operation.rpartition("/")[2]
-        attempt = Attempt(self._execution, self.position, self.working, self.number, self._key)
+        attempt = NodeAttempt(self._execution, self.position, self.working, self.number, self._key)
         make_context = partial(NodeContext, attempt=attempt)
         run = self._last = LeafRun(self._ctx, name, step.kind, policy, context=make_context)
         if step.kind != "process":

@@ -121,7 +121,7 @@ class LeafRun(OwningLeaf, Generic[C]):
         self.signal = ctx.signal
         self._started: float | None = None
         self._blocked_at: str | None = None
-        self.runs_in = runs_in or _place_of(kind, policy)
+        self.runs_in: RunsIn = runs_in or _place_of(kind, policy)
         detachable = self.runs_in != "caller"
         if detachable:  # it can be left behind, so it needs a signal, a revocation and an end of its own
             self.controller = AbortController(ctx.signal)
