@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 import safepoint
-from tests.architecture import calls, layers, names, privacy, shape, triggers, vocabulary
+from tests.architecture import calls, layers, names, patches, privacy, shape, triggers, vocabulary
 from tests.architecture.source import Rule, Source, read
 
 ROOT = Path(__file__).parent.parent
@@ -157,6 +157,14 @@ def test_tests_do_not_sleep() -> None:
         each(calls.real_sleeps, suite()),
         "Wait for an event, or drive the fake clock; where only real time will do, "
         "say so on the line: # real time: <why>",
+    )
+
+
+def test_tests_pass_values_and_do_not_patch_constants() -> None:
+    require(
+        each(patches.patched_constants, suite()),
+        "Make the value a parameter whose default is the constant, and pass it; where there is no other way, add it "
+        "and the reason to PATCHED_CONSTANTS in tests/architecture/patches.py.",
     )
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.architecture import calls, layers, names, privacy, shape, triggers, vocabulary
+from tests.architecture import calls, layers, names, patches, privacy, shape, triggers, vocabulary
 from tests.architecture.source import Rule, Source, read
 
 
@@ -30,6 +30,10 @@ def check_protocols(module: Source) -> Iterator[str]:
 
 def check_privates(module: Source) -> Iterator[str]:
     return privacy.foreign_privates(module, {"abort/guard.py:_allowed": "a reason"})
+
+
+def check_patches(module: Source) -> Iterator[str]:
+    return patches.patched_constants(module, {"test_b.py:LIMIT": "a reason", "clock.TICK": "a reason"})
 
 
 def check_imports_of_tests(module: Source) -> Iterator[str]:
@@ -81,6 +85,19 @@ CAUGHT: list[tuple[Rule, str, str, str]] = [
     (vocabulary.metaphors, "abort/guard.py", "def f(x): x.room_key = 1", "the name room_key says room"),
     (check_imports_of_tests, "agent/test_x.py", "import safepoint.agent.calls", "imports safepoint.agent.calls"),
     (check_imports_of_tests, "agent/lab.py", "from safepoint.run import LeafRun", "imports safepoint.run.LeafRun"),
+    (check_patches, "test_a.py", 'm.setattr("safepoint.abort.clock.SWEEP", 1)', "safepoint.abort.clock.SWEEP"),
+    (check_patches, "test_a.py", "from safepoint.abort import clock\nm.setattr(clock, 'SWEEP', 1)", "clock.SWEEP"),
+    (check_patches, "test_a.py", "import safepoint\nsetattr(safepoint.abort, '_SWEEP', 1)", "safepoint.abort._SWEEP"),
+    (check_patches, "test_a.py", "for module in modules:\n    m.setattr(module, 'PROC', '')", "module.PROC"),
+    (check_patches, "test_a.py", "def f(clock):\n    m.setattr(\n        clock, 'SWEEP', 1)", "clock.SWEEP"),
+    (check_patches, "test_a.py", "from safepoint.abort import clock\nclock.SWEEP = 1", "clock.SWEEP"),
+    (
+        check_patches,
+        "test_a.py",
+        "@patch('safepoint.abort.clock.SWEEP', 1)\ndef f(): ...",
+        "safepoint.abort.clock.SWEEP",
+    ),
+    (check_patches, "test_a.py", "mock.patch.object(clock, 'SWEEP', 1)", "clock.SWEEP"),
     (shape.checkout_paths, "agent/test_x.py", 'assert "/safepoint/" in path', '"/safepoint/"'),
     (shape.unfinished, "abort/guard.py", "x = 1  # TODO: more", "TODO"),
     (shape.unfinished, "abort/guard.py", "raise NotImplementedError", "NotImplementedError"),
@@ -151,6 +168,11 @@ ALLOWED: list[tuple[Rule, str, str]] = [
     (vocabulary.metaphors, "abort/guard.py", "class OrderLease:\n    def renew(self): ..."),
     (check_imports_of_tests, "agent/test_x.py", "from safepoint import Agent\nimport safepoint.run"),
     (check_imports_of_tests, "internal/agent/test_x.py", "from safepoint.agent.calls import Calls"),
+    (check_patches, "test_a.py", "import os\nm.setattr(os, 'P_PID', 1)\nm.setattr('os.path.SEP', '')\nos.environ = {}"),
+    (check_patches, "test_a.py", "from safepoint.abort import clock\nm.setattr(clock, 'SystemClock', x)\nclock.a = 1"),
+    (check_patches, "test_b.py", "from safepoint.abort import clock\nm.setattr(clock, 'LIMIT', 1)"),
+    (check_patches, "test_a.py", "from safepoint.abort import clock\nm.setattr(clock, 'TICK', 1)"),
+    (check_patches, "test_a.py", "SWEEP = 1\nx = clock.SWEEP\nself.SWEEP = 2"),
     (shape.unfinished, "abort/guard.py", "TODOS = NotImplemented"),
     (shape.private_paths, "docs/a.md", "https://example.org/home/x, src/work/x.py, ./tmp/x, ~/work/x"),
     (

@@ -23,7 +23,7 @@ GENERAL_LIST = """
 answer at body builder call clock completed connection delta effect end ended error events exceeded exit failed
 fields finished idle ignored info limit loop message options position program progress reader recorded refused
 report request result returned settings source started state stops stream thread threads timeout timer
-unreadable use view writer
+timings unreadable use view writer
 """
 GENERAL = frozenset(GENERAL_LIST.split())
 
