@@ -331,7 +331,8 @@ async def test_an_item_is_not_lost_because_a_program_in_the_background_ends():
     for number in range(5):
         started.clear()
         running = asyncio.ensure_future(stop(tool, lambda: started))
-        await until(lambda: started and not children(length))  # the stop has ended it
+        # By its pid: for a moment after its start a program has no command line to find it by.
+        await until(lambda: started and not alive(started[0]))  # the stop has ended it
         inbox.put(number)
         await running
         assert len(done) + inbox.qsize() == number + 1
