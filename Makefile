@@ -35,7 +35,7 @@ test: $(STAMP)   ## run lint, types and all tests
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-check: $(STAMP)  ## ruff, mypy --strict, pyright, the house test
+check: $(STAMP)  ## ruff, mypy --strict, pyright, the architecture tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -28,10 +28,11 @@ def test_every_public_name_can_be_imported(module: object) -> None:
 def test_what_most_programs_need_is_at_the_top() -> None:
     from safepoint.flow import Flow
     from safepoint.models.openai import OpenAIModel
-    from safepoint.session import SqliteStore
+    from safepoint.session import MemoryStore, SqliteStore
 
     assert (safepoint.Flow, safepoint.OpenAIModel) == (Flow, OpenAIModel)
     assert (safepoint.LocalHost, safepoint.Session, safepoint.SqliteStore) == (LocalHost, Session, SqliteStore)
+    assert (safepoint.MemoryStore, safepoint.RemoteHost, safepoint.Worker) == (MemoryStore, RemoteHost, Worker)
     assert get_args(safepoint.Event) == get_args(events.Event)
     assert get_args(safepoint.Message) == get_args(messages.Message)
 
@@ -52,6 +53,17 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         safepoint.Nonsense  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"module 'safepoint\.models' has no attribute 'Nonsense'"):
         safepoint.models.Nonsense  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("package", ["safepoint", "safepoint.run"])
+@pytest.mark.parametrize(
+    ("name", "module"), [("TextStreamed", "safepoint.events"), ("UserMessage", "safepoint.messages")]
+)
+def test_an_event_or_message_that_is_looked_for_elsewhere_is_named_with_its_module(
+    package: str, name: str, module: str
+) -> None:
+    with pytest.raises(ImportError, match=f"from {module} import {name}"):
+        exec(f"from {package} import {name}", {})
 
 
 def parameters(method: Callable[..., object], *left_out: str) -> list[tuple[str, object, object]]:

@@ -3,8 +3,8 @@
 Press Stop. Get a receipt. Keep the conversation.
 
 This package exports the names that most programs need. Events are in `safepoint.events`, messages in
-`safepoint.messages`, and everything else in a package of its own, such as `safepoint.flow`. Sessions, flows and models
-are imported when they are first used.
+`safepoint.messages`, and everything else in a package of its own, such as `safepoint.flow`. Sessions, workers, flows
+and models are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING
@@ -30,9 +30,12 @@ from .version import __version__
 if TYPE_CHECKING:
     from .flow import Flow
     from .models import AnthropicModel, OllamaModel, OpenAIModel
-    from .session import LocalHost, Session, SqliteStore
+    from .session import LocalHost, MemoryStore, Session, SqliteStore
+    from .worker import RemoteHost, Worker
 else:
     from .lazy_imports import lazy_imports as _lazy_imports
+    from .run import events as _events
+    from .run import messages as _messages
 
     __getattr__ = _lazy_imports(
         __name__,
@@ -40,12 +43,16 @@ else:
             "AnthropicModel": ".models",
             "Flow": ".flow",
             "LocalHost": ".session",
+            "MemoryStore": ".session",
             "OllamaModel": ".models",
             "OpenAIModel": ".models",
+            "RemoteHost": ".worker",
             "Session": ".session",
             "SqliteStore": ".session",
+            "Worker": ".worker",
         },
         moved={"checkpoint": ".abort", "fence": ".abort", "on_abort_timeout": ".abort"},
+        elsewhere={"safepoint.events": _events.__all__, "safepoint.messages": _messages.__all__},
     )
 
 __all__ = [
@@ -63,11 +70,13 @@ __all__ = [
     "Failed",
     "Flow",
     "LocalHost",
+    "MemoryStore",
     "Message",
     "OllamaModel",
     "OpenAIModel",
     "Outcome",
     "Receipt",
+    "RemoteHost",
     "Retry",
     "SafepointError",
     "Session",
@@ -77,6 +86,7 @@ __all__ = [
     "TimedOut",
     "ToolContext",
     "UsageError",
+    "Worker",
     "__version__",
     "current_signal",
     "run_in_thread",

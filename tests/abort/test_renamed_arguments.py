@@ -1,4 +1,4 @@
-"""`deadline=` for a duration is accepted for one version: the same limit as `timeout=`, and a warning."""
+"""`deadline=` for a duration is accepted for one version, with a warning; arguments of other frameworks are refused."""
 
 from typing import Any
 
@@ -11,6 +11,7 @@ from safepoint.run import Context
 from safepoint.session import LocalHost, Session
 from safepoint.turns import TurnPlan
 from tests.kit.servers import serving
+from tests.kit.workers import hosting, memory, until_kind, working
 
 OLD: dict[str, Any] = {"deadline": 0.01}
 BOTH: dict[str, Any] = {"deadline": 0.01, "timeout": 5.0}
@@ -54,6 +55,36 @@ async def test_a_session_accepts_the_old_name() -> None:
         assert (await turn).status == "timed_out"
 
 
+@pytest.mark.parametrize("begin", ["save_messages", "stream", "continue_turn"])
+async def test_every_way_to_begin_a_turn_accepts_the_old_name(begin: str) -> None:
+    async with Session.open("s1", agent=slow_agent(2)) as session:
+        if begin == "continue_turn":
+            first = session.send("go")
+            async for logged in session.events():
+                if logged.event.kind == "text_streamed":
+                    break
+            first.stop()
+            await first
+        given = () if begin == "continue_turn" else ("go",)
+        with pytest.warns(DeprecationWarning, match="timeout=seconds"):
+            turn = getattr(session, begin)(*given, **OLD)
+        if begin == "stream":
+            statuses = [event.outcome.status async for event in turn if event.kind == "turn_ended"]
+            assert statuses == ["timed_out"]
+        else:
+            assert (await turn).status == "timed_out"
+
+
+async def test_a_remote_host_accepts_the_old_name() -> None:
+    broker = memory()
+    async with hosting(broker) as host, working(slow_agent(), broker):
+        await host.create("s1")
+        with pytest.warns(DeprecationWarning, match="timeout=seconds"):
+            await host.send("s1", "go", turn_id="t1", **OLD)
+        ended = await until_kind(host, "s1", "turn_ended")
+        assert ended.event.outcome.status == "timed_out"
+
+
 async def test_a_host_accepts_the_old_name() -> None:
     host = LocalHost(slow_agent())
     await host.create("s1")
@@ -76,6 +107,25 @@ def test_a_context_and_a_plan_accept_the_old_name() -> None:
 def test_both_names_at_once_are_refused() -> None:
     with pytest.raises(UsageError, match="same limit"):
         slow_agent().run("go", **BOTH)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("system_prompt", "instructions"), ("system", "instructions"), ("functions", "tools")]
+)
+def test_an_agent_names_the_argument_that_other_frameworks_call_differently(wrong: str, right: str) -> None:
+    given: dict[str, Any] = {wrong: ()}
+    with pytest.raises(UsageError, match=rf"Agent\(\) has no argument '{wrong}': use {right}=… instead"):
+        Agent(ScriptedModel(), **given)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("message_history", "history"), ("messages", "history"), ("user_prompt", "prompt"), ("input", "prompt")],
+)
+def test_a_run_names_the_argument_that_other_frameworks_call_differently(wrong: str, right: str) -> None:
+    given: dict[str, Any] = {wrong: ()}
+    with pytest.raises(UsageError, match=rf"Agent\.run\(\) has no argument '{wrong}': use {right}=… instead"):
+        Agent(ScriptedModel()).run("go", **given)
 
 
 async def test_http_accepts_both_names_and_marks_the_answer_to_the_old_one() -> None:

@@ -1,4 +1,7 @@
-"""Owns renamed arguments: the old name is accepted for one version, with a warning that gives the new one."""
+"""Owns arguments under other names: those of an older version are accepted with a warning, guessed ones are refused.
+
+Both answers give the right name.
+"""
 
 import functools
 import warnings
@@ -7,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from ..errors import UsageError
 
-__all__ = ["accepts_deadline", "take_deadline"]
+__all__ = ["accepts_deadline", "suggests", "take_deadline"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,3 +47,26 @@ def take_deadline(options: dict[str, object], *, stacklevel: int = 3) -> None:
     options["timeout"] = options.pop("deadline")
     message = "deadline=seconds is called timeout=seconds now; the old name goes away in version 0.3"
     warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
+
+
+def suggests(**right_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Refuse arguments that have another name here, and say which. For names that people know from other frameworks.
+
+    Args:
+        **right_names: For each wrong name, the argument that does the same in this function.
+
+    Returns:
+        The decorator. What it decorates raises a UsageError for a wrong name.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs.keys() & right_names.keys():
+                called = function.__qualname__.removesuffix(".__init__")
+                raise UsageError(f"{called}() has no argument {name!r}: use {right_names[name]}=… instead")
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate

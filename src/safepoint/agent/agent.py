@@ -13,8 +13,8 @@ from ..abort import AbortController, AbortSignal
 from ..abort.clock import check_seconds
 from ..abort.guard import external_cancel_count
 from ..abort.reason import caller, error_from
-from ..abort.renamed_arguments import accepts_deadline
-from ..errors import SafepointError, UsageError, require_method
+from ..abort.renamed_arguments import accepts_deadline, suggests
+from ..errors import SafepointError, UsageError, require_method, shorten
 from ..run.ask import AskUser
 from ..run.context import Context
 from ..run.events import AnswerFinished, AnswerRestarted, AnswerStarted, TextStreamed
@@ -50,6 +50,7 @@ class Agent:
     # When it runs as Work, nothing interrupts it from outside: it stops by itself, leaf by leaf.
     handles_abort = True
 
+    @suggests(system_prompt="instructions", system="instructions", functions="tools", llm="model")
     def __init__(
         self,
         model: Model,
@@ -82,6 +83,9 @@ class Agent:
             UsageError: An argument is wrong, or two tools have the same name.
         """
         require_method(model, "stream", 'model must be a model such as OpenAIModel("…")')
+        given: object = tools  # callers without a type checker give a tool alone, too
+        if not isinstance(given, Iterable):
+            raise UsageError(f"tools must be a list of tools, not {shorten(repr(given), 100)}: put it into [ ]")
         if max_steps < 1:
             raise UsageError(f"max_steps must be 1 or more, not {max_steps!r}")
         self.model = model
@@ -102,6 +106,7 @@ class Agent:
         self._specs = tuple(made.spec for made in self._tools.values())
 
     @accepts_deadline
+    @suggests(message_history="history", messages="history", user_prompt="prompt", input="prompt")
     def run(
         self,
         prompt: "str | Message | Sequence[Message] | None" = None,
@@ -341,6 +346,11 @@ def _start_conversation(
         new = [prompt]
     elif prompt is not None:
         new = list(prompt)
+    messages: list[object] = [*history, *new]  # callers without a type checker give anything
+    for message in messages:
+        if not isinstance(message, Message):
+            wanted = "a message must be one of safepoint.messages, such as UserMessage(text=…)"
+            raise UsageError(f"{wanted}, not {shorten(repr(message), 100)}")
     conversation = Conversation([*history, *new])
     if not new or not conversation.messages:
         raise UsageError("the prompt is empty")

@@ -78,8 +78,13 @@ def parser() -> argparse.ArgumentParser:
         commands, "stop", "stop a turn: the running one, or TURN", "stop SESSION --at AFTER_TOOLS --within 30"
     )
     _remote(stop, session=True)
-    stop.add_argument("turn", nargs="?", help="by default the one that runs")
-    stop.add_argument("--at", choices=["NOW", "SAFE_POINT", "AFTER_MODEL", "AFTER_TOOLS"], default="NOW")
+    stop.add_argument("turn", nargs="?", help="the id of the turn; by default the one that runs")
+    stop.add_argument(
+        "--at",
+        choices=["NOW", "SAFE_POINT", "AFTER_MODEL", "AFTER_TOOLS"],
+        default="NOW",
+        help="where the turn may stop; by default at once",
+    )
     stop.add_argument("--scope", choices=["root", "tree"], help="with tree, sub-agents stop at their own safe points")
     stop.add_argument("--within", type=_seconds, metavar="S", help="seconds until it is stopped at once")
     stop.add_argument(
@@ -89,10 +94,12 @@ def parser() -> argparse.ArgumentParser:
         help="seconds; what has not ended by then is abandoned, 0 to not wait at all",
     )
     stop.add_argument("--reason", help="the reason, for the receipt")
-    receipt = _remote(_command(commands, "receipt", "what a stop did", "receipt SESSION TURN --json"), session=True)
-    receipt.add_argument("turn")
+    receipt = _remote(
+        _command(commands, "receipt", "show what a stop did", "receipt SESSION TURN --json"), session=True
+    )
+    receipt.add_argument("turn", help="the id of the turn")
     receipt.add_argument("--json", action="store_true", help="as JSON")
-    completion = _command(commands, "completion", "a completion script for your shell", "completion bash")
+    completion = _command(commands, "completion", "print a completion script for your shell", "completion bash")
     completion.add_argument("shell", choices=SHELLS)
     return top
 
@@ -140,7 +147,9 @@ def _work_commands(commands: Commands) -> None:
         "--grace", type=_seconds, default=5.0, metavar="S", help="seconds after a stop until a turn's process is killed"
     )
     worker.add_argument("--within", type=_seconds, default=20.0, metavar="S", help="seconds for safe points on SIGTERM")
-    worker.add_argument("--attempts", type=int, default=10, metavar="N", help="how often an order is tried; default 10")
+    worker.add_argument(
+        "--attempts", type=int, default=10, metavar="N", help="how often the work for a session is tried; default 10"
+    )
     worker.add_argument("--metrics", type=int, metavar="PORT", help="serve counters for Prometheus on 127.0.0.1")
     broker_options(worker, by_default=NATS_URL)
     workers = _command(
@@ -161,7 +170,7 @@ def _command(commands: Commands, name: str, summary: str, example: str) -> argpa
 
 def _remote(command: argparse.ArgumentParser, *, session: bool) -> argparse.ArgumentParser:
     if session:
-        command.add_argument("session")
+        command.add_argument("session", help="the id of the session")
     command.add_argument("--url", default=os.environ.get("SAFEPOINT_URL", URL), help=f"default {URL}")
     command.add_argument("--token", default=os.environ.get("SAFEPOINT_TOKEN"), help="or SAFEPOINT_TOKEN")
     return command

@@ -4,6 +4,8 @@ This layer runs single operations under a signal, and records how each of them e
 sessions.
 """
 
+from typing import TYPE_CHECKING
+
 from .ask import ask
 from .checkpoints import (
     CheckpointError,
@@ -27,6 +29,15 @@ from .settle import settle
 from .stop import Stop, StopAck, StopAt, StopRequest
 from .stream import LeafStream, stream
 from .terminal import read_line
+
+if not TYPE_CHECKING:
+    from ..lazy_imports import lazy_imports as _lazy_imports
+    from . import events as _events
+    from . import messages as _messages
+
+    __getattr__ = _lazy_imports(
+        __name__, {}, elsewhere={"safepoint.events": _events.__all__, "safepoint.messages": _messages.__all__}
+    )
 
 __all__ = [
     "AbortInterrupt",
