@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from safepoint import Agent, TimedOut, UsageError
+from safepoint.events import TurnEnded
 from safepoint.flow import END, Flow, NodeContext
 from safepoint.models.scripted import Answer, Delay, ScriptedModel
 from safepoint.run import Context
@@ -81,8 +82,9 @@ async def test_a_remote_host_accepts_the_old_name() -> None:
         await host.create("s1")
         with pytest.warns(DeprecationWarning, match="timeout=seconds"):
             await host.send("s1", "go", turn_id="t1", **OLD)
-        ended = await until_kind(host, "s1", "turn_ended")
-        assert ended.event.outcome.status == "timed_out"
+        ended = (await until_kind(host, "s1", "turn_ended")).event
+        assert isinstance(ended, TurnEnded)
+        assert ended.outcome.status == "timed_out"
 
 
 async def test_a_host_accepts_the_old_name() -> None:

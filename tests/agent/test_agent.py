@@ -111,10 +111,10 @@ async def test_a_prompt_may_be_a_message_or_several():
         (lambda agent: agent.run([UserMessage(text="a"), AssistantMessage(text="b")]), "the last message is an answer"),
         (lambda agent: agent.run("go", timeout=-1), "timeout"),
         (
-            lambda agent: agent.run("go", history=[{"role": "user", "content": "my name is Ann"}]),  # type: ignore[list-item]
+            lambda agent: agent.run("go", history=[{"role": "user", "content": "my name is Ann"}]),
             r"one of safepoint\.messages, such as UserMessage\(text=…\), not {'role'",
         ),
-        (lambda agent: agent.run(["go"]), r"UserMessage\(text=…\), not 'go'"),  # type: ignore[list-item]
+        (lambda agent: agent.run(["go"]), r"UserMessage\(text=…\), not 'go'"),
         (lambda agent: Agent(agent.model, max_steps=0), "max_steps must be 1 or more"),
         (lambda agent: Agent("gpt-5"), r'model must be a model such as OpenAIModel\("…"\), not \'gpt-5\''),  # type: ignore[arg-type]
         (lambda agent: Agent(type(agent.model)), "not the class ScriptedModel: make one with ScriptedModel"),  # type: ignore[arg-type]
