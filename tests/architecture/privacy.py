@@ -26,7 +26,6 @@ INTERNAL_IMPORTS = {
     "cli/test_demo.py:safepoint.cli.demo.demo_agent": "the agent that `safepoint serve` starts with",
     "examples/test_examples.py:safepoint.abort.process_group": "looks for processes that an example has left",
     "kit/sessions.py:safepoint.session.log.decode_record": "reads what a store has on record",
-    "kit/stores.py:safepoint.session.store.LogRecord": "stores that fail on purpose",
     "session/test_turn.py:safepoint.session.turn.TurnOptions": "a turn by itself, without a session that makes it",
     "worker/faulty.py:safepoint.abort.process_group": "looks for processes that a killed worker has left",
     "worker/jumping.py:safepoint.abort.clock": "a worker whose clock jumps by an hour",

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from safepoint.session import MemoryStore, StoreError
-from safepoint.session.store import LogRecord
+from safepoint.session import LogRecord, MemoryStore, StoreError
 
 
 class GatedStore(MemoryStore):

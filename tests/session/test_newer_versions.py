@@ -1,6 +1,5 @@
 """Two versions side by side: events that only the newer one knows are kept and numbered, and change nothing."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,10 @@ async def test_a_session_with_an_event_of_a_newer_version_is_listed_read_and_con
     kind: str, tmp_path: Path
 ) -> None:
     memory = MemoryStore()
-    new: Callable[[], Store] = {"memory": lambda: memory, "sqlite": lambda: SqliteStore(tmp_path / "chat.db")}[kind]
+
+    def new() -> Store:
+        return memory if kind == "memory" else SqliteStore(tmp_path / "chat.db")
+
     host = LocalHost(talker("one"), new())
     await host.create("s")
     await one_turn(host, "a")

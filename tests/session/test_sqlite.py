@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.session import SessionInUse, SqliteStore, StoreError
-from safepoint.session.store import LogRecord
+from safepoint.session import LogRecord, SessionInUse, SqliteStore, StoreError
 
 
 async def test_a_refused_store_can_be_used_when_the_holder_has_gone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Owns the context of a node: what it gets beside the state. Knows nothing of routes."""
+"""Owns the context of a node: what it gets besides the state. Knows nothing of routes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

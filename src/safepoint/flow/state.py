@@ -75,7 +75,7 @@ def _clone_plain(state: S, names: tuple[str, ...]) -> S:
             value = copy.copy(value)
         values.append(value)
     if containers != len(container_ids) or len(getattr(state, "__dict__", names)) != len(names):
-        return _clone_deeply(state)  # two fields share a list, or there are attributes beside the fields
+        return _clone_deeply(state)  # two fields share a list, or there are attributes besides the fields
     new: S = object.__new__(type(state))
     for name, value in zip(names, values, strict=True):
         object.__setattr__(new, name, value)

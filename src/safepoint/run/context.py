@@ -86,7 +86,7 @@ class Revocation:
 
 
 class Context:
-    """What work gets beside its input. Children share the run's id, receipt, journal, event listener and clean-ups.
+    """What work gets besides its input. Children share the run's id, receipt, journal, event listener and clean-ups.
 
     Args:
         name: The name of the operation.

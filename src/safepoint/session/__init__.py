@@ -9,13 +9,14 @@ from .local_host import LocalHost
 from .log import LoggedEvent
 from .session import Session, SessionBusy, SessionEnded
 from .sqlite import SqliteStore
-from .store import MemoryStore, SessionInfo, SessionInUse, Store, StoreError
+from .store import LogRecord, MemoryStore, SessionInfo, SessionInUse, Store, StoreError
 from .turn import SessionTurn, TurnResult
 
 __all__ = [
     "ChangeAck",
     "Host",
     "LocalHost",
+    "LogRecord",
     "LoggedEvent",
     "MemoryStore",
     "NotFound",
