@@ -18,6 +18,8 @@ def source(path: str, text: str = "") -> Source:
 PUBLIC = {"safepoint": {"Agent", "tool"}, "safepoint.run": {"leaf"}}
 MANY = "def f(a, b, c, *, d, e, f, g): ...\n"
 SEVEN_METHODS = "".join(f"    def m{number}(self): ...\n" for number in range(7))
+FOUR_METHODS = "".join(f"    def m{number}(self): ...\n" for number in range(4))
+SUM_OF_PROTOCOLS = f"class P(Protocol):\n{FOUR_METHODS}class Q(P, Protocol):\n{FOUR_METHODS.replace('m', 'n')}"
 
 
 def check_parameters(module: Source) -> Iterator[str]:
@@ -77,6 +79,7 @@ CAUGHT: list[tuple[Rule, str, str, str]] = [
     (check_parameters, "abort/guard.py", "class A:\n    " + MANY, "A.f takes 7 parameters"),
     (check_protocols, "abort/guard.py", "class P(Protocol):\n" + SEVEN_METHODS, "P has 7 methods"),
     (check_protocols, "abort/guard.py", "class P(Protocol[T]):\n" + SEVEN_METHODS, "P has 7 methods"),
+    (check_protocols, "abort/guard.py", "class P(Q, Protocol):\n" + SEVEN_METHODS, "P has 7 methods"),
     (check_privates, "abort/guard.py", "def f(agent): return agent._tools", "agent._tools belongs to another module"),
     (check_privates, "abort/guard.py", "f().g._x = 1", "f().g._x belongs to another module"),
     (vocabulary.metaphors, "abort/guard.py", "def f(): heard = 1", "the name heard says heard"),
@@ -162,6 +165,7 @@ ALLOWED: list[tuple[Rule, str, str]] = [
     (check_parameters, "abort/guard.py", "def allowed(a, b, c, d, e, f, g): ..."),
     (check_protocols, "abort/guard.py", "class Allowed(Protocol):\n" + SEVEN_METHODS),
     (check_protocols, "abort/guard.py", "class P:\n" + SEVEN_METHODS),
+    (check_protocols, "abort/guard.py", SUM_OF_PROTOCOLS),
     (check_privates, "abort/guard.py", "class A:\n    def f(self, other): self._x = other._x"),
     (check_privates, "abort/guard.py", "class A:\n    def f(self): return self._inherited + super()._x"),
     (check_privates, "abort/guard.py", "import sys\nsys._current_frames()\nx._allowed"),

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from ..errors import UsageError
 from ..run.outcome import Completed
 from ..run.stop import StopAck, StopAt
-from ..session.host import Host, NotFound
+from ..session.host import NotFound, SessionAccess
 from ..session.session import SessionBusy, SessionEnded
 from ..session.store import SessionInUse, StoreError
 from ..worker.broker import BrokerError
@@ -47,7 +47,7 @@ class Api:
         draining: True if the server is shutting down and accepts no new work.
     """
 
-    def __init__(self, host: Host, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, host: SessionAccess, limits: Limits, metrics: Metrics) -> None:
         self._host = host
         self._limits = limits
         self._metrics = metrics

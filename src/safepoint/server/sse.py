@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from ..abort import AbortController, AbortError, AbortSignal
 from ..agent.conversation import AgentResult
 from ..run.wire import event_to_json
-from ..session.host import Host
+from ..session.host import SessionViews
 from ..session.store import StoreError
 from .metrics import Metrics
 
@@ -33,8 +33,8 @@ HEADERS = {"x-accel-buffering": "no", "cache-control": "no-store"}
 class Streams:
     """The open event streams of a server."""
 
-    def __init__(self, host: Host, metrics: Metrics) -> None:
-        self._host = host
+    def __init__(self, views: SessionViews, metrics: Metrics) -> None:
+        self._views = views
         self._gauge = metrics.streams
         self.open = 0
 
@@ -73,7 +73,7 @@ class Streams:
         self, session_id: str, after: int, shutdown: AbortSignal
     ) -> AsyncGenerator[ServerSentEvent, None]:
         try:
-            async with aclosing(shutdown.stream(self._host.events(session_id, after))) as events:
+            async with aclosing(shutdown.stream(self._views.events(session_id, after))) as events:
                 async for recorded in events:
                     yield ServerSentEvent(
                         event_to_json(recorded.event, AgentResult), id=str(recorded.seq), event="event"

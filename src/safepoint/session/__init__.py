@@ -4,7 +4,7 @@ Owns live sessions and their stores. Knows nothing of the network.
 """
 
 from .acknowledgements import ChangeAck
-from .host import Host, NotFound, SessionView, TurnView
+from .host import Host, NotFound, SessionAccess, SessionView, SessionViews, TurnChanges, TurnCommands, TurnView
 from .local_host import LocalHost
 from .log import LoggedEvent
 from .session import Session, SessionBusy, SessionEnded
@@ -21,15 +21,19 @@ __all__ = [
     "MemoryStore",
     "NotFound",
     "Session",
+    "SessionAccess",
     "SessionBusy",
     "SessionEnded",
     "SessionInUse",
     "SessionInfo",
     "SessionTurn",
     "SessionView",
+    "SessionViews",
     "SqliteStore",
     "Store",
     "StoreError",
+    "TurnChanges",
+    "TurnCommands",
     "TurnResult",
     "TurnView",
 ]

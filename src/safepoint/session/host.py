@@ -1,4 +1,4 @@
-"""Owns the protocol by which edges (page, API, command line) use sessions: ids and plain data.
+"""Owns the protocols by which edges (page, API, command line) use sessions: ids and plain data.
 
 Knows nothing of the network: a host in this process and one on other machines have the same methods.
 """
@@ -20,7 +20,19 @@ from .log import LoggedEvent
 from .session_state import SessionState
 from .turn import TurnStatus
 
-__all__ = ["Host", "NotFound", "SessionView", "TurnView", "agents_by_name", "refuse_other_text", "view_of"]
+__all__ = [
+    "Host",
+    "NotFound",
+    "SessionAccess",
+    "SessionView",
+    "SessionViews",
+    "TurnChanges",
+    "TurnCommands",
+    "TurnView",
+    "agents_by_name",
+    "refuse_other_text",
+    "view_of",
+]
 
 
 class NotFound(SafepointError):
@@ -66,27 +78,15 @@ class SessionView:
     turns: tuple[TurnView, ...] = ()
 
 
-class Host(Protocol):
-    """Sessions, in this process or on other machines.
+class SessionViews(Protocol):
+    """Reads sessions; nothing here opens or writes one.
 
-    Every method may raise `NotFound` for a session, turn or agent that does not exist, `SessionEnded` for a session
-    that takes no more turns, and `StoreError`.
+    Every method of this and of the following protocols may raise `NotFound` for a session, turn or agent that does not
+    exist, `SessionEnded` for a session that takes no more turns, and `StoreError`.
     """
 
     async def agents(self) -> list[str]:
         """Return the names of the agents that a session may have, the default one first."""
-        ...
-
-    async def create(self, session_id: str | None = None, agent: str | None = None) -> SessionView:
-        """Open a new or a stored session.
-
-        Args:
-            session_id: The id of the session. By default it is given a new one.
-            agent: The name of its agent. By default it is the default agent, or the one that a stored session has.
-
-        Raises:
-            UsageError: The stored session has another agent.
-        """
         ...
 
     async def sessions(self) -> list[SessionView]:
@@ -96,6 +96,18 @@ class Host(Protocol):
     async def session(self, session_id: str) -> SessionView:
         """Return one session, with the turns that have not ended. This opens and writes nothing."""
         ...
+
+    async def turn(self, session_id: str, turn_id: str) -> TurnView:
+        """Return one turn, or the one that continues it. This opens and writes nothing."""
+        ...
+
+    def events(self, session_id: str, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
+        """Yield all events after this number, then those that come."""
+        ...
+
+
+class TurnCommands(Protocol):
+    """Begins turns, stops them, and answers their questions."""
 
     async def send(
         self,
@@ -152,6 +164,10 @@ class Host(Protocol):
         """Answer a question. False if the question does not wait for an answer."""
         ...
 
+
+class TurnChanges(Protocol):
+    """Changes turns that do not run: queued ones and the last one."""
+
     async def edit(self, session_id: str, turn_id: str, text: str) -> ChangeAck:
         """Replace the message of a queued turn."""
         ...
@@ -164,13 +180,29 @@ class Host(Protocol):
         """Take the last turn out of the conversation. Raises: UsageError."""
         ...
 
-    async def turn(self, session_id: str, turn_id: str) -> TurnView:
-        """Return one turn, or the one that continues it. This opens and writes nothing."""
+
+class SessionAccess(SessionViews, TurnCommands, TurnChanges, Protocol):
+    """Everything that edges do with sessions. It can neither recover nor close the host: see `Host`."""
+
+    async def create(self, session_id: str | None = None, agent: str | None = None) -> SessionView:
+        """Open a new or a stored session.
+
+        Args:
+            session_id: The id of the session. By default it is given a new one.
+            agent: The name of its agent. By default it is the default agent, or the one that a stored session has.
+
+        Raises:
+            UsageError: The stored session has another agent.
+        """
         ...
 
-    def events(self, session_id: str, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
-        """Yield all events after this number, then those that come."""
+    async def close_session(self, session_id: str, reason: str = "closed") -> None:
+        """Stop all turns of a session, and close it. It stays in the store."""
         ...
+
+
+class Host(SessionAccess, Protocol):
+    """Sessions, in this process or on other machines, and their recovery and shutdown."""
 
     async def recover(self) -> list[str]:
         """Go on with what a crash or a shutdown has left behind.
@@ -180,10 +212,6 @@ class Host(Protocol):
         Returns:
             The ids of the sessions in which there was something to do.
         """
-        ...
-
-    async def close_session(self, session_id: str, reason: str = "closed") -> None:
-        """Stop all turns of a session, and close it. It stays in the store."""
         ...
 
     async def close(self, *, within: float = 0.0, reason: str = "shutdown") -> None:

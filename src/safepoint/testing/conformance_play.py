@@ -27,7 +27,7 @@ from ..run.events import (
 from ..run.outcome import Completed, Outcome
 from ..run.wire import outcome_to_json
 from ..session.engine import SessionEnded
-from ..session.host import Host, NotFound, TurnView
+from ..session.host import NotFound, SessionAccess, SessionViews, TurnView
 from ..session.log import LoggedEvent
 from ..session.session import Session
 from ..session.turn import TurnResult
@@ -313,7 +313,7 @@ class Play:
             ack = await self.rig.host.stop(self.id, self.turn_id, reason="again")
             assert ack.status in ("already_stopping", "already_finished"), ack
 
-    async def _check(self, host: Host) -> None:
+    async def _check(self, host: SessionAccess) -> None:
         """Check that caller, events and store agree, nothing began after the stop, and the session still works."""
         promised, outcome = self.promise, None
         if self.reported is not None:
@@ -343,7 +343,7 @@ class Play:
         if outcome is not None:
             await self._check_events(host, outcome)
 
-    async def _goes_on(self, host: Host) -> Outcome[AgentResult]:
+    async def _goes_on(self, host: SessionAccess) -> Outcome[AgentResult]:
         """Check that the next host continues the turn, and that its first id reaches the continuing turn.
 
         Returns:
@@ -372,7 +372,7 @@ class Play:
         assert outcome_name(then) in ("aborted (user)", "completed"), f"{self}: then it is {outcome_name(then)}"
         return ended
 
-    async def _check_events(self, host: Host, outcome: Outcome[AgentResult]) -> None:
+    async def _check_events(self, host: SessionViews, outcome: Outcome[AgentResult]) -> None:
         last = (await host.session(self.id)).last_seq
         events = [recorded async for recorded in upto(host.events(self.id), last)]
         mine = [recorded for recorded in events if recorded.event.run_id == self.turn_id]
@@ -389,7 +389,7 @@ class Play:
         assert result is not None
         validate(result.messages)
 
-    async def _ended(self, host: Host, session_id: str, turn_id: str) -> Outcome[AgentResult]:
+    async def _ended(self, host: SessionViews, session_id: str, turn_id: str) -> Outcome[AgentResult]:
         async with aclosing(host.events(session_id)) as events:
             async for recorded in events:
                 if isinstance(recorded.event, TurnEnded) and recorded.event.turn_id == turn_id:

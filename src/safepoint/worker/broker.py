@@ -1,7 +1,8 @@
 """The broker interface: durable message streams, a queue of leased orders, and unrecorded request/reply and publish.
 
-A `Broker` describes where the broker is; a `BrokerConnection` is one connection to it, bound to one event loop. Knows
-nothing of sessions and turns.
+A `Broker` describes where the broker is; a `BrokerConnection` is one connection to it, bound to one event loop. A
+connection is the sum of small protocols, so that a class takes only the part that it uses. Every method of a connection
+may raise BrokerError. Knows nothing of sessions and turns.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,14 +16,20 @@ __all__ = [
     "Broker",
     "BrokerConnection",
     "BrokerError",
+    "BrokerStreams",
     "Fenced",
     "Key",
     "LeaseInForce",
+    "Messaging",
     "NoResponders",
     "Order",
+    "OrderQueue",
     "Queue",
+    "QueueLease",
+    "ReadableStreams",
     "RequestHandler",
     "RequestTimeout",
+    "SessionConnection",
     "StreamEntry",
     "StreamName",
     "same_lease",
@@ -147,31 +154,8 @@ class Order(Protocol):
         ...
 
 
-class BrokerConnection(Protocol):
-    """One connection to a broker, used in the event loop that opened it. Every method may raise BrokerError."""
-
-    @property
-    def lease(self) -> float:
-        """The seconds for which an order is held without being renewed."""
-        ...
-
-    async def append(self, stream: StreamName, key: Key, data: bytes, *, expected_last: int | None = None) -> int:
-        """Append a message.
-
-        Args:
-            stream: The stream.
-            key: The key within the stream.
-            data: The message.
-            expected_last: Append only if this is the position of the key's newest message; 0 if it must have none.
-                This compare-and-set is what fences a former owner.
-
-        Returns:
-            The position of the message.
-
-        Raises:
-            Fenced: The newest message of the key is another one.
-        """
-        ...
+class ReadableStreams(Protocol):
+    """Reads the streams: the logs of sessions, their inboxes, recorded stops and announcements."""
 
     async def read(self, stream: StreamName, key: Key, after: int = 0, limit: int = 1000) -> list[StreamEntry]:
         """The messages of a key after a position, in order."""
@@ -191,44 +175,39 @@ class BrokerConnection(Protocol):
         """
         ...
 
-    async def purge(self, stream: StreamName, key: Key, upto: int) -> None:
-        """Delete the messages of a key up to and including a position."""
-        ...
-
     async def keys(self, stream: StreamName) -> list[Key]:
         """The keys that have messages."""
         ...
 
-    async def enqueue(self, queue: Queue, session: str, data: bytes) -> bool:
-        """Add an order. Returns False if the session has one already, waiting or held: there is at most one."""
-        ...
 
-    async def take(self, queues: Sequence[Queue], limit: int, wait: float) -> list[Order]:
-        """Take orders, each held for one lease.
+class BrokerStreams(ReadableStreams, Protocol):
+    """Reads and writes the streams."""
 
-        The queues take turns, so that a queue with many orders does not starve the others (see `Rotation`).
+    async def append(self, stream: StreamName, key: Key, data: bytes, *, expected_last: int | None = None) -> int:
+        """Append a message.
 
         Args:
-            queues: The queues to take from.
-            limit: The most orders to take.
-            wait: How many seconds to wait for the first order. Publishing to ("orders", *queue) ends the wait early.
+            stream: The stream.
+            key: The key within the stream.
+            data: The message.
+            expected_last: Append only if this is the position of the key's newest message; 0 if it must have none.
+                This compare-and-set is what fences a former owner.
+
+        Returns:
+            The position of the message.
 
         Raises:
-            LeaseInForce: The orders of a queue are held for another time than `lease`.
+            Fenced: The newest message of the key is another one.
         """
         ...
 
-    async def lease_in_force(self, queue: Queue) -> float:
-        """The seconds for which the broker holds orders of this queue; sets it to `lease` if it was never set."""
+    async def purge(self, stream: StreamName, key: Key, upto: int) -> None:
+        """Delete the messages of a key up to and including a position."""
         ...
 
-    async def change_lease(self, queue: Queue) -> None:
-        """Put `lease` in force for a queue. Workers that hold its orders with another lease may lose them."""
-        ...
 
-    async def pending_sessions(self) -> set[str]:
-        """The sessions that have an order, waiting or held."""
-        ...
+class Messaging(Protocol):
+    """Requests and publications. They are not recorded, and reach only who is connected now."""
 
     async def request(self, subject: Key, data: bytes, timeout: float) -> bytes:
         """Send a request to the process that serves a subject. Raises: NoResponders; RequestTimeout."""
@@ -256,6 +235,58 @@ class BrokerConnection(Protocol):
             How to end that.
         """
         ...
+
+
+class SessionConnection(BrokerStreams, Messaging, Protocol):
+    """What the work on a session uses: streams and messaging, but no orders."""
+
+
+class OrderQueue(Protocol):
+    """Orders, at most one for each session: servers and workers add them, and workers take them."""
+
+    async def enqueue(self, queue: Queue, session: str, data: bytes) -> bool:
+        """Add an order. Returns False if the session has one already, waiting or held: there is at most one."""
+        ...
+
+    async def take(self, queues: Sequence[Queue], limit: int, wait: float) -> list[Order]:
+        """Take orders, each held for one lease.
+
+        The queues take turns, so that a queue with many orders does not starve the others (see `Rotation`).
+
+        Args:
+            queues: The queues to take from.
+            limit: The most orders to take.
+            wait: How many seconds to wait for the first order. Publishing to ("orders", *queue) ends the wait early.
+
+        Raises:
+            LeaseInForce: The orders of a queue are held for another time than `lease`.
+        """
+        ...
+
+    async def pending_sessions(self) -> set[str]:
+        """The sessions that have an order, waiting or held."""
+        ...
+
+
+class QueueLease(Protocol):
+    """How long orders are held: the lease of this connection, and the one in force for each queue."""
+
+    @property
+    def lease(self) -> float:
+        """The seconds for which an order is held without being renewed."""
+        ...
+
+    async def lease_in_force(self, queue: Queue) -> float:
+        """The seconds for which the broker holds orders of this queue; sets it to `lease` if it was never set."""
+        ...
+
+    async def change_lease(self, queue: Queue) -> None:
+        """Put `lease` in force for a queue. Workers that hold its orders with another lease may lose them."""
+        ...
+
+
+class BrokerConnection(SessionConnection, OrderQueue, QueueLease, Protocol):
+    """One connection to a broker, used in the event loop that opened it. Whichever object opened it closes it."""
 
     async def close(self) -> None:
         """Close the connection."""

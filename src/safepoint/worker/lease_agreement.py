@@ -8,18 +8,23 @@ unless no other worker uses that one.
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
-from .broker import RETENTION, BrokerConnection, LeaseInForce, Queue, same_lease
+from .broker import RETENTION, LeaseInForce, Queue, QueueLease, ReadableStreams, same_lease
 from .protocol import Unreadable, WorkerInfo, from_json
 
-__all__ = ["agree_on_lease"]
+__all__ = ["LeaseConnection", "agree_on_lease"]
 
 # How long to wait for a worker that was started at the same moment with another lease, and that will be refused.
 OTHERS_SECONDS = 2.0
 RETRY_SECONDS = 0.1
 
 
-async def agree_on_lease(connection: BrokerConnection, name: str, queues: Sequence[Queue]) -> None:
+class LeaseConnection(QueueLease, ReadableStreams, Protocol):
+    """What the agreement uses of a connection: it reads the announcements of workers, and sets the lease."""
+
+
+async def agree_on_lease(connection: LeaseConnection, name: str, queues: Sequence[Queue]) -> None:
     """Ensure that `connection.lease` is in force for these queues.
 
     Call it after this worker has announced itself with its lease, not before: of two workers that start at the same
@@ -45,9 +50,9 @@ async def agree_on_lease(connection: BrokerConnection, name: str, queues: Sequen
         await asyncio.sleep(RETRY_SECONDS)  # real time: the other worker is refused, and withdraws its announcement
 
 
-async def _other_workers(connection: BrokerConnection, name: str) -> list[WorkerInfo]:
+async def _other_workers(streams: ReadableStreams, name: str) -> list[WorkerInfo]:
     found: list[WorkerInfo] = []
-    for entry in await connection.last_per_key("workers"):
+    for entry in await streams.last_per_key("workers"):
         try:
             found.append(from_json(WorkerInfo, entry.data))
         except Unreadable:
@@ -55,7 +60,7 @@ async def _other_workers(connection: BrokerConnection, name: str) -> list[Worker
     return [other for other in found if other.name != name]
 
 
-async def _apply_lease(connection: BrokerConnection, queue: Queue, others: Sequence[WorkerInfo]) -> LeaseInForce | None:
+async def _apply_lease(connection: QueueLease, queue: Queue, others: Sequence[WorkerInfo]) -> LeaseInForce | None:
     """Set the lease of a queue if that is possible. Returns why it is not."""
     users = [other for other in others if queue[0] != "at" and queue[1] in other.agents]
     seconds = await connection.lease_in_force(queue)

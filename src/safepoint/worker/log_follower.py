@@ -7,6 +7,7 @@ from the stream, so correctness does not depend on them.
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Protocol
 
 from ..agent.conversation import AgentResult
 from ..run.outcome import Outcome
@@ -14,15 +15,19 @@ from ..session.log import RECENT, LoggedEvent, decode_record
 from ..session.loop_tasks import LoopTasks
 from ..session.session_state import SessionState
 from ..session.store import LogRecord
-from .broker import BrokerConnection, BrokerError
+from .broker import BrokerError, Messaging, ReadableStreams
 from .log_reader import LogReader
 from .store import LogAppended
 from .wait_helpers import set_within
 
-__all__ = ["LogFollower"]
+__all__ = ["LogFollower", "LogSource"]
 
 # How often the log is read by default while somebody follows it, whether or not something was published.
 READ_SECONDS = 2.0
+
+
+class LogSource(ReadableStreams, Messaging, Protocol):
+    """What a follower uses of a connection: it reads and listens, and appends nothing."""
 
 
 class LogFollower:
@@ -42,17 +47,17 @@ class LogFollower:
 
     def __init__(
         self,
-        connection: BrokerConnection,
+        source: LogSource,
         session: str,
         loop_tasks: LoopTasks,
         *,
         read_seconds: float = READ_SECONDS,
     ) -> None:
-        self._connection = connection
+        self._source = source
         self._session = session
         self._loop_tasks = loop_tasks
         self._read_seconds = read_seconds
-        self._reader = LogReader(connection, session)
+        self._reader = LogReader(source, session)
         self._recent: deque[LoggedEvent] = deque(maxlen=RECENT)
         self._changed = asyncio.Event()  # set and replaced with every event
         self._read_now = asyncio.Event()
@@ -117,7 +122,7 @@ class LogFollower:
                 if missing <= len(self._recent):
                     page = [self._recent[index] for index in range(-missing, 0)]
                 else:
-                    reader = reader or LogReader(self._connection, self._session)
+                    reader = reader or LogReader(self._source, self._session)
                     page = [decode_record(record) for record in await reader.after(after) if record.seq <= self.seq]
                     if not page:  # a replica that lags behind
                         await asyncio.sleep(0.05)  # real time: the replica catches up
@@ -130,8 +135,8 @@ class LogFollower:
     async def _start(self) -> None:
         async with self._starting:
             if self._unlisten is None:
-                self._unlisten = await self._connection.listen(("news", self._session), self._on_appended)
-                self._forget = self._connection.on_reconnect(self._read_now.set)
+                self._unlisten = await self._source.listen(("news", self._session), self._on_appended)
+                self._forget = self._source.on_reconnect(self._read_now.set)
                 self._loop_tasks.spawn(self._keep_reading(), f"follower of {self._session}")
 
     async def _leave(self) -> None:

@@ -7,7 +7,7 @@ messages; there is no index that would have to be kept right.
 import json
 
 from ..session.store import LogRecord
-from .broker import BrokerConnection, StreamEntry
+from .broker import ReadableStreams, StreamEntry
 
 __all__ = ["LogReader", "RecordUnpacker", "last_owner", "last_seq"]
 
@@ -65,8 +65,8 @@ class LogReader:
         position: The position of the last message that was read.
     """
 
-    def __init__(self, connection: BrokerConnection, session: str, *, page_messages: int = PAGE_MESSAGES) -> None:
-        self._connection = connection
+    def __init__(self, streams: ReadableStreams, session: str, *, page_messages: int = PAGE_MESSAGES) -> None:
+        self._streams = streams
         self._key = (session,)
         self._page_messages = page_messages
         self._seq = 0
@@ -78,7 +78,7 @@ class LogReader:
         if seq != self._seq:
             self.position = await self._search(seq)
             self._seq, self._unpacker = seq, RecordUnpacker()
-        while entries := await self._connection.read("log", self._key, self.position, self._page_messages):
+        while entries := await self._streams.read("log", self._key, self.position, self._page_messages):
             found = [record for entry in entries for record in self.feed(entry)]
             if found:
                 return found
@@ -94,13 +94,13 @@ class LogReader:
 
     async def _search(self, seq: int) -> int:
         """A position before which no record has a higher number than `seq`, close to the first one that does."""
-        newest = await self._connection.last("log", self._key) if seq else None
+        newest = await self._streams.last("log", self._key) if seq else None
         low, high = 0, 0 if newest is None else newest.position
         # The message after `low` begins with record `seq` or an earlier one. The message after `high` begins with a
         # later record, or does not exist.
         while high - low > 1:
             middle = (low + high) // 2
-            found = await self._connection.read("log", self._key, middle, 1)
+            found = await self._streams.read("log", self._key, middle, 1)
             if found and first_seq(found[0].data) <= seq:
                 low = middle
             else:

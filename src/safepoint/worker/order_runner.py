@@ -23,7 +23,7 @@ from ..session.session import Session
 from ..session.session_state import SessionState
 from ..session.store import LogRecord, SessionInUse, StoreError
 from ..session.turn import SessionTurn
-from .broker import BrokerConnection, BrokerError, StreamEntry
+from .broker import BrokerError, SessionConnection, StreamEntry
 from .missing_agent import MissingAgent
 from .protocol import (
     AnswerCall,
@@ -80,7 +80,7 @@ class OrderRunner:
 
     def __init__(
         self,
-        connection: BrokerConnection,
+        connection: SessionConnection,
         agents: Mapping[str, Agent],
         assignment: Assignment,
         on_turn: Callable[[str | None], object],

@@ -26,7 +26,7 @@ from ..session.log import LoggedEvent
 from ..session.session_state import TurnRecord
 from ..session.turn import check_id
 from ..session.turn_endings import never_started, receipt_of
-from .broker import Broker, BrokerConnection, BrokerError, NoResponders
+from .broker import Broker, BrokerError, Messaging, NoResponders
 from .directory import Directory
 from .protocol import (
     AnswerCall,
@@ -362,7 +362,7 @@ class RemoteHost(Directory):
         finally:
             await leave()
 
-    async def _register_reader(self, session_id: str, connection: BrokerConnection) -> Callable[[], Awaitable[None]]:
+    async def _register_reader(self, session_id: str, messaging: Messaging) -> Callable[[], Awaitable[None]]:
         """Count one more reader of a session, visible to other servers. Returns how to undo that."""
 
         async def confirm(data: bytes) -> bytes:
@@ -375,7 +375,7 @@ class RemoteHost(Directory):
             session_id, DisconnectTimer(current_clock(), self._grace, on_timeout)
         )
         timer.reader_joined()
-        unserve = await connection.serve(("readers", session_id), confirm)
+        unserve = await messaging.serve(("readers", session_id), confirm)
 
         async def leave() -> None:
             timer.reader_left()

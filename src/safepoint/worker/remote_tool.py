@@ -20,7 +20,7 @@ from ..run.events import Event, SessionClosed, TurnEnded, TurnQueued, TurnStarte
 from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.stop import StopAck
 from ..run.time_limit import limit_of
-from ..session.host import Host, NotFound
+from ..session.host import NotFound, SessionAccess
 from ..session.session_state import OWN_EVENTS
 from .remote_host import RemoteHost
 from .sub_agent_waits import waiting_for_a_sub_agent
@@ -32,7 +32,7 @@ SETTLE_SECONDS = 10.0
 ABANDON_SECONDS = 2.0
 
 
-def remote_tool(host: Host, agent: str, *, name: str | None = None, description: str | None = None) -> AnyTool:
+def remote_tool(host: SessionAccess, agent: str, *, name: str | None = None, description: str | None = None) -> AnyTool:
     """An agent of a host as a tool. Its events are forwarded, and a stop of the parent stops it too.
 
     The time limit of the parent applies to the child as well: it is sent as the seconds that remain.
@@ -84,7 +84,7 @@ def _ids(agent: str, key: str) -> tuple[str, str]:
 class _Child:
     """The child of one call: a session of its own with one turn."""
 
-    def __init__(self, host: Host, agent: str, ctx: ToolContext) -> None:
+    def __init__(self, host: SessionAccess, agent: str, ctx: ToolContext) -> None:
         self._host = host
         self._agent = agent
         self._ctx = ctx

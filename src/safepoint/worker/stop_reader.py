@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from ..abort import AbortController, AbortError
-from .broker import BrokerConnection, BrokerError
+from .broker import BrokerError, ReadableStreams
 from .protocol import StopCall
 from .stall_detector import StallDetector
 from .stop_sender import recorded_stops
@@ -32,7 +32,7 @@ class StopReader:
 
     def __init__(
         self,
-        connection: BrokerConnection,
+        streams: ReadableStreams,
         session: str,
         apply: Callable[[StopCall], object],
         stall_detector: StallDetector,
@@ -40,12 +40,12 @@ class StopReader:
         """Create it; `keep_reading()` does the reading.
 
         Args:
-            connection: The connection to the broker.
+            streams: The streams of the broker.
             session: The id of the session.
             apply: Called with each stop, in order. When it returns, the signal of the turn is aborted.
             stall_detector: Watches this event loop.
         """
-        self._connection = connection
+        self._streams = streams
         self._session = session
         self._apply = apply
         self._stall_detector = stall_detector
@@ -105,7 +105,7 @@ class StopReader:
     async def _new_stops(self) -> list[tuple[int, StopCall]]:
         while True:
             try:
-                return await self._closing.signal.run(recorded_stops(self._connection, self._session, self.position))
+                return await self._closing.signal.run(recorded_stops(self._streams, self._session, self.position))
             except BrokerError as error:
                 log.debug("session %s: its stops cannot be read: %s", self._session, error)
             await self._closing.signal.sleep(RETRY_SECONDS)

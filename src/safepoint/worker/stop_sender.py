@@ -8,7 +8,7 @@ import logging
 
 from ..abort import AbortReason
 from ..session.loop_tasks import LoopTasks
-from .broker import BrokerConnection, BrokerError, NoResponders, RequestTimeout
+from .broker import BrokerError, NoResponders, ReadableStreams, RequestTimeout, SessionConnection
 from .protocol import Reply, StopCall, Unreadable, from_json, to_json
 
 __all__ = ["StopSender", "recorded_stops"]
@@ -35,7 +35,7 @@ class StopSender:
     process right after the worker's reply, together with a crash of the worker, would lose an acknowledged stop.
     """
 
-    def __init__(self, connection: BrokerConnection, loop_tasks: LoopTasks) -> None:
+    def __init__(self, connection: SessionConnection, loop_tasks: LoopTasks) -> None:
         self._connection = connection
         self._loop_tasks = loop_tasks
 
@@ -88,10 +88,10 @@ class StopSender:
         return None
 
 
-async def recorded_stops(connection: BrokerConnection, session: str, after: int = 0) -> list[tuple[int, StopCall]]:
+async def recorded_stops(streams: ReadableStreams, session: str, after: int = 0) -> list[tuple[int, StopCall]]:
     """The recorded stops of a session after a position, each with its own. An unreadable one counts as a stop too."""
     found = []
-    for entry in await connection.last_per_key("stops", (session,), after):
+    for entry in await streams.last_per_key("stops", (session,), after):
         try:
             call = from_json(StopCall, entry.data)
         except Unreadable as error:

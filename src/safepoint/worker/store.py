@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ..session.store import LogRecord, SessionInfo, SessionInUse, StoreError
-from .broker import BrokerConnection, BrokerError, Fenced, StreamEntry
+from .broker import BrokerError, Fenced, ReadableStreams, SessionConnection, StreamEntry
 from .log_reader import LogReader, last_owner, last_seq
 from .protocol import Assignment, OwnerEnded, to_json
 
@@ -95,7 +95,7 @@ class BrokerStore:
 
     def __init__(
         self,
-        connection: BrokerConnection,
+        connection: SessionConnection,
         owner: str,
         *,
         message_chars: int = MESSAGE_CHARS,
@@ -175,10 +175,10 @@ class BrokerStore:
         self.block_writes("the store is closed")
 
 
-async def former_owner_has_ended(connection: BrokerConnection, assignment: Assignment) -> bool:
+async def former_owner_has_ended(streams: ReadableStreams, assignment: Assignment) -> bool:
     """Whether the process that wrote the log of this session last is known to have ended."""
     if assignment.attempt == 1:
         return False  # no earlier holder of this order could have left a note
-    newest = await connection.last("log", (assignment.session,))
-    notes = [one.data for one in await connection.read("inbox", (assignment.session,))]
+    newest = await streams.last("log", (assignment.session,))
+    notes = [one.data for one in await streams.read("inbox", (assignment.session,))]
     return newest is not None and to_json(OwnerEnded(last_owner(newest.data))) in notes
