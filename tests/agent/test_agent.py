@@ -463,6 +463,19 @@ async def test_an_error_that_cannot_be_written_to_still_comes_out_of_work_as_it_
     assert failed.error == Frozen(7)
 
 
+async def test_an_error_with_a_partial_of_its_own_comes_out_of_work_as_it_is():
+    class Incomplete(Exception):
+        @property
+        def partial(self) -> bytes:
+            return b"abc"
+
+    failed = await settle_run(Context(), Agent(ScriptedModel(["half", Error(Incomplete())])), "go")
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, Incomplete)
+    assert failed.partial is not None
+    assert failed.partial.text == "half", "what the agent had, and not what its error says"
+
+
 async def test_each_run_of_an_agent_begins_anew():
     agent = Agent(ScriptedModel("one", "two"))
     assert [(await agent.run("go")).unwrap().text for _ in range(2)] == ["one", "two"]

@@ -107,6 +107,37 @@ async def test_the_partial_of_an_abort_error_is_kept():
     assert outcome.partial == "so far"
 
 
+async def test_what_work_keeps_in_its_context_is_the_partial_of_the_run():
+    async def work(ctx: Context, value: object) -> None:
+        error = ValueError("broken")
+        ctx.child("part").keep_partial(error, "so far")
+        raise error
+
+    outcome: Any = await settle(Context(), work, None)
+    assert isinstance(outcome, Failed)
+    assert outcome.partial == "so far"
+    assert not hasattr(outcome.error, "partial"), "an error of the user's code is not written to"
+
+
+async def test_the_partial_of_another_error_is_not_that_of_the_run():
+    async def work(ctx: Context, value: object) -> None:
+        ctx.keep_partial(ValueError("handled"), "so far")
+        raise KeyError("unrelated")
+
+    outcome: Any = await settle(Context(), work, None)
+    assert isinstance(outcome, Failed)
+    assert outcome.partial is None
+
+
+async def test_an_attribute_of_an_error_that_is_named_partial_is_not_that_of_the_run():
+    async def work(ctx: Context, value: object) -> None:
+        raise asyncio.IncompleteReadError(b"abc", 10)
+
+    outcome: Any = await settle(Context(), work, None)
+    assert isinstance(outcome, Failed)
+    assert outcome.partial is None
+
+
 async def test_a_signal_that_is_aborted_already_means_no_work_and_no_event_but_the_terminal_one():
     events: list[Event] = []
 

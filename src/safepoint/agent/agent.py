@@ -219,7 +219,7 @@ class Agent:
         except Exception as error:
             if inner.signal.aborted:
                 raise error_from(inner.signal.reason or inner.stop.reason, conversation.sealed()) from error
-            object.__setattr__(error, "partial", conversation.sealed())  # `settle` reads it at the boundary of the run
+            ctx.keep_partial(error, conversation.sealed())
             raise
         finally:
             if inner is not ctx:

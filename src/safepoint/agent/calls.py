@@ -209,7 +209,8 @@ def _result_of_error(
         conversation.kept.pop(call.call_id, None)  # a failed call does not run again
         return _result(call, "failed", f"{tool.name} failed: {describe(error)}")
     if isinstance(error, AbortError):
-        kept = error.partial if isinstance(error.partial, AgentResult) else partial_work(error.partial)
+        partial_result = ctx.take_partial(error)
+        kept = partial_result if isinstance(partial_result, AgentResult) else partial_work(partial_result)
         if kept is not None:
             conversation.kept[call.call_id] = kept
     conversation.stopped_inside = conversation.stopped_inside or stopped_inside

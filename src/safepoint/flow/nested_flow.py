@@ -9,7 +9,8 @@ import logging
 import uuid
 from typing import Any
 
-from ..abort import AbortController
+from ..abort import AbortController, AbortError
+from ..abort.reason import error_from
 from ..errors import UsageError, describe
 from ..run.context import Context
 from ..run.events import FlowSaved
@@ -38,7 +39,7 @@ async def run_inside(graph: Graph, ctx: Context, value: object) -> Any:
 
     Raises:
         AbortError: It was stopped. The `partial` is a Checkpoint, or the state if that cannot be written as JSON.
-        Exception: What a node raised, with the same partial.
+        Exception: What a node raised. The run around it keeps the same partial.
     """
     services = ctx.services if isinstance(ctx, NodeContext) else None
     checkpoint = Checkpoint.from_kept(value) if isinstance(value, PartialWork) else value
@@ -59,7 +60,10 @@ async def run_inside(graph: Graph, ctx: Context, value: object) -> Any:
             raise failure
         return await run_to_end(execution, inner, position)
     except Exception as error:
-        error.partial = _partial(position, execution)  # type: ignore[attr-defined]  # `settle` reads it
+        partial = _partial(position, execution)
+        if isinstance(error, AbortError) and (inner.signal.aborted or inner.stop.caused(error)):
+            raise error_from(error.reason, partial) from error
+        ctx.keep_partial(error, partial)
         raise
     finally:
         if inner is ctx:

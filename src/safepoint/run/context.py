@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
-from ..abort import AbortController, AbortSignal, Clock, current_clock, current_signal
+from ..abort import AbortController, AbortError, AbortSignal, Clock, current_clock, current_signal
 from ..abort.clock import check_seconds
 from ..abort.deadline import Deadline
 from ..abort.reason import caller, error_from
@@ -85,6 +85,15 @@ class Revocation:
             )
 
 
+class KeptPartial:
+    """How far the work of a run had come that raised an error: the last one, shared by all contexts of the run."""
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        self.last: tuple[BaseException, object] | None = None
+
+
 class Context:
     """What work gets besides its input. Children share the run's id, receipt, journal, event listener and clean-ups.
 
@@ -108,6 +117,7 @@ class Context:
     """
 
     __slots__ = (
+        "_kept",
         "_revocation",
         "_sink",
         "abort_timers",
@@ -153,6 +163,7 @@ class Context:
         self.cleanups: list[Cleanup] = []
         self._sink = emit
         self._revocation = Revocation()
+        self._kept = KeptPartial()
 
     def child(self, name: str | None, **options: "Unpack[ChildOptions]") -> "ChildContext":
         """Make the context of a part of this work, with a path one step deeper.
@@ -260,6 +271,23 @@ class Context:
         self.raise_if_abandoned("on_exit()")
         self.cleanups.append(cleanup)
 
+    def keep_partial(self, error: BaseException, partial: object) -> None:
+        """Keep how far work had come that is about to raise `error`. If `error` ends the run, it is the run's partial.
+
+        Args:
+            error: The error.
+            partial: The work done so far. It takes precedence over the `partial` of an AbortError.
+        """
+        self._kept.last = (error, partial)
+
+    def take_partial(self, error: BaseException) -> object:
+        """Return how far work had come that raised this error, and forget it. None if that was not kept."""
+        last = self._kept.last
+        if last is not None and last[0] is error:
+            self._kept.last = None
+            return last[1]
+        return error.partial if isinstance(error, AbortError) else None
+
     def raise_if_abandoned(self, what: str) -> None:
         """Refuse an abandoned leaf, which may begin nothing.
 
@@ -321,6 +349,7 @@ class ChildContext(Context):
         self.cleanups = outer.cleanups
         self._sink = outer._sink if outer._sink is None or loop is None else _posting(outer._sink, loop)
         self._revocation = outer._revocation if revocation is None else revocation
+        self._kept = outer._kept
 
 
 def _posting(sink: Callable[[Event], object], loop: asyncio.AbstractEventLoop) -> Callable[[Event], object]:

@@ -99,14 +99,14 @@ def _decide(ctx: Context, result: T | None, error: BaseException | None, started
     finished = ctx.clock.time()
     reason = ctx.signal.reason
     if reason is not None:
-        partial = error.partial if isinstance(error, AbortError) else result
+        partial: object = result if error is None else ctx.take_partial(error)
         ended = TimedOut if reason.timed_out else Aborted
         receipt = ctx.receipt_builder.receipt(ctx.signal, escalated=ctx.stop.escalated)
         return ended(reason, receipt, partial, started_at=started, finished_at=finished)  # type: ignore[arg-type]
     if error is not None:
         receipt = ctx.receipt_builder.receipt(ctx.signal)
-        partial = getattr(error, "partial", None)
-        return Failed(error, receipt, partial, started_at=started, finished_at=finished)
+        kept: T | None = ctx.take_partial(error)  # type: ignore[assignment]  # what the work kept is of its own type
+        return Failed(error, receipt, kept, started_at=started, finished_at=finished)
     remaining = ctx.receipt_builder.remaining(ctx.signal, ctx.operation)
     value: T = result  # type: ignore[assignment]  # without an error there is a value
     return Completed(value, receipt=remaining, started_at=started, finished_at=finished)

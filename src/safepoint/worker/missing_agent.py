@@ -29,12 +29,12 @@ class MissingAgent(Agent):
         """Fail. The conversation is not changed even if it has open tool calls, because there are no tools to run them.
 
         Raises:
-            UsageError: Always. It names the missing agent and has the conversation as its `partial`.
+            UsageError: Always. It names the missing agent. The conversation is the partial of the run.
         """
         error = UsageError(self._why)
         if not isinstance(value, AgentResult):
             value = AgentResult("", () if isinstance(value, str) else tuple(value))
-        object.__setattr__(error, "partial", value)  # where the run looks for what was done before an error
+        ctx.keep_partial(error, value)
         raise error
 
 
