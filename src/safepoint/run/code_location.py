@@ -19,6 +19,7 @@ from types import CodeType, FrameType
 from typing import TypeVar
 
 from ..abort.reason import owner_of
+from .loaded_source import parse_source
 
 __all__ = ["blocking_place", "place", "swallower", "thread_place"]
 
@@ -178,8 +179,8 @@ def _is_library(file: str) -> bool:
 def _tree(file: str) -> ast.Module | None:
     try:
         with open(file, encoding="utf-8") as source:
-            return ast.parse(source.read())
-    except (OSError, SyntaxError, ValueError):
+            return parse_source(source.read())
+    except (OSError, ValueError):
         return None
 
 

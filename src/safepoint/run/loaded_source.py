@@ -1,4 +1,4 @@
-"""The check whether running code was compiled from the present text of its source file.
+"""The check whether running code was compiled from the present text of its source file, and the parsing of source.
 
 The file may have been edited since it was loaded, even inside a function, so names and line numbers prove nothing. The
 text is compiled again, and the code must be the same, at the same positions.
@@ -8,7 +8,25 @@ import ast
 import dis
 from types import CodeType
 
-__all__ = ["LoadedSource"]
+__all__ = ["LoadedSource", "parse_source"]
+
+PARSE_ATTEMPTS = 5
+
+
+def parse_source(text: str) -> ast.Module | None:
+    """Parse the text of a file. None if it is not Python, or too deeply nested.
+
+    Until Python 3.11.7 and 3.12.1 two threads that parse at the same time count the depth of their trees in one
+    variable, and one of them may fail with a SystemError. The text is fine then, so it is parsed again.
+    """
+    for _ in range(PARSE_ATTEMPTS):
+        try:
+            return ast.parse(text)
+        except SystemError:
+            continue
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+    return None
 
 
 class LoadedSource:
@@ -22,10 +40,12 @@ class LoadedSource:
     def __init__(self, text: str, file: str) -> None:
         self._codes: dict[tuple[str, int], list[CodeType]] = {}
         self._asserts: set[int] = set()  # the lines of all `assert` statements
+        tree = parse_source(text)
+        if tree is None:
+            return
         try:
-            tree = ast.parse(text)
             todo = [compile(text, file, "exec", dont_inherit=True)]
-        except (SyntaxError, ValueError, RecursionError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # what only the compiler sees
             return
         for node in ast.walk(tree):
             if isinstance(node, ast.Assert):

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
 from .held_locks import AcquiredLocks
+from .loaded_source import parse_source
 
 __all__ = ["StatementPosition", "Statements", "calls_in", "condition_reads_body_values", "read_statements"]
 
@@ -59,10 +60,8 @@ class _Location(NamedTuple):
 def read_statements(file: str, module: dict[str, object]) -> "Statements | None":
     """Parse the statements of a file. None if its source cannot be read, or is not Python."""
     text = "".join(linecache.getlines(file, module))
-    try:
-        return Statements(ast.parse(text), text) if text else None
-    except (SyntaxError, ValueError):
-        return None
+    tree = parse_source(text) if text else None
+    return None if tree is None else Statements(tree, text)
 
 
 class Statements:
