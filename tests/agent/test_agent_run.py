@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from safepoint import AbortController, Aborted, AbortSignal, Completed, TimedOut
-from safepoint.agent import Agent, AgentRun, Chunk, ModelRequest, TextDelta, ToolContext, ask_user, tool
+from safepoint.agent import Agent, AgentRun, Chunk, ModelError, ModelRequest, TextDelta, ToolContext, ask_user, tool
 from safepoint.events import QuestionAnswered, QuestionAsked, QuestionWithdrawn, RunEnded, TextStreamed
-from safepoint.models.scripted import Call, Delay, ScriptedModel, Stall
+from safepoint.models.scripted import Call, Delay, Error, ScriptedModel, Stall
 from safepoint.run import Context
 from safepoint.run import settle as settle_run
 from safepoint.testing import FakeClock, drain_ready_tasks
@@ -42,6 +42,28 @@ async def test_whoever_waits_with_a_limit_leaves_the_run_alone(clock: FakeClock)
     await clock.elapse(5.0)
     assert isinstance(await run.wait(), Completed)
     assert await run.wait(timeout=0.0) is await run
+
+
+@pytest.mark.parametrize("status", ["completed", "aborted", "timed_out", "failed"])
+async def test_every_outcome_has_a_receipt_and_the_work_done_so_far(status: str, clock: FakeClock):
+    @tool
+    async def note() -> str:
+        return "noted"
+
+    last: dict[str, Any] = {"completed": "done", "failed": Error(ModelError("no"))}
+    run = Agent(ScriptedModel([Call("note")], last.get(status, Stall())), tools=[note]).run("go", timeout=5)
+    async with run:
+        async for event in run:
+            if event.kind == "answer_started" and event.step == 2:
+                if status == "aborted":
+                    run.stop()
+                elif status == "timed_out":
+                    await clock.elapse(5)
+    outcome = await run
+    assert outcome.status == status
+    assert str(outcome.receipt)
+    assert outcome.partial is not None
+    assert [message.kind for message in outcome.partial.messages][:3] == ["user", "assistant", "tool_result"]
 
 
 async def test_a_run_starts_by_iteration_and_by_entering_it():

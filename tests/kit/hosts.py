@@ -12,7 +12,7 @@ from safepoint.events import Event, TurnEnded
 from safepoint.run import Outcome
 from safepoint.session import Host, LocalHost
 from safepoint.testing import FakeClock
-from safepoint.testing.conformance import Cast, Rig
+from safepoint.testing.conformance import Cast, Rig, StoreGate
 from safepoint.worker import Broker, MemoryBroker, NatsBroker, RemoteHost, Worker
 from tests.kit.nats import shared_url
 from tests.kit.stores import GatedStore
@@ -39,7 +39,7 @@ async def local(cast: Cast, on_disconnect: float | None) -> AsyncIterator[Rig]:
             elapse=clock.elapse,
             again=again,
             session=hosts[0].live,
-            hold=(store.shut, store.writing.wait, store.gate.set),
+            store_gate=StoreGate(store.shut, store.writing.wait, store.gate.set),
         )
         for host in hosts:
             await host.close()

@@ -34,7 +34,7 @@ async def test_a_host_far_away_is_told_what_was_not_tried() -> None:
     @asynccontextmanager
     async def far(cast: Cast, on_disconnect: float | None) -> AsyncIterator[Rig]:
         async with local(cast, on_disconnect) as rig:
-            yield replace(rig, session=None, hold=None)
+            yield replace(rig, session=None, store_gate=None)
 
     assert await case("mid-stream", "stop by id").check(far)
     assert not await case("mid-stream", "caller's signal").check(far)
@@ -84,7 +84,7 @@ async def test_a_host_that_stops_wrongly_is_found_out(host: type[LocalHost], pha
         wrong = host(cast.agents)
         try:
             async with local(cast, on_disconnect) as rig:
-                yield replace(rig, host=wrong, session=wrong.live, hold=None, seconds=0.5)
+                yield replace(rig, host=wrong, session=wrong.live, store_gate=None, seconds=0.5)
         finally:
             await wrong.close()
 
@@ -98,7 +98,7 @@ async def test_a_host_whose_worker_stands_still_and_forgets_the_stop_is_found_ou
         wrong = Deaf(cast.agents)
         try:
             async with local(cast, on_disconnect) as rig:
-                yield replace(rig, host=wrong, session=None, hold=None, elsewhere=lambda: nullcontext(wrong))
+                yield replace(rig, host=wrong, session=None, store_gate=None, elsewhere=lambda: nullcontext(wrong))
         finally:
             await wrong.close()
 

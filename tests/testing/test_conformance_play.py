@@ -62,7 +62,7 @@ async def test_a_host_that_does_not_agree_with_itself_is_found_out(host: type[Lo
         wrong = host(cast.agents)
         try:
             async with local(cast, on_disconnect) as rig:
-                yield replace(rig, host=wrong, session=wrong.live, hold=None, seconds=5.0)
+                yield replace(rig, host=wrong, session=wrong.live, store_gate=None, seconds=5.0)
         finally:
             await wrong.close()
 

@@ -10,6 +10,7 @@ from safepoint import (
     AgentResult,
     Completed,
     Failed,
+    Flow,
     LocalHost,
     Outcome,
     Receipt,
@@ -24,6 +25,7 @@ from safepoint import (
 )
 from safepoint.agent import AnyTool, Model, Tool
 from safepoint.events import Event, TextStreamed, ToolCalled
+from safepoint.flow import END, End
 from safepoint.messages import Message
 from safepoint.models import ScriptedModel
 from safepoint.run import Context, leaf, settle
@@ -87,6 +89,14 @@ async def runs(agent: Agent, signal: AbortSignal) -> str:
             return reason.message
         case Failed(error):
             return str(error)
+
+
+async def flows(flow: Flow[list[str], None]) -> list[str] | None:
+    flow.route("search", "write", empty=END)
+    flow.route("write", done=End("written"))
+    result = await flow.execute([], timeout=5)
+    assert_type(result.outcome, Outcome[list[str]])
+    return result.outcome.partial
 
 
 def events(event: Event) -> str:

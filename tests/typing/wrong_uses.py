@@ -3,7 +3,7 @@
 Each mistake is marked for mypy and for pyright, and both report a mark that marks no mistake any more.
 """
 
-from safepoint import Agent, LocalHost, Session, StopAt, tool
+from safepoint import Agent, Flow, LocalHost, Session, StopAt, tool
 from safepoint.events import Event
 from safepoint.models import ScriptedModel
 from safepoint.run import Context, leaf
@@ -41,6 +41,16 @@ async def a_leaf_takes_what_its_work_takes(ctx: Context) -> None:
 def a_stop_takes_a_point(agent: Agent) -> None:
     agent.run("go").stop("why")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     agent.run("go").stop(StopAt.NOW, "tree")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def a_flow_leads_from_nodes_to_nodes_and_ends(flow: Flow[list[str], None]) -> None:
+    flow.route("search", found=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    flow.node(timeout="soon")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    flow.start({"no": "list"})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def a_policy_has_its_words() -> None:
+    tool(on_abort="sometimes")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 
 
 def a_session_takes_a_store(agent: Agent) -> None:

@@ -8,9 +8,9 @@ import asyncio
 from dataclasses import dataclass
 
 from .conformance_play import GOES_ON, GRACE, LATE, NEVER, STILL, STORING, WAITS, Play
-from .conformance_rig import Cast, Make, Rig
+from .conformance_rig import Cast, Make, Rig, StoreGate
 
-__all__ = ["CASES", "PHASES", "SOURCES", "Case", "Cast", "Make", "Rig", "table"]
+__all__ = ["CASES", "PHASES", "SOURCES", "Case", "Cast", "Make", "Rig", "StoreGate", "table"]
 
 # The sources of a stop, each with the outcome of a turn that it has stopped.
 SOURCES = {
@@ -96,7 +96,7 @@ class Case:
         async with make(Cast(), grace) as rig:
             unable = rig.session is None and self.source in NEEDS_SESSION
             unable = unable or (self.phase == STILL and rig.session is None and rig.elsewhere is None)
-            if unable or (rig.hold is None and self.phase in STORING):
+            if unable or (rig.store_gate is None and self.phase in STORING):
                 return False
             try:
                 async with asyncio.timeout(rig.seconds), asyncio.TaskGroup() as group:

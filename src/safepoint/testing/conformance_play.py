@@ -109,8 +109,8 @@ class Play:
                 await self._stop(wrong=phase in ("wrong id", "wrong session"))
             if phase == "twice":
                 await self._stop_again()
-            if phase in STORING and self.rig.hold is not None:
-                self.rig.hold[2]()
+            if phase in STORING and self.rig.store_gate is not None:
+                self.rig.store_gate.open()
                 await self._wait_for_stop()
             await self.reader.aclose()
         await self._check(host if self.source != "host shutdown" else await self.rig.again())
@@ -153,21 +153,21 @@ class Play:
 
     async def _reach(self) -> None:
         """Start the turn, and wait until it has reached the phase."""
-        phase, hold = self.phase, self.rig.hold
+        phase, gate = self.phase, self.rig.store_gate
         if phase == "queued":
             await self.rig.host.send(self.id, "wait", turn_id="ahead")
             await self._wait_for_event(TurnStarted, "ahead")
-        if phase == "while it is stored" and hold is not None:
+        if phase == "while it is stored" and gate is not None:
             await self._wait_for_event(SessionOpened, self.id)  # the reader is attached
-            hold[0]()
+            gate.shut()
         group = self.group
         self.starting = group.create_task(self._start())
         match phase:
             case "queued":
                 await self._wait_for_event(TurnQueued)
             case "while it is stored":
-                assert hold is not None
-                await hold[1]()  # its events cannot be read yet
+                assert gate is not None
+                await gate.reached()  # its events cannot be read yet
                 await self._spin_until(lambda session: self.turn_id in session.turns, "does not come")
             case "before the first token":
                 await self._wait_for_event(AnswerStarted)
@@ -180,10 +180,10 @@ class Play:
                 pass  # it may be this event loop that will not move
             case "while its end is saved":
                 question = await self._wait_for_event(QuestionAsked)
-                assert hold is not None
-                hold[0]()
+                assert gate is not None
+                gate.shut()
                 assert await self.rig.host.answer(self.id, question.event.question_id, "so so")  # type: ignore[union-attr]
-                await hold[1]()
+                await gate.reached()
                 await self._spin_until(self._decided, "does not end")
             case "after the end":
                 await self._wait_for_event(TurnEnded)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ..agent.agent import Agent
 from ..agent.context import ToolContext
@@ -15,7 +15,7 @@ from ..run.messages import UserMessage
 from ..session.host import Host
 from ..session.session import Session
 
-__all__ = ["Cast", "Make", "Rig"]
+__all__ = ["Cast", "Make", "Rig", "StoreGate"]
 
 
 # How long the tool blocks its event loop at most, if something goes wrong.
@@ -77,6 +77,20 @@ def answer(request: ModelRequest) -> Answer:
     return {**plays, "ask": [Call("ask_user", question="Well?")]}.get(last.text, "done")
 
 
+class StoreGate(NamedTuple):
+    """A gate in front of the store of a host: while it is shut, what the session writes waits.
+
+    Attributes:
+        shut: Shuts the gate.
+        reached: Waits until a write waits at the gate.
+        open: Opens the gate.
+    """
+
+    shut: Callable[[], object]
+    reached: Callable[[], Awaitable[object]]
+    open: Callable[[], object]
+
+
 @dataclass(kw_only=True)
 class Rig:
     """A host under test, and the access to its surroundings.
@@ -90,8 +104,7 @@ class Rig:
         session: Gives the session object. None for a host in another process, where some sources cannot be tried.
         elsewhere: Gives the same host for another event loop, as another process has it. Needed if there is no
             `session`; without both, one phase cannot be tried.
-        hold: The functions (shut, reached, open) of a gate in front of the store. None if there is no gate, and two
-            phases cannot be tried.
+        store_gate: The gate in front of the store. None if there is none, and two phases cannot be tried.
         seconds: The time limit of a case.
         pace: The factor for timeouts and disconnects, to shorten them where time is real.
     """
@@ -102,7 +115,7 @@ class Rig:
     again: Callable[[], Awaitable[Host]]
     session: Callable[[str], Awaitable[Session]] | None = None
     elsewhere: Callable[[], AbstractAsyncContextManager[Host]] | None = None
-    hold: tuple[Callable[[], object], Callable[[], Awaitable[object]], Callable[[], object]] | None = None
+    store_gate: StoreGate | None = None
     seconds: float = 20.0
     pace: float = 1.0
 
