@@ -163,10 +163,15 @@ class Receipt:
         data = asdict(replace(self, reason=None))
         return {**data, "reason": None if self.reason is None else self.reason.to_dict()}
 
-    def end_survivors(self, grace: float = 2.0) -> tuple[int, ...]:
+    def end_survivors(self, grace: float = 2.0, *, unknown: bool = False) -> tuple[int, ...]:
         """End the processes that are listed as still running: TERM, and KILL after `grace` seconds. Blocks the thread.
 
         A process is ended only if it is the one that was listed: a process that got the same pid later is not touched.
+
+        Args:
+            grace: Seconds between TERM and KILL.
+            unknown: Also end the processes whose fate is `unknown`: those that began during the run, and that may have
+                been started by another part of the program. Their entries say why they are listed.
 
         Returns:
             The pids of the processes that still run afterwards.
@@ -174,7 +179,7 @@ class Receipt:
         listed = [
             ProcessId(entry.pid, entry.pid_started)
             for entry in self.still_running
-            if entry.pid is not None and entry.pid_started is not None
+            if entry.pid is not None and entry.pid_started is not None and (unknown or entry.fate == "still_running")
         ]
         living = [process for process in listed if is_alive(process)]
         everything = {*living, *descendants(process.pid for process in living)}
