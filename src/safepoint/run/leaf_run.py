@@ -36,6 +36,9 @@ RunsIn: TypeAlias = Literal["caller", "task", "thread", "process"]
 # The least time between two interruptions of one body.
 MIN_INTERRUPT_INTERVAL_SECONDS = 1.0
 
+# What a guard, or a cancellation of the caller, raises in a body. A tuple, because `isinstance` is faster with one.
+INTERRUPTIONS = (AbortError, asyncio.CancelledError)
+
 # How many rounds of the event loop `stop(abandon=0)` waits for. An awaited leaf that ends as soon as it is interrupted
 # still needs a few of them: the interruption is posted, thrown into the task, and the end of the task is reported.
 # Without these rounds, a leaf that ends within the same millisecond would be listed as still running.
@@ -224,6 +227,9 @@ class LeafRun(OwningLeaf, Generic[C]):
         """Record that the body raised `error`, and return the error that the caller is to raise instead."""
         if self.entry.fate == "not_started":
             return error
+        if self.outer.signal.aborted and isinstance(error, INTERRUPTIONS):  # the usual case, a thousand times per stop
+            self._end("stopped")
+            return error
         stop = is_stop(error)
         if self.signal.aborted or self.ctx.stop.caused(error) or _is_outer(error):
             self._end("stopped", note="" if stop else f"it raised {describe(error)}")
@@ -368,7 +374,7 @@ def is_stop(error: BaseException) -> bool:
     """Whether the error is what an interruption raises, or a group that contains only such errors."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_stop(part) for part in error.exceptions)
-    return isinstance(error, AbortInterrupt | asyncio.CancelledError | AbortError)
+    return isinstance(error, (*INTERRUPTIONS, AbortInterrupt))
 
 
 def _resolve(future: "asyncio.Future[None]") -> None:
