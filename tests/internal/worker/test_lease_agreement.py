@@ -5,12 +5,13 @@ Owns the tests of the agreement on one lease: a worker with another one is refus
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from safepoint.worker import Broker, BrokerError, LeaseInForce, Worker, WorkerTimings
-from safepoint.worker.broker import BrokerConnection, Key, Queue, StreamName
+from safepoint.worker.broker import BrokerConnection, Key, Order, Queue, StreamName
 from tests.kit.agents import talker
 from tests.kit.waiting import eventually
 from tests.kit.workers import SECONDS, New, each_broker, linked, working
@@ -60,23 +61,40 @@ async def test_of_workers_that_start_at_once_with_two_leases_those_that_stay_hav
             await worker.close()
 
 
-class NoAnnouncements:
-    """A broker that takes no announcements of workers while `cut_off` is set, and counts those that it refuses."""
+class CutOff:
+    """A broker that can refuse the announcements of a worker, and its requests for orders.
+
+    Attributes:
+        no_announcements: Whether it refuses announcements.
+        no_orders: Whether it refuses requests for orders. They too would tell a worker that the lease has changed.
+        refused: The number of refused announcements.
+    """
 
     def __init__(self, broker: Broker) -> None:
-        self.broker, self.cut_off, self.refused = broker, False, 0
+        self.broker = broker
+        self.no_announcements = self.no_orders = False
+        self.refused = 0
 
     async def connect(self, name: str) -> BrokerConnection:
         connection = await self.broker.connect(name)
-        real = connection.append
+        real_append, real_take = connection.append, connection.take
 
         async def append(stream: StreamName, key: Key, data: bytes, *, expected_last: int | None = None) -> int:
-            if stream == "workers" and self.cut_off:
+            if stream == "workers" and self.no_announcements:
                 self.refused += 1
                 raise BrokerError("cut off")
-            return await real(stream, key, data, expected_last=expected_last)
+            return await real_append(stream, key, data, expected_last=expected_last)
 
-        connection.append = append  # type: ignore[method-assign]  # on this connection only
+        async def take(queues: Sequence[Queue], limit: int, wait: float) -> list[Order]:
+            try:
+                if not self.no_orders:
+                    return await real_take(queues, limit, wait)
+            except LeaseInForce:
+                if not self.no_orders:
+                    raise
+            raise BrokerError("cut off")
+
+        connection.append, connection.take = append, take  # type: ignore[method-assign]  # of this connection only
         return connection
 
 
@@ -85,10 +103,10 @@ async def test_a_worker_that_was_not_seen_for_long_and_finds_another_lease_leave
     new: New, caplog: pytest.LogCaptureFixture
 ):
     broker = new(lease=6.0)
-    through = NoAnnouncements(broker)
+    through = CutOff(broker)
     worker = Worker(talker(), through, timings=WorkerTimings(announce_every=0.1, unseen_after=1.0))
     await worker.start()
-    through.cut_off = True
+    through.no_orders = through.no_announcements = True
     async with linked(with_lease(broker, 3.0)) as connection:
         await connection.change_lease(ANY)
         async with linked(broker) as old:
@@ -106,7 +124,7 @@ async def test_a_worker_that_was_not_seen_for_long_and_finds_another_lease_leave
             return through.refused > 12  # at least 0.1 s apart
 
         await eventually(not_seen_for_long)
-        through.cut_off = False
+        through.no_announcements = False
         with pytest.raises(LeaseInForce, match="is 3 s, and this worker was started with 6 s"):
             async with asyncio.timeout(SECONDS):
                 await worker.wait()
