@@ -117,6 +117,11 @@ def test_importing_safepoint_imports_no_flow_no_session_and_no_sdk() -> None:
         ("openai", "safepoint.OpenAIModel('m')", "OpenAIModel needs the package openai: pip install"),
         ("anthropic", "safepoint.AnthropicModel('m')", "AnthropicModel needs the package anthropic: pip install"),
         ("ollama", "safepoint.OllamaModel('m')", "OllamaModel needs the package ollama: pip install"),
+        (
+            "nats",
+            "import asyncio, safepoint.worker as w; asyncio.run(safepoint.RemoteHost(w.NatsBroker('nats://x')).sessions())",
+            "NatsBroker needs the package nats: pip install",
+        ),
     ],
 )
 def test_an_import_that_needs_an_extra_names_it(missing: str, program: str, told: str) -> None:

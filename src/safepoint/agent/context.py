@@ -29,7 +29,7 @@ class ToolContext(RepeatableContext):
 
     Attributes:
         call_id: The id that the model gave this call.
-        idempotency_key: Stays the same for this call for life, even after a crash or on another worker: for effects
+        idempotency_key: Never changes for this call, even after a crash or on another worker: for effects
             that must happen once.
         kept: If this call was stopped before, how far it had come: an AgentResult or PartialWork. Otherwise None.
         usage: What models inside this call have cost.

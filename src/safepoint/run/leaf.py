@@ -319,7 +319,7 @@ async def finish(run: LeafRun[C]) -> None:
 
 
 async def error_after(run: LeafRun[C], error: BaseException, ending: Awaitable[None]) -> BaseException:
-    """Wait until what a leaf that failed had started has ended, record how the leaf ended, and return its error."""
+    """Wait for the end of everything that a failed leaf started, record how the leaf ended, and return its error."""
     try:
         await ending
     finally:  # even if the caller is cancelled meanwhile

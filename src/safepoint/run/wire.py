@@ -150,9 +150,11 @@ def _dump(item: Event | Message) -> str:
         text: str | None = adapter.dump_json(item).decode()  # several times as fast as json.dumps
     except PydanticSerializationError:  # half of a surrogate pair, which only json.dumps can write
         text = None
-    # Pydantic also writes an infinite number as `null`, which loses it. `null` as a value and the word in a text look
-    # the same here, so every text that contains it is written again, slowly. So is what is no JSON object: a value that
-    # is no event, which a tool made up, raises TypeError there instead of a record that nothing can read.
+    # json.dumps is slow, so it writes only what pydantic may have written wrongly:
+    # - Pydantic writes an infinite number as `null`, which loses it. This looks the same as None, or as the word "null"
+    #   in a text, so each text that contains the word is written again.
+    # - A tool may emit a value that is not an event and whose JSON is not an object. Below it raises a TypeError; it
+    #   must not become a record that nothing can read.
     if text is None or text[0] != "{" or "null" in text:
         return json.dumps({"v": VERSION, **adapter.dump_python(item, mode="json")}, ensure_ascii=False)
     return f'{{"v": {VERSION}, {text[1:]}'
