@@ -1,4 +1,4 @@
-"""Owns the protocols by which edges (page, API, command line) use sessions: ids and plain data.
+"""Owns the protocols by which clients (page, API, command line) use sessions: ids and plain data.
 
 Knows nothing of the network: a host in this process and one on other machines have the same methods.
 """
@@ -41,7 +41,7 @@ class NotFound(SafepointError):
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """A turn as edges see it.
+    """A turn as clients see it.
 
     Attributes:
         id: The id by which it was asked for, even if another turn has gone on with it since.
@@ -61,7 +61,7 @@ class TurnView:
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """A session as edges see it.
+    """A session as clients see it.
 
     Attributes:
         id: The id of the session.
@@ -182,7 +182,7 @@ class TurnChanges(Protocol):
 
 
 class SessionAccess(SessionViews, TurnCommands, TurnChanges, Protocol):
-    """Everything that edges do with sessions. It can neither recover nor close the host: see `Host`."""
+    """Everything that clients do with sessions. It can neither recover nor close the host: see `Host`."""
 
     async def create(self, session_id: str | None = None, agent: str | None = None) -> SessionView:
         """Open a new or a stored session.
