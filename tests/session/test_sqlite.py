@@ -91,15 +91,16 @@ async def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -
 
 
 async def test_its_threads_end_with_the_store(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "chat.db")
+    # The file has a name of its own: threads of another test's store may still be about to end.
+    store = SqliteStore(tmp_path / "threads.db")
     await store.sessions()
-    threads = [thread for thread in threading.enumerate() if thread.name.endswith("store chat.db")]
+    threads = [thread for thread in threading.enumerate() if thread.name.endswith("store threads.db")]
     assert len(threads) == 2, "one writes, one reads"
     await store.close()
     for thread in threads:
         await asyncio.to_thread(thread.join, 20)
         assert not thread.is_alive()
-    assert os.listdir(tmp_path) == ["chat.db"]
+    assert os.listdir(tmp_path) == ["threads.db"]
 
 
 async def test_a_file_whose_process_was_killed_in_a_checkpoint_is_opened_with_all_it_has(tmp_path: Path) -> None:
