@@ -80,6 +80,9 @@ class LeafRun(OwningLeaf, Generic[C]):
     """
 
     ctx: C
+    locate: Callable[[], str | None] | None = None  # where the body is, if that is known better than from its task
+    _started: float | None = None
+    _blocked_at: str | None = None
 
     @overload
     def __init__(
@@ -115,15 +118,11 @@ class LeafRun(OwningLeaf, Generic[C]):
         context: Callable[..., Any] = ChildContext,
     ) -> None:
         hook.install()
-        super().__init__()
         self.policy = policy
         self.kind: LeafKind = kind
         self.loop = asyncio.get_running_loop()
-        self.locate: Callable[[], str | None] | None = None
         self.outer = ctx
         self.signal = ctx.signal
-        self._started: float | None = None
-        self._blocked_at: str | None = None
         self.runs_in: RunsIn = runs_in or _place_of(kind, policy)
         detachable = self.runs_in != "caller"
         if detachable:  # it can be left behind, so it needs a signal, a revocation and an end of its own
