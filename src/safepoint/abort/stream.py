@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from .ambient import shield
+from .event_loop import post
 from .guard import Guard, Scope, external_cancel_count, scope
 from .signal import AbortSignal
 
@@ -103,9 +104,8 @@ class Stream(Generic[T]):
         if self._task is None:  # iteration never began, and no loop runs in which to close the source
             closing.close()
             return
-        try:  # dropped outside of its task: by the garbage collector, or with the frame of an ended task
-            self._task.get_loop().call_soon_threadsafe(_finish, closing)
-        except RuntimeError:  # its loop is closed
+        # Dropped outside of its task: by the garbage collector, or with the frame of an ended task.
+        if not post(self._task.get_loop(), _finish, closing):
             closing.close()
 
 

@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from .ambient import current_signal
+from .event_loop import fail, post, resolve
 from .guard import Guard, Scope, scope
 from .resource_account import accounted
 from .signal import AbortSignal
@@ -131,24 +133,21 @@ class _Call(Generic[T]):
 
     def run(self) -> None:
         """Call the function. Runs in the thread."""
-        value: T | None = None
-        error: BaseException | None = None
         try:
             if self.signal is not None:
                 self.signal.raise_if_aborted()
-            value = self._context.run(self.fn, *self.args)
+            deliver = partial(resolve, self.future, self._context.run(self.fn, *self.args))
         except (StopIteration, asyncio.CancelledError) as raised:
             # A future does not accept StopIteration, and CancelledError would look like a cancellation of the caller.
             error = RuntimeError(f"{self.fn!r} raised {type(raised).__name__}")
             error.__cause__ = raised
+            deliver = partial(fail, self.future, error)
         except BaseException as raised:
-            error = raised
+            deliver = partial(fail, self.future, raised)
         if self._first.setdefault(None, "ended") == "left":
             self._drop()
             return
-        try:
-            self.loop.call_soon_threadsafe(self._deliver, value, error)
-        except RuntimeError:
+        if not post(self.loop, deliver):
             log.debug("The loop that waited for %r is closed", self.fn)
 
     def abandon(self) -> None:
@@ -156,14 +155,6 @@ class _Call(Generic[T]):
         _abandoned[self] = self.fn
         if self._first.setdefault(None, "left") == "ended":
             self._drop()
-
-    def _deliver(self, value: T | None, error: BaseException | None) -> None:
-        if self.future.done():
-            return
-        if error is None:
-            self.future.set_result(cast(T, value))  # None only if the function returned it
-        else:
-            self.future.set_exception(error)
 
     def _drop(self) -> None:
         _abandoned.pop(self, None)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from ..abort import AbortSignal
+from ..abort.event_loop import post, resolve
 from ..errors import UsageError
 from ..run.ask import AskUser, ask
 from ..run.context import Context
@@ -62,13 +63,7 @@ class Questions:
         answer = self._open.pop(question_id, None) if self._callback is None else None
         if answer is None or answer.done():
             return False
-        answer.get_loop().call_soon_threadsafe(_resolve, answer, text)
-        return True
-
-
-def _resolve(answer: "asyncio.Future[str]", text: str) -> None:
-    if not answer.done():
-        answer.set_result(text)
+        return post(answer.get_loop(), resolve, answer, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from ..abort.event_loop import post
 from ..abort.guard import discard
 from ..abort.threads import start_in_thread
 from .code_location import thread_place
@@ -85,12 +86,8 @@ class CleanupCall:
         return self._cleanup()
 
     def _post(self, call: Callable[[], object]) -> None:
-        if self._abandoned:
-            return
-        try:
-            self._loop.call_soon_threadsafe(call)
-        except RuntimeError:  # the loop is closed, so there is no receiver left
-            pass
+        if not self._abandoned:
+            post(self._loop, call)
 
     def _on_late_end(self, ended: "asyncio.Future[object]") -> None:
         error = ended.exception()

@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 from ..abort import AbortController, AbortError, AbortSignal, Clock, current_clock, current_signal
 from ..abort.clock import check_seconds
 from ..abort.deadline import Deadline
+from ..abort.event_loop import post
 from ..abort.reason import caller, error_from
 from ..abort.renamed_arguments import accepts_deadline
 from .events import Event, ProgressMade
@@ -353,10 +354,7 @@ class ChildContext(Context):
 
 
 def _posting(sink: Callable[[Event], object], loop: asyncio.AbstractEventLoop) -> Callable[[Event], object]:
-    def post(event: Event) -> None:
-        loop.call_soon_threadsafe(sink, event)
-
-    return post
+    return lambda event: post(loop, sink, event)
 
 
 def _unpickled(path: tuple[str, ...], run_id: str) -> Context:

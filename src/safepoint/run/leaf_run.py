@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 from ..abort import AbortController, AbortError, AbortReason, AbortSignal, Guard
 from ..abort.deadline import Deadline
+from ..abort.event_loop import post, resolve
 from ..abort.guard import Ambient, abort_error, external_cancel_count
 from ..abort.processes import KILL_SECONDS
 from ..errors import SafepointError, describe
@@ -286,7 +287,7 @@ class LeafRun(OwningLeaf, Generic[C]):
         if rounds:
             self.loop.call_soon(self._abandon_soon, rounds - 1)
         else:
-            _resolve(self.abandoned)
+            resolve(self.abandoned, None)
 
     def _end(self, fate: Fate, *, where: str | None = None, note: str = "") -> None:
         self._close()
@@ -341,10 +342,7 @@ class LeafRun(OwningLeaf, Generic[C]):
             self.gate.repeat_after(self._interrupt_interval, self._interrupt_again)
 
     def _post(self, call: Callable[[], object]) -> None:
-        try:
-            self.loop.call_soon_threadsafe(call)
-        except RuntimeError:  # the loop is closed, so there is nothing left to notify
-            pass
+        post(self.loop, call)
 
     def _end_error(self) -> BaseException:
         """The error that tells the caller why the body ended or did not begin."""
@@ -374,8 +372,3 @@ def is_stop(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(is_stop(part) for part in error.exceptions)
     return isinstance(error, (*INTERRUPTIONS, AbortInterrupt))
-
-
-def _resolve(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)

@@ -17,10 +17,10 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ..abort import process_group
+from ..abort.event_loop import post, resolve
 from ..abort.process_group import collect
 from .broker import Broker
 from .order_runner import OrderRunner
@@ -111,13 +111,10 @@ class InlineExecutor:
     ) -> None:
         """Accept an order."""
         supervisor_loop = asyncio.get_running_loop()
-
-        def call_in_supervisor(callback: Callable[[T], object], value: T) -> None:
-            with contextlib.suppress(RuntimeError):  # the supervisor's event loop is closed
-                supervisor_loop.call_soon_threadsafe(callback, value)
-
         self._runner = self._worker_loop.create_runner(
-            assignment, partial(call_in_supervisor, on_turn), partial(call_in_supervisor, on_waiting)
+            assignment,
+            lambda turn_id: post(supervisor_loop, on_turn, turn_id),
+            lambda waits: post(supervisor_loop, on_waiting, waits),
         )
 
     def lease_renewed(self, until: float) -> None:
@@ -258,15 +255,14 @@ class ProcessExecutor:
             case {"failed": why, "broker_missing": bool(missing)}:
                 self.failure, self.broker_missing = str(why), missing
             case {"n": number, "reply": reply}:
-                waiting = self._replies.get(number)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(from_json(Reply, json.dumps(reply).encode()))
+                if number in self._replies:
+                    resolve(self._replies[number], from_json(Reply, json.dumps(reply).encode()))
             case {"runs": turn_id}:
                 self._on_turn(turn_id)
             case {"waits": bool(waits)}:
                 self._on_waiting(waits)
-            case {"over": ending} if self._ended is not None and not self._ended.done():
-                self._ended.set_result(ending)
+            case {"over": ending} if self._ended is not None:
+                resolve(self._ended, ending)
             case _:
                 pass
 
@@ -279,11 +275,10 @@ class ProcessExecutor:
         collect(self._process)
         self._ready_or_exited.set()
         self.exited.set()
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(self._ending_of_exit)
+        if self._ended is not None:
+            resolve(self._ended, self._ending_of_exit)
         for waiting in self._replies.values():
-            if not waiting.done():
-                waiting.set_result(Reply(False, "its process has died", error="broken"))
+            resolve(waiting, Reply(False, "its process has died", error="broken"))
 
     @property
     def failed_to_start(self) -> bool:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol
 
+from ..abort.event_loop import Broadcast
 from ..agent.conversation import AgentResult
 from ..run.outcome import Outcome
 from ..session.log import RECENT, LoggedEvent, decode_record
@@ -59,7 +60,7 @@ class LogFollower:
         self._read_seconds = read_seconds
         self._reader = LogReader(source, session)
         self._recent: deque[LoggedEvent] = deque(maxlen=RECENT)
-        self._changed = asyncio.Event()  # set and replaced with every event
+        self._changed = Broadcast()
         self._read_now = asyncio.Event()
         self._reading = asyncio.Lock()
         self._unlisten: Callable[[], Awaitable[None]] | None = None
@@ -81,11 +82,7 @@ class LogFollower:
         self.state.apply(recorded.event)
         self.seq = record.seq
         self._recent.append(recorded)
-        self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.notify()
 
     def _on_appended(self, notice: bytes) -> None:
         before, entry = LogAppended.from_bytes(notice)
@@ -114,7 +111,7 @@ class LogFollower:
             await self._start()
             await self.catch_up()
             while not self._closed:
-                changed = self._changed
+                changed = self._changed.next
                 missing = self.seq - after
                 if missing <= 0:
                     await changed.wait()
@@ -174,4 +171,4 @@ class LogFollower:
         """End everything that follows the log."""
         self._closed = True
         self._read_now.set()
-        self._notify()
+        self._changed.notify()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..abort.clock import check_seconds
+from ..abort.event_loop import post
 from .broker import (
     RETENTION,
     BrokerError,
@@ -52,6 +53,10 @@ class _Listener:
 
     loop: asyncio.AbstractEventLoop
     call: Callable[[bytes], object]
+
+    def post(self, data: bytes) -> None:
+        """Call it there. Does nothing once that loop is closed."""
+        post(self.loop, self.call, data)
 
 
 @dataclass
@@ -182,7 +187,7 @@ class MemoryConnection:
         with self._hub.lock:
             waiting = list(self._hub.waiting)
         for one in waiting:
-            _post(one, b"")
+            one.post(b"")
 
     async def take(self, queues: Sequence[Queue], limit: int, wait: float) -> list[Order]:
         """Take orders."""
@@ -262,7 +267,7 @@ class MemoryConnection:
             raise NoResponders(f"the process that served {'/'.join(subject)} has ended") from error
         replied = asyncio.Event()
         requester = _Listener(self._loop, lambda data: replied.set())
-        answered.add_done_callback(lambda done: _post(requester, b""))
+        answered.add_done_callback(lambda done: requester.post(b""))
         try:
             async with asyncio.timeout(timeout):
                 await replied.wait()
@@ -285,7 +290,7 @@ class MemoryConnection:
         with self._hub.lock:
             listeners = list(self._hub.listening.get(subject, ()))
         for listener in listeners:
-            _post(listener, data)
+            listener.post(data)
 
     async def listen(self, subject: Key, on_message: Callable[[bytes], object]) -> Callable[[], Awaitable[None]]:
         """Receive what is published to a subject."""
@@ -360,10 +365,3 @@ class _MemoryOrder:
 
 async def _handle(handler: RequestHandler, data: bytes) -> bytes:
     return await handler(data)
-
-
-def _post(listener: _Listener, data: bytes) -> None:
-    try:
-        listener.loop.call_soon_threadsafe(listener.call, data)
-    except RuntimeError:
-        pass  # its loop is closed

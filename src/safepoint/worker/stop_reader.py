@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from ..abort import AbortController, AbortError
+from ..abort.event_loop import resolve
 from .broker import BrokerError, ReadableStreams
 from .protocol import StopCall
 from .stall_detector import StallDetector
@@ -82,11 +83,13 @@ class StopReader:
                 self._wanted.clear()
                 served, self._waiting = self._waiting, []
                 await self._read()
-                _wake(served)
+                for waiter in served:
+                    resolve(waiter, None)
         except AbortError:
             pass  # closed
         finally:
-            _wake([*served, *self._waiting])
+            for waiter in (*served, *self._waiting):
+                resolve(waiter, None)
 
     async def _read(self) -> None:
         """Read and apply what is new.
@@ -113,9 +116,3 @@ class StopReader:
     def close(self) -> None:
         """Read nothing more: every turn has ended, or was stopped."""
         self._closing.abort("nothing runs here any more")
-
-
-def _wake(waiting: list[asyncio.Future[None]]) -> None:
-    for waiter in waiting:
-        if not waiter.done():
-            waiter.set_result(None)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Literal
 
 from ..abort.clock import check_seconds
+from ..abort.event_loop import post, resolve
 from ..agent.agent import Agent
 from ..agent.target import load_agent
 from ..errors import UsageError
@@ -127,18 +128,15 @@ class Worker:
         async def supervise() -> None:
             self._supervisor = Supervisor(self._settings, self._worker_loop, self.stats)
             self._control = asyncio.get_running_loop()
-            await self._supervisor.run(lambda: caller_loop.call_soon_threadsafe(_finish, started, None))
+            await self._supervisor.run(lambda: post(caller_loop, resolve, started, None))
 
         failure: BaseException | None = None
         try:
             asyncio.run(supervise())
         except BaseException as error:
             failure = error
-        try:
-            caller_loop.call_soon_threadsafe(_finish, started, failure)
-            caller_loop.call_soon_threadsafe(_finish, self._ended, failure)
-        except RuntimeError:
-            pass  # the event loop of the caller is closed, because the program ends
+        for future in (started, self._ended):
+            post(caller_loop, _finish, future, failure)
 
     async def wait(self, timeout: float | None = None) -> None:
         """Wait until it has ended. Ending the wait does not end the worker.
@@ -168,10 +166,7 @@ class Worker:
         supervisor, control = self._supervisor, self._control
         if supervisor is None or control is None:
             return
-        try:
-            control.call_soon_threadsafe(supervisor.shut_down, within, give_back, reason)
-        except RuntimeError:
-            pass  # it has ended already
+        post(control, supervisor.shut_down, within, give_back, reason)  # does nothing if it has ended already
         try:
             await self.wait()
         finally:
@@ -198,9 +193,8 @@ def _check_sendable(broker: Broker) -> None:
 
 
 def _finish(future: "asyncio.Future[None]", error: BaseException | None) -> None:
-    if not future.done():
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-            future.exception()  # marks it as retrieved, in case nothing waits for it
+    if error is None:
+        resolve(future, None)
+    elif not future.done():
+        future.set_exception(error)
+        future.exception()  # marks it as retrieved, in case nothing waits for it

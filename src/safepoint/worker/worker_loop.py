@@ -7,6 +7,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import Callable, Mapping
 
+from ..abort.event_loop import post
 from ..agent.agent import Agent
 from .broker import Broker, BrokerConnection
 from .order_runner import OrderRunner
@@ -65,10 +66,7 @@ class WorkerLoop:
 
     def post(self, callback: Callable[..., object], *args: object) -> None:
         """Call a function in the event loop. Does nothing once the loop is closed."""
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:
-            pass
+        post(self._loop, callback, *args)
 
     async def close(self) -> None:
         """Close the connection."""
