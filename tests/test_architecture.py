@@ -64,7 +64,7 @@ def test_imports_point_down() -> None:
 def test_the_core_needs_only_the_standard_library() -> None:
     require(
         each(layers.foreign_imports, package()),
-        "abort/, run/ and errors.py work without any other package: move this up, or to run/wire.py.",
+        "abort/, run/, the data types and errors.py work without any other package: move this up, or to wire.py.",
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import safepoint
 from safepoint import errors
 from safepoint.errors import MissingExtra, SafepointError, WireError
-from safepoint.run.wire import WireError as WireErrorOfTheWire
+from safepoint.wire import WireError as WireErrorOfTheWire
 
 
 def test_the_error_of_the_wire_is_one_and_a_value_error():

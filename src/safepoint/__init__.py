@@ -22,9 +22,9 @@ from .abort import (
 )
 from .agent import Agent, AgentResult, ToolContext, tool
 from .errors import SafepointError, UsageError
+from .events import Event
+from .messages import Message
 from .run import Aborted, Completed, Failed, Outcome, Receipt, Retry, StopAck, StopAt, TimedOut
-from .run.events import Event
-from .run.messages import Message
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from .session import LocalHost, MemoryStore, Session, SqliteStore
     from .worker import RemoteHost, Worker
 else:
+    from . import events as _events
+    from . import messages as _messages
     from .lazy_imports import lazy_imports as _lazy_imports
-    from .run import events as _events
-    from .run import messages as _messages
 
     __getattr__ = _lazy_imports(
         __name__,

@@ -1,10 +1,17 @@
-"""The public import path of messages, and the functions that read and write them as JSON.
+"""The messages of a conversation: a closed union of frozen dataclasses, `Message`. No provider is known here.
 
-A conversation is a sequence of messages. The modules of Safepoint itself import messages from `safepoint.run.messages`.
+A tool call has exactly one result, and its status says truthfully whether the tool ran.
 """
 
-from .run.messages import AssistantMessage, CallStatus, Message, SystemMessage, ToolCall, ToolResult, UserMessage
-from .run.wire import message_from_json, message_to_json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from .wire import message_from_json, message_to_json
+else:  # on first use: they need pydantic, which the classes do not
+    from .lazy_imports import lazy_imports as _lazy_imports
+
+    __getattr__ = _lazy_imports(__name__, {"message_from_json": "safepoint.wire", "message_to_json": "safepoint.wire"})
 
 __all__ = [
     "AssistantMessage",
@@ -17,3 +24,54 @@ __all__ = [
     "message_from_json",
     "message_to_json",
 ]
+
+CallStatus: TypeAlias = Literal["completed", "failed", "interrupted", "not_started", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemMessage:
+    """Instructions for the model."""
+
+    text: str
+    kind: Literal["system"] = "system"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserMessage:
+    """The words of a person."""
+
+    text: str
+    kind: Literal["user"] = "user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A tool call of the model. `arguments` is the JSON text as the model wrote it."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssistantMessage:
+    """An answer of the model. If it is `interrupted`, it was stopped in the middle, and this is the part received."""
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = field(default=())
+    interrupted: bool = False
+    kind: Literal["assistant"] = "assistant"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """The result of one tool call."""
+
+    call_id: str
+    name: str
+    content: str
+    status: CallStatus = "completed"
+    kind: Literal["tool_result"] = "tool_result"
+
+
+Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolResult

@@ -11,8 +11,8 @@ from typing import Any
 from safepoint.agent import Agent, AgentResult, ToolContext, tool
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Completed
-from safepoint.run.wire import outcome_from_json, outcome_to_json
 from safepoint.testing import drain_ready_tasks
+from safepoint.wire import outcome_from_json, outcome_to_json
 
 STEPS = ("reserve", "charge", "mail", "pack")
 

@@ -19,9 +19,9 @@ from safepoint.agent import Agent, AgentResult, AgentRun, ToolContext, tool
 from safepoint.events import ProgressMade, QuestionAsked, RunEnded, TextStreamed
 from safepoint.models.scripted import Call, ScriptedModel, Stall
 from safepoint.run import Outcome, StopAck, StopAt, StopRequest
-from safepoint.run.wire import outcome_from_json, outcome_to_json
 from safepoint.testing import FakeClock
 from safepoint.testing import drain_ready_tasks as let_run
+from safepoint.wire import outcome_from_json, outcome_to_json
 from tests.kit.agents import agents_kept, contents, fates, kinds, of_kind, read, results, so_far, statuses, stopped
 
 AFTER_MODEL, AFTER_TOOLS, SAFE_POINT, NOW, TURN_END = (

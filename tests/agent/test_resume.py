@@ -14,7 +14,7 @@ from safepoint.agent import Agent, AgentResult, AgentRun, ToolContext, tool, val
 from safepoint.events import QuestionAsked, TextStreamed
 from safepoint.models.scripted import Call, Error, ScriptedModel, Stall
 from safepoint.run import Outcome, Retry, Usage
-from safepoint.run.wire import outcome_from_json, outcome_to_json
+from safepoint.wire import outcome_from_json, outcome_to_json
 from tests.agent.shop import ASK_CLERK, CLERK, ROUND, STEPS, Shop
 from tests.kit.agents import agents_kept, answers, contents, read, so_far, statuses, stopped
 

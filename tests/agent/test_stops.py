@@ -18,8 +18,8 @@ from safepoint.events import Event, LeafStarted, QuestionAsked, RetryScheduled, 
 from safepoint.models.anthropic import AnthropicModel
 from safepoint.models.openai import OpenAIModel
 from safepoint.run import LeafTimeout, Outcome, Policy, Retry
-from safepoint.run.wire import outcome_to_json
 from safepoint.testing import FakeClock, drain_ready_tasks
+from safepoint.wire import outcome_to_json
 from tests.agent import functions
 from tests.conftest import counts
 from tests.kit.agents import agents_kept, contents, fates, kinds, of_kind, read, so_far, statuses, stopped

@@ -50,12 +50,12 @@ PUBLIC_MODULES = (
     "models.openai",
     "models.scripted",
     "run",
-    "run.wire",
     "server",
     "session",
     "testing",
     "testing.conformance",
     "turns",
+    "wire",
     "worker",
 )
 

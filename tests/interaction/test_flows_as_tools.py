@@ -17,8 +17,8 @@ from safepoint.events import TurnEnded
 from safepoint.flow import END, Flow, NodeContext
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Outcome, StopAt
-from safepoint.run.wire import outcome_from_json, outcome_to_json
 from safepoint.session import MemoryStore, Session, SqliteStore
+from safepoint.wire import outcome_from_json, outcome_to_json
 from tests.kit.agents import contents, statuses, stopped
 from tests.kit.sessions import lines, stored
 from tests.session import shipping

@@ -8,7 +8,7 @@ from safepoint.agent import Agent, AgentResult, AgentRun, ToolContext, tool
 from safepoint.events import PartRecorded
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Outcome
-from safepoint.run.wire import outcome_from_json, outcome_to_json
+from safepoint.wire import outcome_from_json, outcome_to_json
 from tests.kit.agents import contents, of_kind, read, so_far, stopped
 
 

@@ -12,9 +12,9 @@ from safepoint.agent import Agent, AgentResult, ToolContext, tool, validate
 from safepoint.errors import UsageError
 from safepoint.events import SessionClosed, StopRequested, TextStreamed, ToolCalled, TurnEnded, TurnStarted
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.run.wire import outcome_to_json
 from safepoint.session import MemoryStore, Session, SessionBusy, SessionEnded, SessionTurn
 from safepoint.testing import drain_ready_tasks
+from safepoint.wire import outcome_to_json
 from tests.conftest import counts
 from tests.kit.agents import gated_agent, talker
 from tests.kit.sessions import read_all, stored, until

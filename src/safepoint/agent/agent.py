@@ -15,12 +15,12 @@ from ..abort.guard import external_cancel_count
 from ..abort.reason import caller, error_from
 from ..abort.renamed_arguments import accepts_deadline, suggests
 from ..errors import SafepointError, UsageError, require_method, shorten
+from ..events import AnswerFinished, AnswerRestarted, AnswerStarted, TextStreamed
+from ..messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
+from ..receipt import Usage
 from ..run.ask import AskUser
 from ..run.context import Context
-from ..run.events import AnswerFinished, AnswerRestarted, AnswerStarted, TextStreamed
-from ..run.messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
 from ..run.policy import Policy
-from ..run.receipt import Usage
 from ..run.retry import Retry
 from ..run.stop import StopAt
 from ..run.stream import stream

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from ..abort import AbortSignal
 from ..abort.event_loop import post, resolve
 from ..errors import UsageError
+from ..outcome import Completed, Outcome
 from ..run.ask import AskUser, ask
 from ..run.context import Context
 from ..run.journal import Journal
-from ..run.outcome import Completed, Outcome
 from ..run.run_handle import RunHandle
 from .context import AskUserFn
 from .conversation import AgentResult, Conversation

@@ -29,11 +29,11 @@ from functools import partial
 from ..abort import AbortError
 from ..abort.guard import external_cancel_count
 from ..errors import describe
+from ..events import CallRecorded, ToolCalled, ToolEnded
+from ..messages import CallStatus, ToolCall, ToolResult
 from ..run.context import Context
-from ..run.events import CallRecorded, ToolCalled, ToolEnded
 from ..run.leaf import launch
 from ..run.leaf_run import LeafRun, RunsIn
-from ..run.messages import CallStatus, ToolCall, ToolResult
 from ..run.partial_work import PartialWork, partial_work
 from .context import AskUserFn, ToolContext
 from .conversation import AgentResult, Conversation

@@ -4,11 +4,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, TypeAlias, Unpack
 
 from ..errors import UsageError
+from ..receipt import Usage
 from ..run.context import ChildContext, ChildOptions, Context
 from ..run.journal import Journal
 from ..run.leaf import wait
 from ..run.once import RepeatableContext
-from ..run.receipt import Usage
 
 __all__ = ["AskUserFn", "AskingContext", "ToolContext", "ask_function_of", "key_of"]
 

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal, TypeAlias
 
-from ..run.messages import AssistantMessage, Message, ToolCall, ToolResult
+from ..messages import AssistantMessage, Message, ToolCall, ToolResult
+from ..receipt import Usage
 from ..run.partial_work import PartialWork
-from ..run.receipt import Usage
 from .history import NOT_RUN, repair, unique_id, valid_arguments, valid_name
 from .model import CallDelta, ModelRequest
 

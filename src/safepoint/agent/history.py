@@ -22,7 +22,7 @@ from itertools import count, pairwise
 from typing import Literal, TypeAlias
 
 from ..errors import SafepointError, UsageError
-from ..run.messages import AssistantMessage, CallStatus, Message, SystemMessage, ToolCall, ToolResult, UserMessage
+from ..messages import AssistantMessage, CallStatus, Message, SystemMessage, ToolCall, ToolResult, UserMessage
 
 __all__ = [
     "INTERRUPTED",

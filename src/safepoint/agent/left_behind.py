@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 
 from ..errors import describe
-from ..run.messages import AssistantMessage, ToolCall, ToolResult
+from ..messages import AssistantMessage, ToolCall, ToolResult
 from .conversation import AgentResult
 from .tool import AnyTool
 

@@ -6,8 +6,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from ..abort import AbortSignal
 from ..errors import SafepointError
-from ..run.messages import Message
-from ..run.receipt import Usage
+from ..messages import Message
+from ..receipt import Usage
 from ..run.retry import asks_to_wait
 
 __all__ = [

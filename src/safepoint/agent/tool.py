@@ -30,10 +30,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_json
 
 from ..errors import SafepointError, UsageError
+from ..receipt import LeafKind
 from ..run.context import Context
 from ..run.leaf import kind_of, name_of
 from ..run.policy import Policy, PolicySettings
-from ..run.receipt import LeafKind
 from .history import NAME, invalid_arguments
 from .model import ToolSpec
 

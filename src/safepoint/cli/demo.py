@@ -17,8 +17,8 @@ from ..agent.agent import Agent
 from ..agent.context import ToolContext
 from ..agent.model import AnswerEnded, CallDelta, Chunk, Model, ModelRequest, TextDelta, UsageReported
 from ..agent.tool import AnyTool, tool
-from ..run.messages import ToolResult, UserMessage
-from ..run.receipt import Usage
+from ..messages import ToolResult, UserMessage
+from ..receipt import Usage
 
 __all__ = ["TRY", "demo_agent"]
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..errors import UsageError, shorten, text_of
+from ..outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.checkpoints import CheckpointError, Checkpoints, read_back, write_atomically
-from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.partial_work import FLOW, PartialWork
 from .execution import FlowExecution, NodeError
 from .graph import Graph, Node, Parallel, Scatter, Step, Subflow

@@ -26,8 +26,8 @@ from functools import partial
 
 from ..abort.guard import external_cancel_count
 from ..errors import SafepointError
+from ..events import NodeEnded
 from ..run.context import Context
-from ..run.events import NodeEnded
 from ..run.leaf import launch
 from ..run.leaf_run import LeafRun
 from ..run.policy import Policy

@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 from ..abort import AbortSignal, shield
 from ..abort.reason import error_from
 from ..errors import describe
+from ..outcome import Completed, Outcome
 from ..run.context import Context
-from ..run.outcome import Completed, Outcome
 from ..run.run_handle import RunHandle
 from .checkpoint import Checkpoint, reason_text
 from .checkpoint_saver import CheckpointSaver, FlowJournal, completed_error

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ..errors import UsageError
+from ..receipt import LeafKind
 from ..run.policy import Policy
-from ..run.receipt import LeafKind
 from ..run.retry import Retry
 
 __all__ = [

@@ -12,8 +12,8 @@ from typing import Any
 from ..abort import AbortController, AbortError
 from ..abort.reason import error_from
 from ..errors import UsageError, describe
+from ..events import FlowSaved
 from ..run.context import Context
-from ..run.events import FlowSaved
 from ..run.once import RepeatableContext
 from ..run.partial_work import PartialWork
 from .checkpoint import Checkpoint

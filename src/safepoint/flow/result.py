@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from ..run.outcome import Outcome
+from ..outcome import Outcome
 from .execution import NodeError
 from .mermaid import draw
 from .position import Position

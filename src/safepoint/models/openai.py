@@ -22,8 +22,8 @@ from ..agent.model import (
     UsageReported,
 )
 from ..errors import MissingExtra, SafepointError, UsageError
-from ..run.messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolResult, UserMessage
-from ..run.receipt import Usage
+from ..messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolResult, UserMessage
+from ..receipt import Usage
 from .failure import MALFORMED, cut_off, failed_mid_answer, malformed, refused, transport_errors, unreachable
 from .handshake import close_interrupted_handshakes
 from .sdk_events import SdkEvents

@@ -23,8 +23,8 @@ from ..agent.model import (
     UsageReported,
 )
 from ..errors import UsageError
-from ..run.messages import AssistantMessage, Message, ToolResult
-from ..run.receipt import Usage
+from ..messages import AssistantMessage, Message, ToolResult
+from ..receipt import Usage
 
 __all__ = ["Answer", "Call", "Delay", "Error", "Finish", "Piece", "ScriptedModel", "Stall"]
 

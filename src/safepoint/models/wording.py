@@ -5,7 +5,7 @@ Without such a text a model assumes that everything it asked for was done. Knows
 
 import json
 
-from ..run.messages import AssistantMessage, CallStatus, ToolCall, ToolResult
+from ..messages import AssistantMessage, CallStatus, ToolCall, ToolResult
 
 __all__ = ["arguments_of", "arguments_text", "assistant_text", "result_text"]
 

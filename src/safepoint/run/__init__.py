@@ -6,6 +6,8 @@ sessions.
 
 from typing import TYPE_CHECKING
 
+from ..outcome import Aborted, Completed, Failed, Outcome, Status, TimedOut
+from ..receipt import Entry, Fate, Receipt, Usage
 from .ask import ask
 from .checkpoints import (
     CheckpointError,
@@ -20,10 +22,9 @@ from .context import Context, Work
 from .interrupt import AbortInterrupt
 from .isolate import ChildDied
 from .leaf import LeafExit, LeafTimeout, leaf, wait
-from .outcome import Aborted, Completed, Failed, Outcome, Status, TimedOut
 from .owned import detached
 from .policy import Policy
-from .receipt import Entry, Fate, Receipt, ReceiptBuilder, Usage
+from .receipt_builder import ReceiptBuilder
 from .retry import Retry
 from .settle import settle
 from .stop import Stop, StopAck, StopAt, StopRequest
@@ -31,9 +32,9 @@ from .stream import LeafStream, stream
 from .terminal import read_line
 
 if not TYPE_CHECKING:
+    from .. import events as _events
+    from .. import messages as _messages
     from ..lazy_imports import lazy_imports as _lazy_imports
-    from . import events as _events
-    from . import messages as _messages
 
     __getattr__ = _lazy_imports(
         __name__, {}, elsewhere={"safepoint.events": _events.__all__, "safepoint.messages": _messages.__all__}

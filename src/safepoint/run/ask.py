@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from ..events import QuestionAnswered, QuestionAsked, QuestionWithdrawn
 from .context import Context
-from .events import QuestionAnswered, QuestionAsked, QuestionWithdrawn
 from .leaf import kind_of, launch
 from .leaf_run import LeafRun
 from .policy import Policy

@@ -14,9 +14,9 @@ from ..abort.deadline import Deadline
 from ..abort.event_loop import post
 from ..abort.reason import caller, error_from
 from ..abort.renamed_arguments import accepts_deadline
-from .events import Event, ProgressMade
+from ..events import Event, ProgressMade
 from .journal import ChildProcessJournal, Journal
-from .receipt import ReceiptBuilder
+from .receipt_builder import ReceiptBuilder
 from .start_gate import AbortTimers
 from .stop import Stop, StopAt
 

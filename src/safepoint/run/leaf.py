@@ -17,6 +17,7 @@ from ..abort.guard import Ambient
 from ..abort.resource_account import current_account, reset_account
 from ..abort.threads import start_in_thread
 from ..errors import SafepointError, UsageError
+from ..receipt import LeafKind
 from .code_location import place
 from .context import Context
 from .interrupt import AbortInterrupt, InterruptibleCall
@@ -25,7 +26,6 @@ from .leaf_run import LeafRun, LeafTimeout
 from .own_code import function_beneath
 from .owned.threads import ThreadWork
 from .policy import Policy
-from .receipt import LeafKind
 
 __all__ = ["LeafExit", "LeafTimeout", "kind_of", "launch", "leaf", "name_of", "wait"]
 

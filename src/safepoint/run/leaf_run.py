@@ -16,14 +16,14 @@ from ..abort.event_loop import post, resolve
 from ..abort.guard import Ambient, abort_error, external_cancel_count
 from ..abort.processes import KILL_SECONDS
 from ..errors import SafepointError, describe
+from ..events import AbortIgnored, LeafAbandoned, LeafEnded, LeafStarted
+from ..receipt import Fate, LeafKind
 from .code_location import blocking_place, place, swallower
 from .context import ChildContext, Context
-from .events import AbortIgnored, LeafAbandoned, LeafEnded, LeafStarted
 from .interrupt import AbortInterrupt
 from .owned import hook
 from .owned.leaf import OwningLeaf
 from .policy import LIMIT_GRACE_SECONDS, Policy
-from .receipt import Fate, LeafKind
 from .start_gate import StartGate
 
 __all__ = ["LeafRun", "LeafTimeout"]

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import ClassVar, TypeVar, Unpack, overload
 
 from ..errors import UsageError
+from ..events import PartRecorded
 from .context import ChildContext, ChildOptions, Context
-from .events import PartRecorded
 from .journal import part_name
 from .leaf import leaf, name_of
 

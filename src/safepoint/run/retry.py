@@ -16,8 +16,8 @@ from typing import TypeVar
 from ..abort import AbortSignal, current_clock, current_signal
 from ..abort.clock import check_seconds
 from ..errors import UsageError, describe, text_of
+from ..events import RetryScheduled
 from .context import Context
-from .events import RetryScheduled
 
 __all__ = ["Retry", "as_seconds", "asks_to_wait"]
 

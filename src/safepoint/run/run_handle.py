@@ -17,11 +17,11 @@ from ..abort import AbortController, AbortReason, AbortSignal, current_signal
 from ..abort.clock import check_seconds
 from ..abort.deadline import Deadline
 from ..abort.reason import caller
+from ..events import Event
+from ..outcome import Outcome
+from ..receipt import Receipt
 from .context import Context
-from .events import Event
-from .outcome import Outcome
 from .policy import LIMIT_GRACE_SECONDS
-from .receipt import Receipt
 from .settle import settle
 from .signals import stopping_on_signals
 from .stop import Scope, StopAck, StopAt, StopOptions, StopRequest

@@ -11,10 +11,10 @@ from typing import TypeVar, overload
 from ..abort import AbortError, shield
 from ..abort.guard import external_cancel_count
 from ..errors import describe
+from ..events import CleanupFailed, RunEnded, RunStarted
+from ..outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from .cleanup import CleanupCall
 from .context import Cleanup, Context, Work
-from .events import CleanupFailed, RunEnded, RunStarted
-from .outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from .owned.executor import install_executor
 from .owned.leftovers import name_leftovers
 from .owned.programs import ticks_since_boot

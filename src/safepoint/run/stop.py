@@ -20,7 +20,7 @@ from ..abort.clock import Timer, check_seconds
 from ..abort.listeners import Registration
 from ..abort.reason import reason_from
 from ..errors import UsageError
-from .receipt import Receipt
+from ..receipt import Receipt
 
 __all__ = ["NO_STOP", "AckLevel", "AckStatus", "Scope", "Stop", "StopAck", "StopAt", "StopOptions", "StopRequest"]
 

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ..errors import UsageError
-from ..run.outcome import Completed
+from ..outcome import Completed
 from ..run.stop import StopAck, StopAt
 from ..session.host import NotFound, SessionAccess
 from ..session.session import SessionBusy, SessionEnded

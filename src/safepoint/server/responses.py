@@ -4,9 +4,9 @@ import json
 
 from ..agent.conversation import AgentResult
 from ..run.stop import StopAck
-from ..run.wire import outcome_to_json
 from ..session.acknowledgements import ChangeAck
 from ..session.host import SessionView, TurnView
+from ..wire import outcome_to_json
 
 __all__ = ["ack_data", "change_data", "session_data", "turn_data"]
 

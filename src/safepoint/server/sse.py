@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from ..abort import AbortController, AbortError, AbortSignal
 from ..agent.conversation import AgentResult
-from ..run.wire import event_to_json
 from ..session.host import SessionViews
 from ..session.store import StoreError
+from ..wire import event_to_json
 from .metrics import Metrics
 
 __all__ = ["Streams"]

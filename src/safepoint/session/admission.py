@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..abort import AbortReason, Clock
 from ..errors import UsageError
-from ..run.messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
+from ..messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
 from .turn import MessagesFn
 
 __all__ = ["EarlyStops", "as_messages"]

@@ -39,11 +39,11 @@ from ..agent.agent import Agent
 from ..agent.agent_run import Questions
 from ..agent.conversation import AgentResult
 from ..errors import SafepointError, UsageError
+from ..events import Event, SessionClosed, SessionOpened, StopRequested, TurnEnded, TurnQueued, TurnStarted
+from ..messages import Message
+from ..outcome import Aborted, Completed, Failed, Outcome
+from ..receipt import Receipt
 from ..run.context import Stamp
-from ..run.events import Event, SessionClosed, SessionOpened, StopRequested, TurnEnded, TurnQueued, TurnStarted
-from ..run.messages import Message
-from ..run.outcome import Aborted, Completed, Failed, Outcome
-from ..run.receipt import Receipt
 from ..run.stop import PRESS_SECONDS, StopAt, StopOptions, StopRequest
 from ..turns.loop import TurnLoop
 from ..turns.turn import TurnPlan

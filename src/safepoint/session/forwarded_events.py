@@ -4,7 +4,7 @@ The events of a sub-agent have a fixed order. After a crash they are read again 
 counted here are skipped.
 """
 
-from ..run.events import Event, ToolCalled, ToolEnded
+from ..events import Event, ToolCalled, ToolEnded
 
 __all__ = ["ForwardedEvents"]
 

@@ -11,7 +11,7 @@ from ..abort import AbortReason
 from ..agent.agent import Agent
 from ..agent.conversation import AgentResult
 from ..errors import SafepointError, UsageError, require_method
-from ..run.outcome import Outcome
+from ..outcome import Outcome
 from ..run.stop import Scope, StopAck, StopAt
 from .acknowledgements import ChangeAck
 from .admission import as_messages

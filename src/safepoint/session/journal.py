@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable, Mapping
 
 from ..abort import AbortError, Clock
+from ..events import RecordDelayed
 from ..run.context import Context
-from ..run.events import RecordDelayed
 from ..run.journal import Journal
 from .log import SessionLog
 from .loop_tasks import LoopTasks

@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..agent.conversation import AgentResult
-from ..run.events import Event, TurnEnded
-from ..run.wire import event_from_json, event_to_json
+from ..events import Event, TurnEnded
+from ..wire import event_from_json, event_to_json
 from .store import LogRecord, SessionInUse, Store, StoreError
 
 __all__ = ["LoggedEvent", "SessionLog"]

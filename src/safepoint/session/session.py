@@ -17,10 +17,10 @@ from ..abort.renamed_arguments import accepts_deadline
 from ..agent.agent import Agent
 from ..agent.conversation import AgentResult
 from ..errors import UsageError, require_method
-from ..run.events import TurnEdited, TurnForgotten
-from ..run.messages import Message
-from ..run.outcome import Outcome
-from ..run.receipt import Receipt
+from ..events import TurnEdited, TurnForgotten
+from ..messages import Message
+from ..outcome import Outcome
+from ..receipt import Receipt
 from ..run.stop import Scope, StopAck, StopAt, StopOptions
 from .admission import as_messages
 from .awaitable_context import AwaitableContext

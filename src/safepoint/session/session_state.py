@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from ..abort import AbortReason
 from ..agent.conversation import AgentResult, Conversation
-from ..run.events import (
+from ..events import (
     Event,
     LoopIdle,
     LoopStopping,
@@ -27,9 +27,9 @@ from ..run.events import (
     TurnQueued,
     TurnStarted,
 )
+from ..messages import Message
+from ..outcome import Aborted, Completed, Outcome
 from ..run.journal import part_name
-from ..run.messages import Message
-from ..run.outcome import Aborted, Completed, Outcome
 from .forwarded_events import ForwardedEvents
 from .turn import TurnStatus
 from .unfinished_work import UnfinishedWork

@@ -6,7 +6,7 @@ Knows nothing of what runs.
 import asyncio
 from collections import OrderedDict
 
-from ..run.events import SessionClosed, SessionOpened
+from ..events import SessionClosed, SessionOpened
 from .log import PAGE, decode_record
 from .session_state import SessionState
 from .store import SessionInfo, Store

@@ -14,9 +14,9 @@ from ..abort.deadline import Deadline
 from ..abort.listeners import Registration
 from ..agent.conversation import AgentResult
 from ..errors import UsageError
+from ..messages import Message
+from ..outcome import Outcome
 from ..run.context import Context
-from ..run.messages import Message
-from ..run.outcome import Outcome
 from ..run.stop import NO_STOP, Scope, Stop, StopAck, StopAt, StopOptions, StopRequest
 from .wait_cycles import refuse_cycle
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from ..abort import AbortReason, Clock
 from ..agent.conversation import AgentResult
-from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
-from ..run.receipt import Entry, Receipt
+from ..outcome import Aborted, Completed, Failed, Outcome, TimedOut
+from ..receipt import Entry, Receipt
 from .session_state import MAX_RESUMES, SessionState, TurnRecord
 from .turn import SessionTurn
 

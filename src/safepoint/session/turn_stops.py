@@ -29,7 +29,7 @@ from functools import partial
 
 from ..abort import AbortReason, AbortSignal, Clock
 from ..abort.reason import reason_from
-from ..run.receipt import Receipt
+from ..receipt import Receipt
 from ..run.stop import StopAck, StopAt, StopOptions, StopRequest
 from .admission import EarlyStops
 from .loop_tasks import LoopTasks

@@ -5,7 +5,7 @@ from contextlib import aclosing
 from types import TracebackType
 
 from ..abort import AbortReason
-from ..run.events import Event, SessionClosed, SessionOpened, TurnEnded, TurnStarted
+from ..events import Event, SessionClosed, SessionOpened, TurnEnded, TurnStarted
 from ..run.stop import StopAt
 from .log import LoggedEvent
 from .turn import SessionTurn

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from ..agent.context import AskingContext
 from ..agent.conversation import AgentResult
 from ..errors import UsageError
+from ..events import TurnEdited, TurnStarted
+from ..messages import AssistantMessage, Message, SystemMessage
 from ..run.context import Context
-from ..run.events import TurnEdited, TurnStarted
 from ..run.leaf import leaf
-from ..run.messages import AssistantMessage, Message, SystemMessage
 from .admission import as_messages
 from .session_state import conversation_id
 from .turn import SessionTurn

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from ..agent.conversation import AgentResult, Conversation
 from ..agent.history import NOT_RUN, UNKNOWN, repair
-from ..run.events import (
+from ..events import (
     AnswerRestarted,
     AnswerStarted,
     CallRecorded,
@@ -35,7 +35,7 @@ from ..run.events import (
     ToolCalled,
     ToolEnded,
 )
-from ..run.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
+from ..messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from ..run.partial_work import FLOW, PartialWork
 
 __all__ = ["UnfinishedWork"]

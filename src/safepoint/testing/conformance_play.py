@@ -13,7 +13,7 @@ from ..abort import AbortController
 from ..agent.context import ToolContext
 from ..agent.conversation import AgentResult
 from ..agent.history import validate
-from ..run.events import (
+from ..events import (
     AnswerStarted,
     LeafStarted,
     QuestionAsked,
@@ -24,13 +24,13 @@ from ..run.events import (
     TurnQueued,
     TurnStarted,
 )
-from ..run.outcome import Completed, Outcome
-from ..run.wire import outcome_to_json
+from ..outcome import Completed, Outcome
 from ..session.engine import SessionEnded
 from ..session.host import NotFound, SessionAccess, SessionViews, TurnView
 from ..session.log import LoggedEvent
 from ..session.session import Session
 from ..session.turn import TurnResult
+from ..wire import outcome_to_json
 from .conformance_rig import STILL_SECONDS, Rig
 
 __all__ = ["DEADLINE", "GOES_ON", "GRACE", "LATE", "NEVER", "STILL", "STORING", "WAITS", "Play"]

@@ -10,8 +10,8 @@ from ..agent.agent import Agent
 from ..agent.context import ToolContext
 from ..agent.model import ModelRequest
 from ..agent.tool import tool
+from ..messages import UserMessage
 from ..models.scripted import Answer, Call, ScriptedModel, Stall
-from ..run.messages import UserMessage
 from ..session.host import Host
 from ..session.session import Session
 

@@ -15,9 +15,9 @@ from ..abort import AbortController, AbortReason, AbortSignal, current_clock
 from ..abort.clock import check_seconds
 from ..abort.reason import caller
 from ..errors import UsageError
+from ..events import Event, LoopStopping
+from ..receipt import Receipt
 from ..run.checkpoints import Checkpoints
-from ..run.events import Event, LoopStopping
-from ..run.receipt import Receipt
 from ..run.stop import StopAck, StopAt, StopRequest
 from .checkpoint_writer import CheckpointWriter
 from .loop_exit import LoopExit

@@ -10,9 +10,9 @@ from typing import Generic, TypeVar, TypeVarTuple
 
 from ..abort import AbortController, AbortError, AbortReason, Clock
 from ..errors import UsageError
+from ..events import Event
+from ..outcome import Outcome
 from ..run.context import Stamp
-from ..run.events import Event
-from ..run.outcome import Outcome
 from ..run.stop import Stop, StopAt, StopRequest
 from .inbox import Inbox
 from .loop_exit import LoopExit

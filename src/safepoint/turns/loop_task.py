@@ -31,10 +31,10 @@ from typing import Generic, TypeVar
 from ..abort import AbortController, AbortError, AbortSignal
 from ..abort.deadline import Deadline
 from ..errors import UsageError
+from ..events import LoopIdle, LoopStopping, TurnEnded, TurnPlanned, TurnPreempted, TurnStarted
+from ..outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.context import Context
-from ..run.events import LoopIdle, LoopStopping, TurnEnded, TurnPlanned, TurnPreempted, TurnStarted
 from ..run.leaf import leaf, name_of
-from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.settle import settle
 from ..run.stop import StopAt, StopRequest
 from .checkpoint_writer import CheckpointWriter

@@ -22,8 +22,8 @@ from ..abort import AbortController, AbortReason, AbortSignal, Clock
 from ..abort.clock import Timer, check_seconds
 from ..abort.renamed_arguments import accepts_deadline
 from ..errors import UsageError
+from ..outcome import Outcome
 from ..run.context import Work
-from ..run.outcome import Outcome
 from ..run.stop import Stop, StopAt, StopRequest
 from .preempt import Preempt, PreemptAck
 

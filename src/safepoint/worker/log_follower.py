@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ..abort.event_loop import Broadcast
 from ..agent.conversation import AgentResult
-from ..run.outcome import Outcome
+from ..outcome import Outcome
 from ..session.log import RECENT, LoggedEvent, decode_record
 from ..session.loop_tasks import LoopTasks
 from ..session.session_state import SessionState

@@ -12,8 +12,8 @@ from ..agent.agent import Agent
 from ..agent.conversation import AgentResult
 from ..agent.model import Chunk, ModelRequest
 from ..errors import UsageError
+from ..messages import Message
 from ..run.context import Context
-from ..run.messages import Message
 
 __all__ = ["MissingAgent"]
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from ..abort import AbortReason
 from ..agent.agent import Agent
 from ..errors import UsageError
-from ..run.events import StopRequested, TurnEnded, TurnStarted
+from ..events import StopRequested, TurnEnded, TurnStarted
 from ..run.stop import StopAt
-from ..run.wire import event_to_json
 from ..session.acknowledgements import change_ack
 from ..session.engine import SessionBusy, SessionEnded
 from ..session.log import decode_record
@@ -23,6 +22,7 @@ from ..session.session import Session
 from ..session.session_state import SessionState
 from ..session.store import LogRecord, SessionInUse, StoreError
 from ..session.turn import SessionTurn
+from ..wire import event_to_json
 from .broker import BrokerError, SessionConnection, StreamEntry
 from .missing_agent import MissingAgent
 from .protocol import (

@@ -15,7 +15,7 @@ from ..abort.clock import check_seconds
 from ..abort.reason import caller, reason_from
 from ..abort.renamed_arguments import accepts_deadline
 from ..errors import UsageError
-from ..run.receipt import Receipt
+from ..receipt import Receipt
 from ..run.stop import AckLevel, AckStatus, Scope, StopAck, StopAt, StopOptions
 from ..session.acknowledgements import NOT_RECORDED, ChangeAck
 from ..session.admission import as_messages

@@ -16,8 +16,8 @@ from ..agent.context import ToolContext
 from ..agent.conversation import AgentResult
 from ..agent.tool import AnyTool, tool
 from ..errors import SafepointError, describe
-from ..run.events import Event, SessionClosed, TurnEnded, TurnQueued, TurnStarted
-from ..run.outcome import Aborted, Completed, Failed, Outcome, TimedOut
+from ..events import Event, SessionClosed, TurnEnded, TurnQueued, TurnStarted
+from ..outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.stop import StopAck
 from ..run.time_limit import limit_of
 from ..session.host import NotFound, SessionAccess

@@ -20,10 +20,10 @@ from safepoint.events import (
 )
 from safepoint.messages import ToolResult, UserMessage
 from safepoint.models.scripted import Stall
-from safepoint.run.wire import WireError
 from safepoint.session import MemoryStore, Session, SessionInUse
 from safepoint.session.store import LogRecord
 from safepoint.testing import drain_ready_tasks
+from safepoint.wire import WireError
 from tests.kit.agents import asked, gated_agent, talker
 from tests.kit.sessions import ends, first_text, is_valid, said, until
 from tests.kit.stores import GatedStore

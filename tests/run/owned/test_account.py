@@ -8,7 +8,7 @@ import time
 
 from safepoint import run_process
 from safepoint.run import Completed, Context, Policy, leaf, settle
-from safepoint.run.wire import outcome_from_json, outcome_to_json
+from safepoint.wire import outcome_from_json, outcome_to_json
 from tests.kit.leaves import LeafRig, stop
 from tests.kit.programs import alive, children
 from tests.kit.waiting import until

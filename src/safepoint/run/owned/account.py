@@ -17,9 +17,10 @@ from ...abort import AbortError, shield
 from ...abort.process_tree import KILL_SECONDS, ProcessId, end_processes, is_alive
 from ...abort.resource_account import Account, current_account, reset_account
 from ...abort.threads import submit
+from ...receipt import Fate, LeafKind
 from ..interrupt import AbortInterrupt, InterruptibleCall
 from ..policy import Policy
-from ..receipt import EntryBuilder, Fate, LeafKind, ReceiptBuilder
+from ..receipt_builder import EntryBuilder, ReceiptBuilder
 from .programs import FORKS, TERM_SECONDS, Program, program_from_pid, ticks_since_boot, with_descendants
 from .starter import Starter
 from .threads import ThreadWork

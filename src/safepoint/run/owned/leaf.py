@@ -13,7 +13,7 @@ from ...abort import AbortSignal, Guard
 from ..context import Context
 from ..interrupt import AbortInterrupt, InterruptibleCall
 from ..policy import LIMIT_GRACE_SECONDS, Policy
-from ..receipt import ReceiptBuilder
+from ..receipt_builder import ReceiptBuilder
 from ..start_gate import StartGate
 from .account import ResourceAccount
 from .leftovers import end_tasks_of, executor_call_behind, has_tasks

@@ -21,7 +21,7 @@ from ...abort.process_group import PARENT, PROC, STARTED, has_procfs, members, s
 from ...abort.process_tree import children_of_thread, identify, name_of
 from ...abort.resource_account import current_account
 from ..code_location import place, thread_place
-from ..receipt import ReceiptBuilder
+from ..receipt_builder import ReceiptBuilder
 from .programs import seen_pids
 
 __all__ = ["end_tasks_of", "executor_call_behind", "has_tasks", "name_leftovers"]

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
-from ..abort import AbortReason
-from ..abort.reason import error_from
+from .abort import AbortReason
+from .abort.reason import error_from
 from .receipt import Receipt
 
 __all__ = ["Aborted", "Completed", "Failed", "Outcome", "Status", "TimedOut"]

@@ -8,8 +8,9 @@ import threading
 import pytest
 
 from safepoint.abort import AbortController
+from safepoint.receipt import duration
 from safepoint.run import Fate, ReceiptBuilder
-from safepoint.run.receipt import LISTED, LISTED_OF_INTEREST, NOTE_LIMIT, duration
+from safepoint.run.receipt_builder import LISTED, LISTED_OF_INTEREST, NOTE_LIMIT
 from safepoint.testing import FakeClock
 
 

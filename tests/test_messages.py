@@ -2,7 +2,14 @@
 
 from typing import get_args
 
-from safepoint.messages import AssistantMessage, CallStatus, ToolResult
+from safepoint import messages
+from safepoint.messages import AssistantMessage, CallStatus, Message, ToolResult
+
+
+def test_the_union_holds_every_message_of_the_module():
+    members = {kind.__name__ for kind in get_args(Message)}
+    others = {"Message", "CallStatus", "ToolCall", "message_from_json", "message_to_json"}
+    assert members == {*messages.__all__} - others
 
 
 def test_a_result_can_say_everything_that_may_become_of_a_call():

@@ -16,10 +16,9 @@ from typing import Annotated, Any, TypeVar, get_args, overload
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from ..abort import AbortReason
-from ..errors import RemoteError, WireError, name_of, shorten, text_of
-from .event_base import EventBase
-from .events import Event, TurnEnded, UnknownEvent
+from .abort import AbortReason
+from .errors import RemoteError, WireError, name_of, shorten, text_of
+from .events import Event, EventBase, TurnEnded, UnknownEvent
 from .json_fields import Fields, parse
 from .messages import Message
 from .outcome import EMPTY_RECEIPT, Aborted, Completed, Failed, Outcome, TimedOut

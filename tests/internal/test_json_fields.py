@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from safepoint.errors import WireError
-from safepoint.run.json_fields import Fields, parse
+from safepoint.json_fields import Fields, parse
 
 WRONG: list[tuple[str, Any]] = [
     ("text", 5),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Final, TypeAlias, TypeGuard, TypeVar
 
-from ..errors import WireError, describe
+from .errors import WireError, describe
 
 __all__ = ["Fields", "parse"]
 

@@ -39,7 +39,7 @@ from safepoint.messages import (
     message_to_json,
 )
 from safepoint.run import Aborted, Completed, Entry, Failed, Outcome, Receipt, TimedOut, Usage
-from safepoint.run.wire import WireError, outcome_from_json, outcome_to_json
+from safepoint.wire import WireError, outcome_from_json, outcome_to_json
 
 PLACE: Any = {"run_id": "r1", "path": ("run", "search"), "at": 12.5}
 RECEIPT = Receipt(AbortReason("user", "stop"), 1.0, 2.0, (Entry("a", "thread", "stopped", 0.5),), Usage(1, 2, 3))
