@@ -28,7 +28,7 @@ STOPPED = {
     "build": ("leaf_started", "build", "demo/build", "stopped"),
     "research": ("progress_made", "search", "demo/researcher/search", "stopped"),
     "ask": ("question_asked", "ask", "demo/ask", "stopped"),
-    "pay": ("question_asked", "demo", "demo/question", "not_started stopped"),
+    "pay": ("question_asked", "pay", "demo/pay/question", "not_started stopped"),
     "everything": ("progress_made", "search", "demo/build", "stopped"),
 }
 

@@ -34,7 +34,14 @@ class ControlledModel:
 
     def call(self, *names: str, **arguments: Any) -> None:
         """Call these tools side by side, with the same arguments; that is the end of the answer."""
-        for index, name in enumerate(names):
+        self._call([(name, arguments) for name in names])
+
+    def call_each(self, name: str, *arguments: dict[str, Any]) -> None:
+        """Call one tool side by side, each time with other arguments; that is the end of the answer."""
+        self._call([(name, each) for each in arguments])
+
+    def _call(self, calls: list[tuple[str, dict[str, Any]]]) -> None:
+        for index, (name, arguments) in enumerate(calls):
             self._words.put_nowait(CallDelta(index=index, call_id=f"call-{index}", name=name))
             self._words.put_nowait(CallDelta(index=index, arguments=json.dumps(arguments)))
         self._words.put_nowait(AnswerEnded("tool_calls"))

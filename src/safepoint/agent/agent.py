@@ -214,7 +214,7 @@ class Agent:
                 else _start_conversation(value)
             )
             conversation.usage = Usage()  # the run that was stopped has counted its own usage
-            conversation.id = conversation.id or key_of(ctx)
+            conversation.id = conversation.id or key_of(ctx, inner)
             return await self._converse(inner, conversation, self._ask_function(ctx))
         except Exception as error:
             if inner.signal.aborted:

@@ -100,6 +100,13 @@ def idempotency_key(conversation: Conversation, call: ToolCall) -> str:
     return f"{conversation.id}:{call.call_id}"
 
 
+def _context_of(ctx: Context, call: ToolCall) -> Context:
+    """Return the context of a call before its body begins: questions and delays are events of that call."""
+    child = ctx.child(call.name)
+    child.calls = (*ctx.calls, call.call_id)
+    return child
+
+
 async def _execute(this_round: _Round, call: ToolCall) -> ToolResult:
     """Check a call, ask the person where that is needed, run it, and return its result."""
     ctx, conversation, ask = this_round.ctx, this_round.conversation, this_round.ask
@@ -113,9 +120,9 @@ async def _execute(this_round: _Round, call: ToolCall) -> ToolResult:
         return _result(call, "failed", str(problem))
     cancels_before = external_cancel_count()
     uncertain = conversation.uncertain_results.get(call.call_id)
-    if uncertain is not None and not await _person_runs_it_again(ctx, call, ask):
+    if uncertain is not None and not await _person_runs_it_again(_context_of(ctx, call), call, ask):
         return uncertain
-    if tool.requires_approval and (denial := await _denial(ctx, call, ask)) is not None:
+    if tool.requires_approval and (denial := await _denial(_context_of(ctx, call), call, ask)) is not None:
         return denial
     return await _run_body(this_round, call, tool, value, cancels_before)
 
@@ -135,7 +142,7 @@ async def _run_body(
     run = LeafRun(ctx, tool.name, tool.kind, tool.policy, runs_in=runs_in, context=make_context)
     tool_ctx = run.ctx
     try:
-        await _record_start(ctx, tool, tool_ctx)
+        await _record_start(ctx, call, tool, tool_ctx)
     except Exception as error:
         run.skip()
         return NOT_RUN.result(call, f"It could not be put on record: {describe(error)}")
@@ -152,7 +159,7 @@ async def _run_body(
     return _result(call, "completed", content)
 
 
-async def _record_start(ctx: Context, tool: AnyTool, tool_ctx: ToolContext) -> None:
+async def _record_start(ctx: Context, call: ToolCall, tool: AnyTool, tool_ctx: ToolContext) -> None:
     """Record that the body begins, and wait until the record survives a crash. Raises: what the store raised.
 
     See rule 1 of the module docstring.
@@ -169,7 +176,7 @@ async def _record_start(ctx: Context, tool: AnyTool, tool_ctx: ToolContext) -> N
             )
         )
     if tool.effects != "read":
-        await ctx.journal.flush(ctx)
+        await ctx.journal.flush(_context_of(ctx, call))
 
 
 def _launch(run: LeafRun[ToolContext], tool: AnyTool, value: object) -> Awaitable[object]:

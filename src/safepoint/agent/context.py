@@ -105,19 +105,25 @@ def ask_function_of(ctx: Context) -> AskUserFn | None:
     return ctx.ask if isinstance(ctx, AskingContext) else None
 
 
-def key_of(ctx: Context) -> str:
-    """Return the key from which those of the tool calls of an agent are made that runs in this context."""
+def key_of(ctx: Context, inner: Context) -> str:
+    """Return the key from which those of the tool calls of an agent are made.
+
+    Args:
+        ctx: The context in which the agent runs. Its key never changes, so the first agent inside has the same one.
+        inner: The context of the agent's own run, whose name differs from those of the runs before it in `ctx`.
+    """
     if isinstance(ctx, RepeatableContext | AskingContext):
-        return ctx.idempotency_key
-    return f"{ctx.run_id}:{ctx.operation}"
+        return ctx.idempotency_key if ctx.runs_inside < 2 else f"{ctx.idempotency_key}/{inner.path[-1]}"
+    return f"{ctx.run_id}:{(ctx if ctx.runs_inside < 2 else inner).operation}"
 
 
 def _restored(
     restore: Callable[..., Context], arguments: tuple[object, ...], call_id: str, idempotency_key: str
 ) -> ToolContext:
     """Make the context of a call in another process, where nobody can be asked and nothing can be recorded."""
-    ask = _refuse_question_in_process
-    return ToolContext(restore(*arguments), None, call_id=call_id, idempotency_key=idempotency_key, kept=None, ask=ask)
+    ask, outer = _refuse_question_in_process, restore(*arguments)
+    outer.calls = outer.calls[:-1]  # the constructor adds the id of this call
+    return ToolContext(outer, None, call_id=call_id, idempotency_key=idempotency_key, kept=None, ask=ask)
 
 
 async def _refuse_question_in_process(ctx: Context, question: str, options: tuple[str, ...]) -> str:

@@ -120,6 +120,7 @@ class Context:
     __slots__ = (
         "_kept",
         "_revocation",
+        "_runs",
         "_sink",
         "abort_timers",
         "calls",
@@ -161,7 +162,8 @@ class Context:
         self.is_run = True
         self.receipt_builder = ReceiptBuilder(self.clock)
         self.abort_timers = AbortTimers(self.signal, self.clock)
-        self.cleanups: list[Cleanup] = []
+        self.cleanups: list[tuple[Context, Cleanup]] = []
+        self._runs: dict[str, int] | None = None
         self._sink = emit
         self._revocation = Revocation()
         self._kept = KeptPartial()
@@ -184,6 +186,8 @@ class Context:
     def child_run(self, name: str | None, controller: AbortController) -> "Context":
         """Make the context of a run inside this one, with an abort and safe points of its own.
 
+        A second run of the same name gets the name `name#2`, so that the events of both can be told apart.
+
         Args:
             name: The name of the run. None if the operation around it has the run's name already.
             controller: The controller of the run alone.
@@ -191,14 +195,25 @@ class Context:
         Returns:
             The context. Call `stop.close()` on it when the run has ended.
         """
-        child = self.child(name, signal=controller.signal)
+        child = self.child(None if name is None else self._count_run(name), signal=controller.signal)
         child.stop = Stop(controller, self.clock, self.stop)
         child.is_run = True
         return child
 
+    def _count_run(self, name: str) -> str:
+        if self._runs is None:
+            self._runs = {}
+        number = self._runs[name] = self._runs.get(name, 0) + 1
+        return name if number == 1 else f"{name}#{number}"
+
+    @property
+    def runs_inside(self) -> int:
+        """How many runs were begun directly inside this work, by their names."""
+        return 0 if self._runs is None else sum(self._runs.values())
+
     def __reduce__(self) -> "tuple[Callable[..., Context], tuple[object, ...]]":
         # In another process the context keeps its name and gets the signal of that process. Events are not sent back.
-        return _unpickled, (self.path, self.run_id)
+        return _unpickled, (self.path, self.run_id, self.calls)
 
     def new_revocation(self) -> Revocation:
         """Make a revocation for a part that may be abandoned. Closing this context's own closes it too."""
@@ -270,7 +285,7 @@ class Context:
         A synchronous function runs in a thread. If it must run on the event loop's thread, make it an async function.
         """
         self.raise_if_abandoned("on_exit()")
-        self.cleanups.append(cleanup)
+        self.cleanups.append((self, cleanup))
 
     def keep_partial(self, error: BaseException, partial: object) -> None:
         """Keep how far work had come that is about to raise `error`. If `error` ends the run, it is the run's partial.
@@ -348,6 +363,7 @@ class ChildContext(Context):
         self.is_run = False
         self.receipt_builder = outer.receipt_builder
         self.cleanups = outer.cleanups
+        self._runs = None
         self._sink = outer._sink if outer._sink is None or loop is None else _posting(outer._sink, loop)
         self._revocation = outer._revocation if revocation is None else revocation
         self._kept = outer._kept
@@ -357,8 +373,8 @@ def _posting(sink: Callable[[Event], object], loop: asyncio.AbstractEventLoop) -
     return lambda event: post(loop, sink, event)
 
 
-def _unpickled(path: tuple[str, ...], run_id: str) -> Context:
+def _unpickled(path: tuple[str, ...], run_id: str, calls: tuple[str, ...]) -> Context:
     ctx = Context(signal=current_signal(), run_id=run_id)
-    ctx.path = path
+    ctx.path, ctx.calls = path, calls
     ctx.journal = ChildProcessJournal()
     return ctx

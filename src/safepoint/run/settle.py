@@ -120,17 +120,27 @@ async def clean_up(ctx: Context) -> BaseException | None:
     """
     passing: BaseException | None = None
     while ctx.cleanups:
-        passing = await run_cleanup(ctx, ctx.cleanups.pop(), CLEANUP_SECONDS) or passing
+        owner, cleanup = ctx.cleanups.pop()
+        passing = await run_cleanup(ctx, cleanup, CLEANUP_SECONDS, owner=owner) or passing
     return passing
 
 
-async def run_cleanup(ctx: Context, cleanup: Cleanup, seconds: float) -> BaseException | None:
+async def run_cleanup(
+    ctx: Context, cleanup: Cleanup, seconds: float, *, owner: Context | None = None
+) -> BaseException | None:
     """Run one clean-up, shielded from aborts and limited in time. A thread that does not end by then is left behind.
+
+    Args:
+        ctx: The context of the run, which reports a clean-up that fails.
+        cleanup: The clean-up.
+        seconds: Its time limit.
+        owner: The context that registered it, such as that of a tool call, to which its failure belongs.
 
     Returns:
         What is meant for the task itself, for the caller to raise at the end.
     """
     call = CleanupCall(cleanup)
+    owner = owner or ctx
     ends = ctx.clock.monotonic() + seconds
     passing: BaseException | None = None
     while True:
@@ -138,14 +148,14 @@ async def run_cleanup(ctx: Context, cleanup: Cleanup, seconds: float) -> BaseExc
             with shield(max(0.0, ends - ctx.clock.monotonic())):
                 await call.run()
         except (Exception, SystemExit) as error:  # a clean-up ends neither the run nor the program
-            _warn(ctx, cleanup, _what_happened(call, error))
+            _warn(ctx, owner, cleanup, _what_happened(call, error))
         except BaseException as error:
             if call.in_thread and passing is None and isinstance(error, asyncio.CancelledError):
                 # Cancelling the caller does not end the thread, and the next clean-up must not run beside this one.
                 # So keep waiting until the original time limit. On a second cancellation stop waiting at once.
                 passing = error
                 continue
-            _warn(ctx, cleanup, f"was interrupted by {type(error).__name__}{_leave_thread(call)}")
+            _warn(ctx, owner, cleanup, f"was interrupted by {type(error).__name__}{_leave_thread(call)}")
             return passing or error
         return passing
 
@@ -162,8 +172,9 @@ def _leave_thread(call: CleanupCall) -> str:
     return f"; its thread was left behind at {call.leave() or 'an unknown place'}"
 
 
-def _warn(ctx: Context, cleanup: Cleanup, what: str) -> None:
+def _warn(ctx: Context, owner: Context, cleanup: Cleanup, what: str) -> None:
     message = f"the clean-up {getattr(cleanup, '__qualname__', repr(cleanup))} {what}"
     ctx.receipt_builder.warn(message)
-    log.warning("%s: %s", ctx.operation, message, extra=ctx.log_fields())
-    ctx.emit(CleanupFailed(**ctx.stamp(), message=message))
+    log.warning("%s: %s", owner.operation, message, extra=owner.log_fields())
+    # The run emits it: its owner may be a leaf that was left behind, whose own events are dropped.
+    ctx.emit(CleanupFailed(**owner.stamp(), message=message))

@@ -34,11 +34,24 @@ export function expectTurn(session, { id, said: text, status }) {
   session.turns.get(id).unseen = true;
 }
 
-// `texts` are the messages of the turn. `lists` has the items of each run inside the turn, by the path of the run.
+// `texts` are the messages of the turn. `boxes` has the items inside of the turn and inside of each of its tool calls, by
+// the ids of the calls around them and their path: two calls of one tool have the same path, and two agents inside of one
+// call have the same calls.
 function newTurn(id, texts, continues) {
-  const turn = { id, texts, continues, status: "queued", started: false, items: [], lists: new Map(), outcome: null, forgotten: false };
-  turn.lists.set("", turn.items);
+  const turn = { id, texts, continues, status: "queued", started: false, items: [], boxes: new Map(), outcome: null, forgotten: false };
+  turn.boxes.set(boxKey([], []), { call: null, path: [], items: turn.items });
   return turn;
+}
+
+function boxKey(calls, path) { return JSON.stringify([calls, path]); }
+
+// The innermost box around an event: it has the same calls and as much of the path as there is.
+function boxOf(turn, calls, path) {
+  for (let length = path.length; length >= 0; length--) {
+    const box = turn.boxes.get(boxKey(calls, path.slice(0, length)));
+    if (box) return box;
+  }
+  return turn.boxes.get(boxKey([], []));
 }
 
 // Applies one event. Returns the turn that it changed, or null.
@@ -77,40 +90,36 @@ function change(session, id, update) {
 }
 
 function applyToTurn(turn, event) {
-  const path = event.path.slice(1).join("/");
-  const list = turn.lists.get(path) ?? turn.lists.get(path.split("/").slice(0, -1).join("/")) ?? turn.items;
-  const last = list.at(-1);
+  const path = event.path.slice(1), calls = event.calls ?? [];
+  const box = boxOf(turn, calls, path);
+  const list = box.items;
+  const called = () => turn.boxes.get(boxKey([...calls, event.call_id], [...path, event.name]))?.call;
+  // Agents side by side inside of one call, such as those of a flow, write answers of their own.
+  const from = path.slice(box.path.length).join("/");
+  const isAnswer = (item) => item.type === "answer" && item.from === from;
   switch (event.kind) {
-    case "answer_started": list.push({ type: "answer", text: "", open: true }); break;
-    case "answer_restarted": if (last?.type === "answer") list.pop(); break;
-    case "text_streamed": if (last?.type === "answer" && last.open) last.text += event.text; break;
-    case "answer_finished": for (const item of list) if (item.type === "answer") item.open = false; break;
+    case "answer_started": list.push({ type: "answer", from, text: "", open: true }); break;
+    case "answer_restarted": { const at = list.findLastIndex(isAnswer); if (at >= 0) list.splice(at, 1); break; }
+    case "text_streamed": { const answer = list.findLast(isAnswer); if (answer?.open) answer.text += event.text; break; }
+    case "answer_finished": for (const item of list) if (isAnswer(item)) item.open = false; break;
     case "tool_called": {
-      const inside = [];
-      list.push({ type: "tool", id: event.call_id, key: `${path}/${event.call_id}/${list.length}`, name: event.name, arguments: event.arguments, status: "running", begun: !event.idempotency_key, content: "", inside, progress: null });
-      turn.lists.set([...event.path.slice(1), event.name].join("/"), inside);
+      const inner = [[...calls, event.call_id], [...path, event.name]];
+      const call = { type: "tool", key: `${turn.id}/${boxKey(...inner)}/${list.length}`, name: event.name, arguments: event.arguments, status: "running", begun: !event.idempotency_key, content: "", inside: [], progress: null, ignored: null };
+      list.push(call);
+      turn.boxes.set(boxKey(...inner), { call, path: inner[1], items: call.inside });
       break;
     }
-    case "call_recorded": {
-      const call = list.findLast((item) => item.type === "tool" && item.id === event.call_id && item.status === "running");
-      if (call) call.begun = true;
-      break;
-    }
-    case "tool_ended": {
-      const call = list.findLast((item) => item.type === "tool" && item.id === event.call_id && item.status === "running");
-      if (call) { call.status = event.status; call.content = event.content; }
-      break;
-    }
-    case "progress_made": {
-      const outer = turn.lists.get(path.split("/").slice(0, -1).join("/")) ?? turn.items;
-      const call = outer.findLast((item) => item.type === "tool" && item.name === event.path.at(-1) && item.status === "running");
-      if (call) call.progress = { message: event.message, fraction: event.fraction };
-      break;
-    }
+    case "call_recorded": { const call = called(); if (call) call.begun = true; break; }
+    case "tool_ended": { const call = called(); if (call) { call.status = event.status; call.content = event.content; } break; }
+    case "progress_made": if (box.call) box.call.progress = { message: event.message, fraction: event.fraction }; break;
     case "question_asked": list.push({ type: "question", id: event.question_id, text: event.text, options: event.options, state: "open" }); break;
     case "question_answered": settle(turn.items, event.question_id, "answered", event.text); break;
     case "question_withdrawn": settle(turn.items, event.question_id, "withdrawn"); break;
-    case "abort_ignored": turn.ignored = event.where ?? event.path.join("/"); break;
+    case "abort_ignored": {
+      turn.ignored = event.where ?? event.path.join("/");
+      if (box.call) box.call.ignored = turn.ignored;
+      break;
+    }
   }
 }
 

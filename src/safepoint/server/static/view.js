@@ -30,6 +30,7 @@ function drawItem(item) {
   if (item.type === "question") return drawQuestion(item);
   if (!item.text && !item.open) return null;
   const box = element("div", { class: "answer" });
+  if (item.from) box.dataset.from = item.from; // drawn before the text, by the style sheet
   if (item.drawn?.text !== item.text) item.drawn = { text: item.text, html: render(item.text) };
   box.innerHTML = item.drawn.html;
   return box;
@@ -46,6 +47,7 @@ function drawTool(item) {
     inside.append(element("span", {}, item.progress.message));
     if (item.progress.fraction !== null) inside.append(element("progress", { max: 1, value: item.progress.fraction, "aria-label": `${item.name}: ${item.progress.message}` }));
   }
+  if (item.ignored && item.status === "running") inside.append(element("p", { class: "state-line" }, `Still runs at ${item.ignored}`));
   inside.append(...item.inside.map(drawItem).filter(Boolean));
   if (item.content) inside.append(element("pre", {}, shortened(item.content)));
   box.append(head, inside);
