@@ -1,5 +1,6 @@
 """Owns real NATS servers for tests, on loopback, each with a folder of its own; they end with the test."""
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -8,7 +9,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 PATIENCE = 20.0
@@ -82,6 +83,59 @@ def nats_server(config: str = "") -> Iterator[NatsServer]:
             yield server
         finally:
             server.kill()
+
+
+class NatsCluster:
+    """Three servers that keep everything three times. `founders`: so many of them elect a leader without the others."""
+
+    def __init__(self, folder: Path, founders: int = 3) -> None:
+        routes = [free_port() for _ in range(3)]
+        others = ", ".join(f"nats://127.0.0.1:{port}" for port in routes[:founders])
+        self.servers = {
+            f"n{number}": NatsServer(
+                folder / f"n{number}",
+                config=f"server_name: n{number}\ncluster {{ name: c, listen: 127.0.0.1:{port}, routes: [{others}] }}\n",
+            )
+            for number, port in enumerate(routes)
+        }
+
+    @property
+    def urls(self) -> list[str]:
+        return [server.url for server in self.servers.values()]
+
+    async def start(self) -> None:
+        await asyncio.gather(*(asyncio.to_thread(server.start) for server in self.servers.values()))
+
+    async def leader(self, stream: str) -> str:
+        """The name of the server that decides what this stream keeps."""
+        import nats
+
+        connection = await nats.connect(self.urls)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    with contextlib.suppress(nats.errors.Error, nats.js.errors.Error):
+                        info = await connection.jetstream(timeout=2).stream_info(stream)
+                        if info.cluster is not None and info.cluster.leader:
+                            return info.cluster.leader
+                    await asyncio.sleep(0.1)  # real time: they elect one
+        finally:
+            await connection.close()
+
+    def kill(self) -> None:
+        for server in self.servers.values():
+            server.kill()
+
+
+@contextlib.asynccontextmanager
+async def nats_cluster(folder: Path) -> AsyncIterator[NatsCluster]:
+    """Three servers that are started, and that end with the block."""
+    cluster = NatsCluster(folder / "cluster")
+    try:
+        await cluster.start()
+        yield cluster
+    finally:
+        cluster.kill()
 
 
 _SHARED: list[tuple[contextlib.ExitStack, NatsServer]] = []

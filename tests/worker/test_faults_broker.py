@@ -1,17 +1,14 @@
 """A broker that dies and comes back, alone or as one of three: everything goes on, and every stop is answered."""
 
 import asyncio
-import contextlib
 import random
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import nats
 import pytest
 
 from tests.conftest import TORTURE, counts
-from tests.kit.nats import NatsServer, free_port, nats_server
+from tests.kit.nats import nats_cluster, nats_server
 from tests.worker.faulty import PATIENCE, Lab, lab
 
 AWAY = 5.0  # seconds for the answer to a stop while the broker is away
@@ -50,60 +47,10 @@ async def goes_on(there: Lab) -> None:
         print(f"everything goes on {time.monotonic() - begun:.1f} s after the broker is back")
 
 
-class Cluster:
-    """Three servers that keep everything three times."""
-
-    def __init__(self, folder: Path) -> None:
-        routes = [free_port() for _ in range(3)]
-        others = ", ".join(f"nats://127.0.0.1:{port}" for port in routes)
-        self.servers = {
-            f"n{number}": NatsServer(
-                folder / f"n{number}",
-                config=f"server_name: n{number}\ncluster {{ name: c, listen: 127.0.0.1:{port}, routes: [{others}] }}\n",
-            )
-            for number, port in enumerate(routes)
-        }
-
-    @property
-    def urls(self) -> list[str]:
-        return [server.url for server in self.servers.values()]
-
-    async def start(self) -> None:
-        await asyncio.gather(*(asyncio.to_thread(server.start) for server in self.servers.values()))
-
-    async def leader(self, stream: str) -> str:
-        """The name of the server that decides what this stream keeps."""
-        connection = await nats.connect(self.urls)
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while True:
-                    with contextlib.suppress(nats.errors.Error, nats.js.errors.Error):
-                        info = await connection.jetstream(timeout=2).stream_info(stream)
-                        if info.cluster is not None and info.cluster.leader:
-                            return info.cluster.leader
-                    await asyncio.sleep(0.1)  # real time: they elect one
-        finally:
-            await connection.close()
-
-    def kill(self) -> None:
-        for server in self.servers.values():
-            server.kill()
-
-
-@contextlib.asynccontextmanager
-async def three(folder: Path) -> AsyncIterator[Cluster]:
-    cluster = Cluster(folder / "cluster")
-    try:
-        await cluster.start()
-        yield cluster
-    finally:
-        cluster.kill()
-
-
 @pytest.mark.parametrize("seed", range(LEADERS))
 async def test_the_leader_of_three_brokers_is_killed_while_turns_are_stopped(tmp_path: Path, seed: int) -> None:
     stream = ["stops", "log", "orders", "inbox", "stops"][seed % 5]
-    async with three(tmp_path) as cluster, lab(tmp_path, *cluster.urls, lease=2.0, replicas=3) as there:
+    async with nats_cluster(tmp_path) as cluster, lab(tmp_path, *cluster.urls, lease=2.0, replicas=3) as there:
         await there.start_all("a", "b")
         clients = [await there.client(seed + number, stops=0.8) for number in range(2)]
         for client in clients:

@@ -34,8 +34,10 @@ MAX_SUBJECT_LENGTH = 2000
 REQUEST_SECONDS = 1.0
 RETRY_SECONDS = 0.1
 READY_SECONDS = 15.0
-# Error codes of the server: "stream name already in use", and for consumers "exists with other settings".
+# Error codes of the server: "stream name already in use", "no suitable peers for placement", and for consumers "exists
+# with other settings".
 STREAM_EXISTS = 10058
+NO_PEERS = 10005
 CONSUMER_EXISTS = (10013, 10105, 10148)
 
 
@@ -184,7 +186,9 @@ async def _ensure_stream(jetstream: JetStreamContext, config: StreamConfig, crea
         except APIError as error:
             if error.err_code == STREAM_EXISTS:  # another process has created it meanwhile
                 return
-            raise BrokerError(f"cannot create the stream {config.name}: {error.description}") from error
+            # The leader of a cluster that was just started does not know all of its servers yet.
+            if error.err_code != NO_PEERS or time.monotonic() > until:
+                raise BrokerError(f"cannot create the stream {config.name}: {error.description}") from error
         except (errors.Error, OSError) as error:
             raise BrokerError(f"JetStream cannot be reached: {type(error).__name__}: {error}") from error
         await asyncio.sleep(RETRY_SECONDS)  # real time: the cluster elects a leader

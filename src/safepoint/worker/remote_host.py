@@ -102,6 +102,9 @@ class RemoteHost(Directory):
             timeout: The seconds after which the turn is stopped, the time in the queue included.
             when_busy: What to do if another turn is running.
 
+        Returns:
+            The turn as it is then: a worker may have begun it already, or even ended it.
+
         Raises:
             SessionBusy: Another turn is open and `when_busy` is "reject".
             UsageError: Another message was sent with the same `turn_id`.
