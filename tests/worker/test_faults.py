@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import TORTURE, counts
 from tests.kit.nats import nats_server
-from tests.worker.faulty import lab
+from tests.worker.faulty import PATIENCE, lab
 
 KILLS = counts(4, 50)
 ROUND = counts(4, 5)  # kills of one set of workers
@@ -36,6 +36,22 @@ async def test_a_killed_worker_loses_nothing_accepted_and_nothing_stopped_runs_a
             await there.check()
             await asyncio.gather(*(member.gone() for member in dead))
             assert sum(len(client.story.accepted) for client in clients) > ROUND
+
+
+async def test_a_turn_that_began_before_its_sender_was_answered_is_waited_for(tmp_path: Path) -> None:
+    with nats_server() as server:
+        async with lab(tmp_path, server.url) as there:
+            await there.start("a")
+            client = await there.client(1)
+            text, turn_id = "steps=5 pause=0.2", f"{client.story.session}-1"
+            # Sent by another one first, so that it runs for certain when this client sends it and is answered.
+            await there.host.send(client.story.session, text, turn_id=turn_id)
+            async with asyncio.timeout(PATIENCE):
+                while turn_id not in client.begun:
+                    await asyncio.sleep(0.01)  # real time: another process works
+            assert await client.send(text) == turn_id
+            await there.check()
+            assert client.told.ended[turn_id].outcome.status == "completed"
 
 
 async def test_the_turn_of_a_killed_worker_is_taken_up_soon_after_its_lease(tmp_path: Path) -> None:
