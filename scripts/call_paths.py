@@ -1,25 +1,30 @@
-"""Measures the path of a message and of a stop through the package, and draws both in docs/architecture.md.
+"""Measures the paths of a message and of a stop through the package, and draws them in docs/architecture.md.
 
 The paths are read from real call stacks of one turn, so the page cannot show a path that the code does not take.
 
-python scripts/call_paths.py            print both paths
+python scripts/call_paths.py            print the paths
 python scripts/call_paths.py --write    put them into docs/architecture.md
 """
 
 import argparse
 import asyncio
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby, pairwise
+from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import safepoint
-from safepoint import Agent, LocalHost, tool
+from safepoint import Agent, LocalHost, RemoteHost, Worker, tool
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.session import MemoryStore
+from safepoint.worker import MemoryBroker
+from safepoint.worker.protocol import StopCall, to_json
 
 PACKAGE = Path(safepoint.__file__).parent
 PAGE = PACKAGE.parent.parent / "docs" / "architecture.md"
@@ -27,6 +32,7 @@ BEGIN = "<!-- paths:begin -->"
 END = "<!-- paths:end -->"
 LOOP = "turns/"
 GUARD = "abort/guard.py"
+ON_REQUEST = "OrderLease._handle_request"
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Frame:
 
 
 Stack = tuple[Frame, ...]
+name_of = attrgetter("function")
 
 
 @dataclass(frozen=True)
@@ -64,8 +71,10 @@ class Paths:
 
     message: tuple[Part, ...]
     stop: tuple[Part, ...]
+    remote_stop: tuple[Part, ...]
 
 
+@cache
 def frame_of(code: CodeType) -> Frame | None:
     """The frame as the page shows it, or None if the code is not of this package."""
     path = Path(code.co_filename)
@@ -103,6 +112,51 @@ def stacks_of_calls(record: list[Stack]) -> Callable[[FrameType, str, Any], None
 
 
 async def measure() -> Paths:
+    """Measure all paths."""
+    return Paths(*await measure_local(), await measure_remote())
+
+
+async def measure_remote() -> tuple[Part, ...]:
+    """Stop a turn on a worker that runs it in its own process, inside its tool, and record the stacks."""
+    in_tool = asyncio.Event()
+
+    @tool
+    async def read() -> None:
+        in_tool.set()
+        await asyncio.sleep(60)
+
+    agent, broker = Agent(ScriptedModel([Call("read")]), tools=[read]), MemoryBroker()
+    stopping: list[Stack] = []
+    record = stacks_of_calls(stopping)
+    begun = threading.Event()
+    # For the thread of the supervisor, which is started next.
+    threading.setprofile(lambda frame, event, argument: record(frame, event, argument) if begun.is_set() else None)
+    async with Worker(agent, broker):
+        threading.setprofile(None)
+        host = RemoteHost(broker)
+        await host.create("s1")
+        turn = await host.send("s1", "What do owls see?")
+        await in_tool.wait()
+        begun.set()
+        sys.setprofile(record)
+        # Only the request, without the record that `RemoteHost.stop()` writes too: the record could be read first.
+        connection = await broker.connect("paths")
+        await connection.request(("ctl", "s1"), to_json(StopCall(turn.id, "NOW")), timeout=5.0)
+        await (await host.stop("s1", turn.id)).settled()
+        sys.setprofile(None)
+        begun.clear()
+        await connection.close()
+        await host.close()
+    wake = next(stack for stack in stopping if stack and stack[-1].file == GUARD and ON_REQUEST in map(name_of, stack))
+    callback = [name_of(frame) for frame in wake].index(ON_REQUEST)
+    deliver = max((stack for stack in stopping if stack and stack[0].file == GUARD), key=len)
+    return (
+        Part("the supervisor's event loop, when the request to stop arrives", wake[callback:]),
+        Part("a callback on the event loop of the tool's task", deliver),
+    )
+
+
+async def measure_local() -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     """Send one message to a session of a local host, stop the turn inside its tool, and record the stacks."""
     in_tool: asyncio.Future[tuple[Stack, Stack]] = asyncio.get_running_loop().create_future()
 
@@ -141,7 +195,7 @@ async def measure() -> Paths:
         Part("the caller of `host.stop`", wake),
         Part("a callback on the event loop of the tool's task", deliver),
     )
-    return Paths(message, stop)
+    return message, stop
 
 
 def by_file(stack: Stack) -> Iterator[tuple[str, list[str]]]:
@@ -178,7 +232,11 @@ def listed(parts: tuple[Part, ...]) -> str:
 def section(paths: Paths) -> str:
     """What stands between the marks of the page."""
     parts = []
-    for title, path in (("A message", paths.message), ("A stop", paths.stop)):
+    for title, path in (
+        ("A message", paths.message),
+        ("A stop", paths.stop),
+        ("A stop on a worker", paths.remote_stop),
+    ):
         parts.append(f"### {title}\n\n{listed(path)}\n\n{drawn(path)}")
     return "\n\n".join(parts)
 

@@ -35,8 +35,16 @@ def test_a_stop_is_one_synchronous_call_and_one_callback_of_the_loop(paths: Path
     assert {wake.stack[-1].file} == {frame.file for frame in deliver.stack} == {"abort/guard.py"}
 
 
+def test_a_stop_on_a_worker_takes_few_calls_from_the_request_to_the_abort(paths: Paths):
+    request, deliver = paths.remote_stop
+    assert request.stack[0].function == "OrderLease._handle_request"
+    assert {frame.file for frame in deliver.stack} == {request.stack[-1].file} == {"abort/guard.py"}
+    abort = [frame.function for frame in request.stack].index("RootSignal.announce") + 1
+    assert abort <= 10, request.stack
+
+
 def test_every_file_of_a_path_exists(paths: Paths):
-    files = {file for part in paths.message + paths.stop for file, _ in by_file(part.stack)}
+    files = {file for part in paths.message + paths.stop + paths.remote_stop for file, _ in by_file(part.stack)}
     assert all((PACKAGE / file).is_file() for file in files)
 
 

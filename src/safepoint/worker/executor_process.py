@@ -29,7 +29,7 @@ from ..agent.target import load_agent
 from ..errors import describe
 from .broker import Broker, BrokerError
 from .order_runner import OrderRunner
-from .protocol import Assignment, Ending, Reply, call_from_json, from_json
+from .protocol import Assignment, Ending, Reply, StopCall, call_from_json, from_json
 from .worker_loop import SWITCH_SECONDS, WorkerLoop
 
 __all__ = ["main"]
@@ -134,10 +134,13 @@ class ExecutorProcess:
             case {"run": True} if self._runner is not None:
                 runner = self._runner
                 worker_loop.run(runner).add_done_callback(lambda done: self._send_ending(runner, done))
-            case {"n": number, "ask": call} if self._runner is not None:
-                answer = worker_loop.request(self._runner, call_from_json(json.dumps(call).encode()))
-                blocked_for = worker_loop.blocked_for
-                answer.add_done_callback(lambda done: self._send_reply(number, done, blocked_for))
+            case {"n": number, "ask": data} if self._runner is not None:
+                call, blocked_for = call_from_json(json.dumps(data).encode()), worker_loop.blocked_for
+                if isinstance(call, StopCall):  # applied in this thread, because the event loop may be blocked
+                    self._send_reply(number, self._runner.stop(call), blocked_for)
+                    return
+                answer = worker_loop.request(self._runner, call)
+                answer.add_done_callback(lambda done: self._send_reply(number, done.result(), blocked_for))
             case {"lease_until": until} if self._runner is not None:
                 self._lease_until = until
             case {"leave": within} if self._runner is not None:
@@ -145,8 +148,8 @@ class ExecutorProcess:
             case _:
                 pass
 
-    def _send_reply(self, number: int, done: "Future[Reply]", blocked_for: float) -> None:
-        self.send(n=number, reply=asdict(done.result().while_blocked(blocked_for)))
+    def _send_reply(self, number: int, reply: Reply, blocked_for: float) -> None:
+        self.send(n=number, reply=asdict(reply.while_blocked(blocked_for)))
 
     def _begin(self, worker_loop: WorkerLoop, assignment: Assignment) -> None:
         self._work_ended.clear()

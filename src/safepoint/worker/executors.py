@@ -134,11 +134,11 @@ class InlineExecutor:
             return "failed"
 
     async def request(self, call: Call) -> Reply | None:
-        """Send a call to the session."""
-        answer = self._worker_loop.request(self._begun, call)
+        """Send a call to the session. A stop is applied in this thread, before this returns for the first time."""
         blocked_for = self._worker_loop.blocked_for
-        if answer.done():  # a stop is applied in this thread, and its reply needs no event loop
-            return answer.result().while_blocked(blocked_for)
+        if isinstance(call, StopCall):
+            return self._begun.stop(call).while_blocked(blocked_for)
+        answer = self._worker_loop.request(self._begun, call)
         try:
             async with asyncio.timeout(STOP_REPLY_SECONDS if blocked_for else CALL_REPLY_SECONDS):
                 reply = await asyncio.wrap_future(answer)

@@ -191,8 +191,8 @@ class OrderRunner:
         # Each side writes before it reads, so at least one of them sees the other.
         self.session = session
         session.check_before_effects(self._stops.catch_up)
-        for turn_id, call in list(self._early_stops.items()):
-            self._apply_stop(session, turn_id, call)
+        for call in list(self._early_stops.values()):
+            self.stop(call, noted=True)
         return session
 
     def _agent(self) -> Agent:
@@ -319,14 +319,26 @@ class OrderRunner:
             turn.stop(StopAt.NOW, reason=AbortReason("error", f"rejected: {busy}"))
         call = self._early_stops.get(sent.turn_id)
         if call is not None:
-            self._apply_stop(session, sent.turn_id, call)
+            self.stop(call, noted=True)
         return turn
 
-    def _apply_stop(self, session: Session, turn_id: str, call: StopCall) -> Reply | None:
-        """Stop a turn, or its successor. Returns None if the session has no such turn."""
-        turn_id = session.successor_of(turn_id)
-        if turn_id not in session.turns and session.outcome_of(turn_id) is None:
-            return None
+    def stop(self, call: StopCall, *, noted: bool = False) -> Reply:
+        """Stop a turn, or its successor. Returns at once, even while the event loop is blocked. Any thread.
+
+        Args:
+            call: The stop.
+            noted: True if it comes from `_early_stops`. Then it must not replace a later one that was noted meanwhile.
+        """
+        # Note the stop, then look for the turn. Admission adds the turn, then looks for a stop. Each side writes before
+        # it reads, so a stop that races with the admission of its turn is seen by one of the two. In another order
+        # both could look first and find nothing.
+        if not noted:
+            self._early_stops[call.turn_id] = call
+        session = self.session
+        turn_id = call.turn_id if session is None else session.successor_of(call.turn_id)
+        if session is None or (turn_id not in session.turns and session.outcome_of(turn_id) is None):
+            message = f"turn {call.turn_id} has not been admitted yet"
+            return Reply(status="unknown", message=message, turn_id=call.turn_id)
         self._early_stops.pop(call.turn_id, None)
         with self._applying:  # the same stop is received as a request and read from the record, by two threads
             reply = self._applied.get(call.id)
@@ -342,20 +354,6 @@ class OrderRunner:
                 reply = Reply(message=ack.message, status=ack.status, turn_id=turn_id)
                 if call.id:
                     self._applied[call.id] = reply
-        return reply
-
-    def stop(self, call: StopCall) -> Reply:
-        """Stop a turn. Returns at once, even while the event loop is blocked. May be called from any thread."""
-        # Note the stop, then look for the turn. Admission adds the turn, then looks for a stop. Each side writes before
-        # it reads, so a stop that races with the admission of its turn is seen by one of the two. In another order
-        # both could look first and find nothing.
-        self._early_stops[call.turn_id] = call
-        session = self.session
-        reply = None if session is None else self._apply_stop(session, call.turn_id, call)
-        if reply is None:
-            return Reply(
-                status="unknown", message=f"turn {call.turn_id} has not been admitted yet", turn_id=call.turn_id
-            )
         return reply
 
     async def handle(self, call: Call) -> Reply:

@@ -11,7 +11,7 @@ from ..abort.event_loop import post
 from ..agent.agent import Agent
 from .broker import Broker, BrokerConnection
 from .order_runner import OrderRunner
-from .protocol import Assignment, Call, Ending, Reply, StopCall
+from .protocol import Assignment, Call, Ending, Reply
 from .stall_detector import StallDetector
 
 __all__ = ["SWITCH_SECONDS", "WorkerLoop"]
@@ -57,11 +57,7 @@ class WorkerLoop:
         return asyncio.run_coroutine_threadsafe(runner.run(), self._loop)
 
     def request(self, runner: OrderRunner, call: Call) -> "concurrent.futures.Future[Reply]":
-        """Send a call to the session of a runner. A stop is applied in the calling thread, before this returns."""
-        if isinstance(call, StopCall):
-            answered: concurrent.futures.Future[Reply] = concurrent.futures.Future()
-            answered.set_result(runner.stop(call))
-            return answered
+        """Send a call to the session of a runner. A stop needs no event loop: use `OrderRunner.stop()` for it."""
         return asyncio.run_coroutine_threadsafe(runner.handle(call), self._loop)
 
     def post(self, callback: Callable[..., object], *args: object) -> None:

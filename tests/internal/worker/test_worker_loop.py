@@ -68,7 +68,7 @@ async def test_a_stop_is_answered_while_the_loop_is_blocked_and_the_rest_when_it
     stopped, answers = threading.Event(), list[str]()
 
     def ask() -> None:
-        answers.append(worker_loop.request(runner, StopCall("t")).result(SECONDS).status)
+        answers.append(runner.stop(StopCall("t")).status)
         stopped.set()
         answers.append(worker_loop.request(runner, CloseCall("enough")).result(SECONDS).error)
 
