@@ -106,13 +106,13 @@ class NatsCluster:
     async def start(self) -> None:
         await asyncio.gather(*(asyncio.to_thread(server.start) for server in self.servers.values()))
 
-    async def leader(self, stream: str) -> str:
-        """The name of the server that decides what this stream keeps."""
+    async def leader(self, stream: str, seconds: float = PATIENCE) -> str:
+        """The name of the server that decides what this stream keeps, as soon as there is one."""
         import nats
 
         connection = await nats.connect(self.urls)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(seconds):
                 while True:
                     with contextlib.suppress(nats.errors.Error, nats.js.errors.Error):
                         info = await connection.jetstream(timeout=2).stream_info(stream)

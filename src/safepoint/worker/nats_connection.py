@@ -74,7 +74,7 @@ class NatsConnection:
     def __init__(self, namespace: str, lease: float) -> None:
         self._namespace = namespace
         self._reconnect_callbacks: list[Callable[[], object]] = []
-        self._consumers: set[Queue] = set()  # those that are known to exist, with our lease
+        self._prepared: dict[Queue, asyncio.Task[BrokerError | None]] = {}  # see _answering()
         self._order_hints: dict[Queue, Callable[[], Awaitable[None]]] = {}
         self._order_hinted = asyncio.Event()
         self._rotation = Rotation()
@@ -89,7 +89,7 @@ class NatsConnection:
 
     async def reconnected(self) -> None:
         """Called by the client library when the connection was lost and is restored."""
-        self._consumers.clear()  # the server may have lost its state
+        self._prepared = {queue: task for queue, task in self._prepared.items() if not task.done()}
         self._order_hinted.set()
         for callback in list(self._reconnect_callbacks):
             callback()
@@ -154,7 +154,7 @@ class NatsConnection:
             return await self._read_from_leader(stream, name, after, limit)
         wanted = {"seq": after + 1, "next_by_subj": name, "batch": limit}
         subject = f"$JS.API.DIRECT.GET.{stream_name(self._namespace, stream)}"
-        found = await self._collect(subject, wanted, limit)
+        found = await self._with_retries(lambda: self._collect(subject, wanted, limit))
         return [StreamEntry(int((one.headers or {})["Nats-Sequence"]), key, one.data) for one in found]
 
     async def _read_from_leader(self, stream: StreamName, name: str, after: int, limit: int) -> list[StreamEntry]:
@@ -218,28 +218,27 @@ class NatsConnection:
             pause = min(2 * pause, 1.0)
 
     async def _collect(self, subject: str, wanted: Mapping[str, object], limit: int) -> list[Msg]:
-        """Send one request that is answered by many messages, and collect them."""
-
-        async def request() -> list[Msg]:
-            found: list[Msg] = []
-            inbox = self._client.new_inbox()
-            answers = await self._client.subscribe(inbox, max_msgs=limit + 1)
-            try:
-                await self._client.publish(subject, json.dumps(wanted).encode(), reply=inbox)
-                while len(found) < limit:
-                    message = await answers.next_msg(REQUEST_SECONDS)
-                    status = (message.headers or {}).get("Status")
-                    if status == "503":
-                        raise errors.NoRespondersError
-                    if status is not None:  # the end of the batch, or an empty one
-                        break
-                    found.append(message)
-                return found
-            finally:
-                with contextlib.suppress(errors.Error):
-                    await answers.unsubscribe()
-
-        return await self._with_retries(request)
+        """Send one request that is answered by many messages, and collect them. Raises: nats.errors.Error; OSError."""
+        found: list[Msg] = []
+        inbox = self._client.new_inbox()
+        answers = await self._client.subscribe(inbox, max_msgs=limit + 1)
+        try:
+            await self._client.publish(subject, json.dumps(wanted).encode(), reply=inbox)
+            while len(found) < limit:
+                message = await answers.next_msg(REQUEST_SECONDS)
+                status = (message.headers or {}).get("Status")
+                if status == "503":
+                    raise errors.NoRespondersError
+                if status is not None:  # the end of the batch, or an empty one
+                    break
+                found.append(message)
+        except errors.TimeoutError:
+            if not found:
+                raise
+        finally:
+            with contextlib.suppress(errors.Error):
+                await answers.unsubscribe()
+        return found
 
     # Orders
 
@@ -266,9 +265,7 @@ class NatsConnection:
         until, hinted = time.monotonic() + wait, False
         while True:
             self._order_hinted.clear()
-            for queue in queues:
-                await self._prepare(queue)
-            found = await self._pull_fairly(queues, limit)
+            found = await self._pull_fairly(await self._answering(queues), limit)
             remaining = until - time.monotonic()
             if found or remaining <= 0 or hinted:
                 return found
@@ -276,15 +273,37 @@ class NatsConnection:
                 async with asyncio.timeout(min(remaining, POLL_SECONDS)):
                     hinted = await self._order_hinted.wait()
 
-    async def _prepare(self, queue: Queue) -> None:
+    async def _answering(self, queues: Sequence[Queue]) -> list[Queue]:
+        """The queues whose consumers answer; the others are prepared meanwhile. Raises: LeaseInForce; BrokerError.
+
+        In a cluster every consumer has a leader of its own, and may be without one for seconds. So each queue is
+        prepared by a task that goes on between two calls: a queue that does not answer must not delay the orders of
+        the others for longer than one request.
+        """
+        new = [queue for queue in queues if queue not in self._prepared]
+        for queue in new:
+            self._prepared[queue] = self._loop_tasks.spawn(self._prepare(queue), f"consumer of {queue}")
+        if new:
+            await asyncio.wait([self._prepared[queue] for queue in new], timeout=REQUEST_SECONDS)
+        ready = [queue for queue in queues if (task := self._prepared.get(queue)) is not None and task.done()]
+        for queue in ready:
+            error = self._prepared[queue].result()
+            if error is not None:
+                del self._prepared[queue]
+                raise error
+        return ready
+
+    async def _prepare(self, queue: Queue) -> BrokerError | None:
         """Ensure that the queue has a consumer with our lease, and that new orders are announced to us."""
-        if queue not in self._consumers:
+        try:
             seconds = await self.lease_in_force(queue)
             if not same_lease(seconds, self.lease):
-                raise LeaseInForce(queue, seconds, self.lease)
-            self._consumers.add(queue)
-        if queue not in self._order_hints:
-            self._order_hints[queue] = await self.listen(("orders", *queue), lambda data: self._order_hinted.set())
+                return LeaseInForce(queue, seconds, self.lease)
+            if queue not in self._order_hints:
+                self._order_hints[queue] = await self.listen(("orders", *queue), lambda data: self._order_hinted.set())
+        except BrokerError as error:
+            return error
+        return None
 
     async def lease_in_force(self, queue: Queue) -> float:
         """The seconds for which the queue's consumer waits for an acknowledgement."""
@@ -316,7 +335,12 @@ class NatsConnection:
 
     async def _pull(self, queue: Queue, limit: int) -> list[Order]:
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream_name(self._namespace, ORDERS)}.{consumer_of(queue)}"
-        found = await self._collect(subject, {"batch": limit, "no_wait": True}, limit)
+        try:
+            found = await self._collect(subject, {"batch": limit, "no_wait": True}, limit)
+        except (errors.Error, OSError) as error:  # its consumer has no leader, or the server is away
+            log.debug("no orders from %s: %s", consumer_of(queue), error)
+            self._prepared.pop(queue, None)
+            return []
         return [_NatsOrder(self, message) for message in found]
 
     async def pending_sessions(self) -> set[str]:
