@@ -28,6 +28,7 @@ PACKAGES = (
     "turns",
     "session",
     "worker",
+    "worker/nats",
     "server",
     "cli",
     "testing",

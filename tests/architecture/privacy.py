@@ -31,7 +31,7 @@ INTERNAL_IMPORTS = {
     "worker/jumping.py:safepoint.abort.clock": "a worker whose clock jumps by an hour",
     "kit/workers.py:safepoint.worker.broker.BrokerConnection": "looks at what the broker has on record",
     "kit/workers.py:safepoint.session.log.decode_record": "reads what the broker has on record",
-    "kit/workers.py:safepoint.worker.log_reader.LogReader": "reads what the broker has on record",
+    "kit/workers.py:safepoint.worker.store.LogReader": "reads what the broker has on record",
     "worker/paying.py:safepoint.worker.broker.BrokerConnection": "looks at what the broker has on record",
 }
 

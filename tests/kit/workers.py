@@ -80,7 +80,7 @@ async def until_kind(host: Host, session: str, kind: str, after: int = 0, **abou
 async def logged(connection: BrokerConnection, session: str) -> list[Event]:
     """Everything that the broker has of a session."""
     from safepoint.session.log import decode_record
-    from safepoint.worker.log_reader import LogReader
+    from safepoint.worker.store import LogReader
 
     pages, seq, found = LogReader(connection, session), 0, []
     while records := await pages.after(seq):

@@ -41,15 +41,3 @@ async def test_a_long_log_is_read_to_its_end():
             found += [entry.data[:2] for entry in page]
             after = page[-1].position
         assert found == [b"%02d" % number for number in range(30)]
-
-
-async def test_a_queue_that_does_not_answer_does_not_delay_the_orders_of_the_others():
-    silent, other = ("at", "w"), ("any", "a")
-    # The server ignores requests that concern the consumer of one queue, as it does while that has no leader.
-    denied = f'publish: {{ deny: ["$JS.API.CONSUMER.DURABLE.CREATE.safepoint-orders.{silent[0]}-{silent[1]}"] }}'
-    with nats_server(f"authorization {{ users: [{{ user: w, password: p, permissions: {{ {denied} }} }}] }}") as server:
-        async with linked(NatsBroker(server.url, user="w", password="p")) as connection:
-            await connection.enqueue(other, "s", b"{}")
-            async with asyncio.timeout(15):
-                [order] = await connection.take([silent, other], 2, 1.0)
-            assert order.session == "s"

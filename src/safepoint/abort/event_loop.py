@@ -1,4 +1,4 @@
-"""Owns how code in other threads and event loops reaches what runs in one event loop: calls, futures and changes.
+"""Owns how code reaches and waits for what runs in one event loop: calls from elsewhere, futures, events, changes.
 
 What belongs to an event loop is used in its own thread only, and a call from elsewhere has to be posted there. That the
 loop is closed is no error in this module: nothing runs there any longer that would have to know.
@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
 
-__all__ = ["Broadcast", "call_in", "fail", "post", "resolve", "wake"]
+__all__ = ["Broadcast", "call_in", "fail", "post", "resolve", "set_within", "wake"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -54,6 +54,22 @@ def fail(future: "asyncio.Future[T]", error: BaseException) -> None:
 def wake(waiter: "asyncio.Future[None]") -> None:
     """Resolve a future in its own event loop. May be used in any thread."""
     call_in(waiter.get_loop(), resolve, waiter, None)
+
+
+async def set_within(seconds: float, event: asyncio.Event) -> bool:
+    """Wait until `event` is set, but no longer than `seconds`.
+
+    Even if no time is left, other tasks run once, so that a loop around this cannot block the event loop.
+
+    Returns:
+        Whether the event is set.
+    """
+    try:
+        async with asyncio.timeout(max(seconds, 0.001)):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 class Broadcast:

@@ -15,8 +15,8 @@ from ..session.loop_tasks import LoopTasks
 from ..session.turn import TurnStatus, check_id
 from .broker import Broker, BrokerConnection, Fenced, StreamEntry
 from .log_follower import LogFollower
-from .log_reader import last_seq
 from .protocol import Placement, SendCallHead, Unreadable, WorkerInfo, from_json, to_json
+from .store import last_seq
 
 __all__ = ["Directory"]
 

@@ -20,12 +20,11 @@ from dataclasses import asdict
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ..abort import process_group
-from ..abort.event_loop import post, resolve
+from ..abort.event_loop import post, resolve, set_within
 from ..abort.process_group import collect
 from .broker import Broker
 from .order_runner import OrderRunner
 from .protocol import Assignment, Call, Ending, Reply, StopCall, from_json
-from .wait_helpers import set_within
 from .worker_loop import WorkerLoop
 
 __all__ = ["Executor", "InlineExecutor", "ProcessExecutor", "RunningWork"]

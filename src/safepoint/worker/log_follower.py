@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol
 
-from ..abort.event_loop import Broadcast
+from ..abort.event_loop import Broadcast, set_within
 from ..agent.conversation import AgentResult
 from ..outcome import Outcome
 from ..session.log import RECENT, LoggedEvent, decode_record
@@ -17,9 +17,7 @@ from ..session.loop_tasks import LoopTasks
 from ..session.session_state import SessionState
 from ..session.store import LogRecord
 from .broker import BrokerError, Messaging, ReadableStreams
-from .log_reader import LogReader
-from .store import LogAppended
-from .wait_helpers import set_within
+from .store import LogAppended, LogReader
 
 __all__ = ["LogFollower", "LogSource"]
 

@@ -25,11 +25,11 @@ from .broker import (
     Queue,
     RequestHandler,
     RequestTimeout,
+    Rotation,
     StreamEntry,
     StreamName,
     same_lease,
 )
-from .queue_rotation import Rotation
 
 __all__ = ["MemoryBroker", "MemoryConnection"]
 

@@ -7,24 +7,24 @@ Knows nothing of leases and of how an order was taken.
 import asyncio
 import logging
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from ..abort import AbortReason
+from ..abort import AbortReason, AbortSignal
+from ..abort.event_loop import set_within
 from ..agent.agent import Agent
+from ..agent.conversation import AgentResult
+from ..agent.model import Chunk, ModelRequest
 from ..errors import UsageError
-from ..events import StopRequested, TurnEnded, TurnStarted
+from ..events import TurnEnded, TurnStarted
+from ..messages import Message
+from ..run.context import Context
 from ..run.stop import StopAt
 from ..session.acknowledgements import change_ack
 from ..session.engine import SessionBusy, SessionEnded
-from ..session.log import decode_record
 from ..session.session import Session
-from ..session.session_state import SessionState
-from ..session.store import LogRecord, SessionInUse, StoreError
+from ..session.store import SessionInUse, StoreError
 from ..session.turn import SessionTurn
-from ..wire import event_to_json
 from .broker import BrokerError, SessionConnection, StreamEntry
-from .missing_agent import MissingAgent
 from .protocol import (
     AnswerCall,
     Assignment,
@@ -44,14 +44,11 @@ from .protocol import (
     from_json,
     is_control_entry,
 )
-from .stall_detector import StallDetector
-from .stop_reader import StopReader
-from .stop_sender import recorded_stops
+from .remote_tool import SubAgentWaits
+from .stop_reader import StallDetector, StopReader, recorded_stops, write_stops
 from .store import BrokerStore, former_owner_has_ended
-from .sub_agent_waits import SubAgentWaits
-from .wait_helpers import set_within
 
-__all__ = ["GIVEN_BACK", "OrderRunner"]
+__all__ = ["GIVEN_BACK", "MissingAgent", "OrderRunner"]
 
 log = logging.getLogger("safepoint")
 GIVEN_BACK = AbortReason("lease_lost", "its worker has handed it over to another one")
@@ -210,12 +207,10 @@ class OrderRunner:
     async def _write_recorded_stops(self) -> bool:
         """Write the stops that were recorded while the session had no owner to its log, before it is opened.
 
-        An open turn with such an event is ended as stopped when the session is opened, instead of being resumed.
-
         Returns:
             False if the turn that would be resumed was stopped.
         """
-        session, state, last = self._assignment.session, SessionState(), 0
+        session = self._assignment.session
         recorded = await recorded_stops(self._connection, session)
         stopped = {call.turn_id: call for _, call in recorded}
         # The message of a stopped turn may still be in the inbox, so the stops are kept for its admission. The dict is
@@ -223,21 +218,7 @@ class OrderRunner:
         for turn_id, call in stopped.items():
             self._early_stops.setdefault(turn_id, call)
         self._stops.position = recorded[-1][0] if recorded else 0
-        if not stopped:
-            return True
-        end = await self._store.acquire(session)
-        while last < end and (page := await self._store.read(session, last)):
-            for record in page:
-                state.apply(decode_record(record).event)
-            last = page[-1].seq
-        stopped = {state.successor(turn_id): call for turn_id, call in stopped.items()}
-        records = [
-            LogRecord(last + number, event_to_json(_stop_event(session, turn.id, stopped[turn.id])))
-            for number, turn in enumerate((t for t in state.open_turns if t.id in stopped and t.stop is None), 1)
-        ]
-        await self._store.append(session, records, durable=True)
-        begun = any(turn.started for turn in state.open_turns)  # that turn would be resumed
-        return begun or state.interrupted not in stopped
+        return not stopped or await write_stops(self._store, session, stopped)
 
     async def _work(self, session: Session, group: asyncio.TaskGroup) -> None:
         group.create_task(self._report_running_turn(session))
@@ -440,14 +421,39 @@ def _refuse(session: Session, data: bytes, error: Exception) -> None:
         pass  # not even the id of the turn can be read, so nobody can ask for it
 
 
-def _stop_event(session: str, turn_id: str, call: StopCall) -> StopRequested:
-    return StopRequested(
-        run_id=turn_id,
-        path=(session,),
-        at=time.time(),
-        turn_id=turn_id,
-        at_point=call.at or "NOW",
-        abandon=call.abandon,
-        reason=call.abort_reason.message,
-        reason_kind=call.abort_reason.kind,
-    )
+class MissingAgent(Agent):
+    """A substitute for an agent that a worker does not have: its turns fail, and their error names the missing agent.
+
+    With it the session can be opened as usual: messages are taken from the inbox, stopped turns are ended as stopped,
+    and every other turn is ended as failed and leaves the conversation unchanged. Otherwise a session that is pinned to
+    a worker that was restarted without the agent would keep its turns open for ever.
+    """
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(_NoModel(why), name=name)
+        self._why = why
+
+    async def __call__(self, ctx: Context, value: "str | Sequence[Message] | AgentResult", /) -> AgentResult:
+        """Fail. The conversation is not changed even if it has open tool calls, because there are no tools to run them.
+
+        Raises:
+            UsageError: Always. It names the missing agent. The conversation is the partial of the run.
+        """
+        error = UsageError(self._why)
+        if not isinstance(value, AgentResult):
+            value = AgentResult("", () if isinstance(value, str) else tuple(value))
+        ctx.keep_partial(error, value)
+        raise error
+
+
+class _NoModel:
+    """An agent needs a model; a session never calls this one."""
+
+    name = "none"
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def stream(self, request: ModelRequest, *, signal: AbortSignal) -> AsyncIterator[Chunk]:
+        """Raises: UsageError."""
+        raise UsageError(self._why)

@@ -9,9 +9,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from ..abort.event_loop import set_within
 from ..errors import SafepointError
 from .executors import ProcessExecutor
-from .wait_helpers import set_within
 
 __all__ = ["PAUSES", "CannotStart", "ProcessPool"]
 

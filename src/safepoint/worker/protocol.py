@@ -38,6 +38,7 @@ __all__ = [
     "Reply",
     "SendCall",
     "SendCallHead",
+    "Stats",
     "StopCall",
     "Unreadable",
     "WorkerInfo",
@@ -59,6 +60,27 @@ T = TypeVar("T")
 #   died       its process ended while it worked
 #   unstarted  its process ended before it was ready, so nothing of the work has begun
 Ending: TypeAlias = Literal["idle", "left", "fenced", "failed", "died", "unstarted"]
+
+
+@dataclass
+class Stats:
+    """Counters since the worker was started.
+
+    Attributes:
+        taken: Orders that were taken.
+        redelivered: Those of them that had been delivered before.
+        fenced: Sessions that were lost to another owner.
+        killed: Processes that were killed because a turn did not stop.
+        dead: Orders that were given up.
+        failed_starts: Processes that ended before they were ready.
+    """
+
+    taken: int = 0
+    redelivered: int = 0
+    fenced: int = 0
+    killed: int = 0
+    dead: int = 0
+    failed_starts: int = 0
 
 
 class Unreadable(BrokerError):

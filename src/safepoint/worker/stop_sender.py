@@ -6,12 +6,11 @@ Neither waits for the other. The caller soon learns how far the stop has come, a
 import asyncio
 import logging
 
-from ..abort import AbortReason
 from ..session.loop_tasks import LoopTasks
-from .broker import BrokerError, NoResponders, ReadableStreams, RequestTimeout, SessionConnection
-from .protocol import Reply, StopCall, Unreadable, from_json, to_json
+from .broker import BrokerError, NoResponders, RequestTimeout, SessionConnection
+from .protocol import Reply, StopCall, from_json, to_json
 
-__all__ = ["StopSender", "recorded_stops"]
+__all__ = ["StopSender"]
 
 log = logging.getLogger("safepoint")
 # How long the caller waits for the worker and the record; how long for the record once the worker has replied.
@@ -86,21 +85,3 @@ class StopSender:
                 log.warning("the reply to the stop of turn %s cannot be read: %s", call.turn_id, error)
                 return None
         return None
-
-
-async def recorded_stops(streams: ReadableStreams, session: str, after: int = 0) -> list[tuple[int, StopCall]]:
-    """The recorded stops of a session after a position, each with its own. An unreadable one counts as a stop too."""
-    found = []
-    for entry in await streams.last_per_key("stops", (session,), after):
-        try:
-            call = from_json(StopCall, entry.data)
-        except Unreadable as error:
-            log.warning("session %s: turn %s is stopped: %s", session, entry.key[-1], error)
-            call = StopCall(
-                entry.key[-1],
-                "NOW",
-                None,
-                AbortReason("user", "it was stopped by a request that cannot be read").to_dict(),
-            )
-        found.append((entry.position, call))
-    return found

@@ -1,4 +1,8 @@
-"""The log of a session in a broker, as the `Store` of the session's owner. Knows nothing of what the records mean."""
+"""The log of a session in a broker: how records become messages, and how its owner and everybody else read it.
+
+A message holds several records, or a part of one. The position of a record is found by a binary search over the
+messages; there is no index that would have to be kept right. Knows nothing of what the records mean.
+"""
 
 import asyncio
 import json
@@ -8,10 +12,9 @@ from functools import partial
 
 from ..session.store import LogRecord, SessionInfo, SessionInUse, StoreError
 from .broker import BrokerError, Fenced, ReadableStreams, SessionConnection, StreamEntry
-from .log_reader import LogReader, last_owner, last_seq
 from .protocol import Assignment, OwnerEnded, to_json
 
-__all__ = ["BrokerStore", "LogAppended", "pack_records"]
+__all__ = ["BrokerStore", "LogAppended", "LogReader", "RecordUnpacker", "last_owner", "last_seq", "pack_records"]
 
 # By default NATS accepts messages of up to a megabyte. A text of this length fits even if every character takes six
 # bytes as JSON.
@@ -20,6 +23,103 @@ MESSAGE_CHARS = 150_000
 PART_CHARS = 50
 STALE_TRIES = 40
 STALE_SECONDS = 0.05
+# How many messages are requested at a time.
+PAGE_MESSAGES = 200
+
+
+class RecordUnpacker:
+    """Turns messages back into records.
+
+    A record that an owner left half written is dropped when the next owner writes it again from its beginning.
+    """
+
+    def __init__(self) -> None:
+        self._partial: tuple[int, str] | None = None  # the number of an incomplete record, and its text so far
+
+    def feed(self, data: bytes) -> list[LogRecord]:
+        """The records that the next message completes."""
+        found = []
+        for seq, text, ends, cut, more in json.loads(data)["records"]:
+            before = self._partial[1] if cut and self._partial is not None and self._partial[0] == seq else ""
+            if more:
+                self._partial = (seq, before + text)
+            else:
+                self._partial = None
+                found.append(LogRecord(seq, before + text, ends))
+        return found
+
+
+def first_seq(data: bytes) -> int:
+    """The number of the first record in a message."""
+    return int(json.loads(data)["records"][0][0])
+
+
+def last_seq(data: bytes) -> int:
+    """The number of the last record that a message completes. An incomplete record was never reported as written."""
+    seq, _, _, _, more = json.loads(data)["records"][-1]
+    return int(seq) - bool(more)
+
+
+def last_owner(data: bytes) -> str:
+    """The owner that wrote a message."""
+    return str(json.loads(data)["by"])
+
+
+class LogReader:
+    """Reads the log of one session by the numbers of its records, page by page, whoever writes it.
+
+    Reading on from where the last page ended needs no search.
+
+    Args:
+        streams: The streams of the broker.
+        session: The id of the session.
+        page_messages: How many messages are requested at a time.
+
+    Attributes:
+        position: The position of the last message that was read.
+    """
+
+    def __init__(self, streams: ReadableStreams, session: str, *, page_messages: int = PAGE_MESSAGES) -> None:
+        self._streams = streams
+        self._key = (session,)
+        self._page_messages = page_messages
+        self._seq = 0
+        self._unpacker = RecordUnpacker()
+        self.position = 0
+
+    async def after(self, seq: int) -> list[LogRecord]:
+        """The next records after a number; empty if there are none yet. Raises: BrokerError."""
+        if seq != self._seq:
+            self.position = await self._search(seq)
+            self._seq, self._unpacker = seq, RecordUnpacker()
+        while entries := await self._streams.read("log", self._key, self.position, self._page_messages):
+            found = [record for entry in entries for record in self.feed(entry)]
+            if found:
+                return found
+        return []
+
+    def feed(self, entry: StreamEntry) -> list[LogRecord]:
+        """The new records of the next message."""
+        self.position = entry.position
+        found = [record for record in self._unpacker.feed(entry.data) if record.seq > self._seq]
+        if found:
+            self._seq = found[-1].seq
+        return found
+
+    async def _search(self, seq: int) -> int:
+        """A position before which no record has a higher number than `seq`, close to the first one that does."""
+        newest = await self._streams.last("log", self._key) if seq else None
+        low, high = 0, 0 if newest is None else newest.position
+        # The message after `low` begins with record `seq` or an earlier one. The message after `high` begins with a
+        # later record, or does not exist.
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = await self._streams.read("log", self._key, middle, 1)
+            if found and first_seq(found[0].data) <= seq:
+                low = middle
+            else:
+                high = middle
+        return low
 
 
 def pack_records(
@@ -71,7 +171,7 @@ class LogAppended:
 
 
 class BrokerStore:
-    """The logs in a broker, for one owner.
+    """The logs in a broker, as the `Store` of one owner.
 
     At most one owner can write a log, and no lock or clock is needed for that. Every append is a compare-and-set: it
     names the position of the newest message that the writer knows, and the broker refuses it if there is a newer one.

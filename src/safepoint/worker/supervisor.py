@@ -16,26 +16,25 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from weakref import WeakSet
 
+from ..abort.event_loop import set_within
 from ..errors import SafepointError
 from ..version import __version__
 from .broker import RETENTION, Broker, BrokerConnection, BrokerError, LeaseInForce, Order, Queue
 from .executors import Executor, InlineExecutor, ProcessExecutor
-from .lease_agreement import agree_on_lease
-from .order_lease import OrderLease, TakenOrder, requeue
+from .lease import OrderLease, TakenOrder, agree_on_lease, requeue
 from .process_pool import PAUSES, CannotStart, ProcessPool
 from .protocol import (
     Assignment,
     CloseCall,
     Placement,
     ReleaseWhenIdle,
+    Stats,
     WorkerInfo,
     attempt_of,
     from_json,
     queue_of,
     to_json,
 )
-from .stats import Stats
-from .wait_helpers import set_within
 from .worker_loop import WorkerLoop
 
 __all__ = ["Settings", "Supervisor", "WorkerTimings"]

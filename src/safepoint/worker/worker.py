@@ -16,7 +16,7 @@ from ..agent.agent import Agent
 from ..agent.target import load_agent
 from ..errors import UsageError
 from .broker import Broker
-from .stats import Stats
+from .protocol import Stats
 from .supervisor import Settings, Supervisor, WorkerTimings
 from .worker_loop import WorkerLoop
 

@@ -12,7 +12,7 @@ from ..agent.agent import Agent
 from .broker import Broker, BrokerConnection
 from .order_runner import OrderRunner
 from .protocol import Assignment, Call, Ending, Reply
-from .stall_detector import StallDetector
+from .stop_reader import StallDetector
 
 __all__ = ["SWITCH_SECONDS", "WorkerLoop"]
 

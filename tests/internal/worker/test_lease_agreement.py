@@ -134,7 +134,7 @@ async def test_a_worker_that_was_not_seen_for_long_and_finds_another_lease_leave
 
 
 async def test_a_worker_whose_connection_comes_back_finds_the_lease_that_is_in_force_then():
-    from safepoint.worker.nats_connection import NatsConnection
+    from safepoint.worker.nats.connection import NatsConnection
     from tests.kit.workers import nats
 
     broker = nats(lease=6.0)

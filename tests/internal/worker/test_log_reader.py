@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from safepoint.session.store import LogRecord
 from safepoint.worker import MemoryBroker
 from safepoint.worker.broker import BrokerConnection
-from safepoint.worker.log_reader import LogReader, RecordUnpacker, last_seq
-from safepoint.worker.store import BrokerStore, pack_records
+from safepoint.worker.store import BrokerStore, LogReader, RecordUnpacker, last_seq, pack_records
 from tests.kit.workers import New, each_broker, linked
 
 SMALL = 7  # characters of a message in these tests

@@ -4,7 +4,7 @@ from safepoint.agent import AgentResult
 from safepoint.messages import AssistantMessage, ToolCall, UserMessage
 from safepoint.run import Context, Failed, settle
 from safepoint.session import Session
-from safepoint.worker.missing_agent import MissingAgent
+from safepoint.worker.order_runner import MissingAgent
 from tests.kit.sessions import said
 
 WHY = "worker 'w' has no agent 'poet'"

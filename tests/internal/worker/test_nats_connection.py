@@ -78,7 +78,7 @@ async def test_what_is_too_big_is_refused_at_once_and_the_connection_lives():
 
 
 async def test_a_write_whose_answer_got_lost_counts_as_ours_and_one_of_another_does_not():
-    from safepoint.worker.nats_connection import NatsConnection
+    from safepoint.worker.nats.connection import NatsConnection
 
     async with linked(nats()) as connection:
         assert isinstance(connection, NatsConnection)
@@ -87,3 +87,15 @@ async def test_a_write_whose_answer_got_lost_counts_as_ours_and_one_of_another_d
         for data, unsure in ((b"mine", False), (b"of another", True)):
             with pytest.raises(Fenced):
                 await connection._position_if_ours("log", ("s",), data, unsure)
+
+
+async def test_a_queue_that_does_not_answer_does_not_delay_the_orders_of_the_others():
+    silent: Queue = ("at", "w")
+    # The server ignores requests that concern the consumer of one queue, as it does while that has no leader.
+    denied = f'publish: {{ deny: ["$JS.API.CONSUMER.DURABLE.CREATE.safepoint-orders.{silent[0]}-{silent[1]}"] }}'
+    with nats_server(f"authorization {{ users: [{{ user: w, password: p, permissions: {{ {denied} }} }}] }}") as server:
+        async with linked(NatsBroker(server.url, user="w", password="p")) as connection:
+            await connection.enqueue(ANY, "s", b"{}")
+            async with asyncio.timeout(15):
+                [order] = await connection.take([silent, ANY], 2, 1.0)
+            assert order.session == "s"

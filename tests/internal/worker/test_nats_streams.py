@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from safepoint.errors import UsageError
 from safepoint.worker import BrokerError
-from safepoint.worker.nats_streams import configs, consumer_of, ensure, key_of, subject_of
+from safepoint.worker.nats.streams import configs, consumer_of, ensure, key_of, subject_of
 from tests.kit.nats import nats_server, shared_url
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from safepoint.worker import MemoryBroker
 from safepoint.worker.broker import BrokerConnection, Queue
+from safepoint.worker.lease import OrderLease, TakenOrder
 from safepoint.worker.memory import MemoryConnection
-from safepoint.worker.order_lease import OrderLease, TakenOrder
 from safepoint.worker.protocol import (
     Assignment,
     Call,
@@ -17,11 +17,11 @@ from safepoint.worker.protocol import (
     OwnerEnded,
     Reply,
     SendCall,
+    Stats,
     StopCall,
     from_json,
     to_json,
 )
-from safepoint.worker.stats import Stats
 from tests.kit.waiting import eventually
 from tests.kit.workers import SECONDS, linked
 

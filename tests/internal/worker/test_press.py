@@ -10,7 +10,7 @@ import pytest
 from safepoint.errors import UsageError
 from safepoint.models.scripted import Call
 from safepoint.worker.protocol import StopCall, Unreadable, from_json, to_json
-from safepoint.worker.stop_sender import recorded_stops
+from safepoint.worker.stop_reader import recorded_stops
 from tests.kit.agents import talker
 from tests.kit.workers import SECONDS, New, each_broker, hosting, linked, until_kind, working
 from tests.worker.test_press import Deaf

@@ -129,7 +129,7 @@ def test_a_session_is_for_any_worker_with_its_agent_or_for_one():
 
 
 def test_what_a_worker_counts_is_part_of_what_it_says():
-    from safepoint.worker.stats import Stats
+    from safepoint.worker.protocol import Stats
 
     assert set(asdict(Stats())) <= set(asdict(INFO))
 

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safepoint.worker.broker import Queue
-from safepoint.worker.queue_rotation import Rotation
+from safepoint.worker.broker import Queue, Rotation
 
 A: Queue = ("any", "a")
 B: Queue = ("any", "b")

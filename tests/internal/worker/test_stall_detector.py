@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from safepoint.worker.stall_detector import BEAT_SECONDS, STALL_SECONDS, StallDetector
+from safepoint.worker.stop_reader import BEAT_SECONDS, STALL_SECONDS, StallDetector
 from tests.kit.waiting import eventually
 
 

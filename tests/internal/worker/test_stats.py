@@ -5,7 +5,7 @@ Owns the tests of what a worker counts.
 
 from dataclasses import asdict
 
-from safepoint.worker.stats import Stats
+from safepoint.worker.protocol import Stats
 
 
 def test_a_new_worker_has_counted_nothing():

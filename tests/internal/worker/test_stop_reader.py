@@ -10,8 +10,7 @@ from safepoint.worker import BrokerError, MemoryBroker
 from safepoint.worker.broker import Key, StreamEntry, StreamName
 from safepoint.worker.memory import MemoryConnection
 from safepoint.worker.protocol import StopCall, to_json
-from safepoint.worker.stall_detector import StallDetector
-from safepoint.worker.stop_reader import READS, StopReader
+from safepoint.worker.stop_reader import READS, StallDetector, StopReader
 from tests.internal.worker.test_order_runner import at_work, record, send
 from tests.kit.agents import talker
 from tests.kit.waiting import loop_until

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from safepoint.session.loop_tasks import LoopTasks
 from safepoint.worker.broker import BrokerConnection
 from safepoint.worker.protocol import Reply, StopCall, from_json, to_json
-from safepoint.worker.stop_sender import StopSender, recorded_stops
+from safepoint.worker.stop_reader import recorded_stops
+from safepoint.worker.stop_sender import StopSender
 from tests.kit.workers import New, each_broker, linked
 
 CALL = StopCall("t1", "NOW")

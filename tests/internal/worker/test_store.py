@@ -5,8 +5,7 @@ import pytest
 from safepoint.session import SessionInfo, SessionInUse, StoreError
 from safepoint.session.store import LogRecord
 from safepoint.worker.broker import StreamEntry
-from safepoint.worker.log_reader import last_seq
-from safepoint.worker.store import BrokerStore, LogAppended, pack_records
+from safepoint.worker.store import BrokerStore, LogAppended, last_seq, pack_records
 from tests.kit.waiting import eventually
 from tests.kit.workers import New, each_broker, linked
 

@@ -5,7 +5,7 @@ Owns the tests of places that are lent: turns that wait for sub-agents do not ke
 
 import asyncio
 
-from safepoint.worker.sub_agent_waits import SubAgentWaits, waiting_for_a_sub_agent
+from safepoint.worker.remote_tool import SubAgentWaits, waiting_for_a_sub_agent
 
 
 async def test_the_first_call_that_waits_is_told_and_the_last_one_that_does_not_any_more():

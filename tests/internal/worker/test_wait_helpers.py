@@ -2,7 +2,7 @@
 
 import asyncio
 
-from safepoint.worker.wait_helpers import set_within
+from safepoint.abort.event_loop import set_within
 
 
 async def test_what_has_happened_is_not_waited_for():

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from ..abort.clock import check_seconds
-from ..errors import MissingExtra, UsageError
-from .broker import BrokerConnection, BrokerError
+from ...abort.clock import check_seconds
+from ...errors import MissingExtra, UsageError
+from ..broker import BrokerConnection, BrokerError
 
 __all__ = ["NatsBroker"]
 
@@ -77,8 +77,8 @@ class NatsBroker:
         try:
             import nats
 
-            from .nats_connection import NatsConnection
-            from .nats_streams import ensure
+            from .connection import NatsConnection
+            from .streams import ensure
         except ImportError as error:
             raise MissingExtra("NatsBroker", "nats", error) from error
         connection = NatsConnection(self.namespace, self.lease)

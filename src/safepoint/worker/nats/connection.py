@@ -28,8 +28,8 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NotFoundError
 
-from ..session.loop_tasks import LoopTasks
-from .broker import (
+from ...session.loop_tasks import LoopTasks
+from ..broker import (
     BrokerError,
     Fenced,
     Key,
@@ -39,12 +39,12 @@ from .broker import (
     Queue,
     RequestHandler,
     RequestTimeout,
+    Rotation,
     StreamEntry,
     StreamName,
     same_lease,
 )
-from .nats_streams import ORDERS, consumer_config, consumer_lease, consumer_of, key_of, stream_name, subject_of
-from .queue_rotation import Rotation
+from .streams import ORDERS, consumer_config, consumer_lease, consumer_of, key_of, stream_name, subject_of
 
 __all__ = ["NatsConnection"]
 

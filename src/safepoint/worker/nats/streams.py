@@ -12,8 +12,8 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from ..errors import UsageError
-from .broker import RETENTION, BrokerError, Key, Queue
+from ...errors import UsageError
+from ..broker import RETENTION, BrokerError, Key, Queue
 
 __all__ = [
     "ORDERS",

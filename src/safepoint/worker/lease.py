@@ -1,15 +1,28 @@
-"""Holds one order: renews its lease, forwards calls and stops to the work, and settles the order at the end.
+"""The lease of one order while a worker holds it, and the agreement of all workers on how long leases are.
 
-Runs in the supervisor's event loop, in which no session runs. Knows nothing of what the work is.
+`OrderLease` renews the lease, forwards calls and stops to the work, and settles the order at the end. Runs in the
+supervisor's event loop, in which no session runs. Knows nothing of what the work is.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from .broker import BrokerConnection, BrokerError, Order, Queue
+from ..abort.event_loop import set_within
+from .broker import (
+    RETENTION,
+    BrokerConnection,
+    BrokerError,
+    LeaseInForce,
+    Order,
+    Queue,
+    QueueLease,
+    ReadableStreams,
+    same_lease,
+)
 from .executors import Executor
 from .protocol import (
     WORK_MARKER,
@@ -17,22 +30,27 @@ from .protocol import (
     Ending,
     OwnerEnded,
     Reply,
+    Stats,
     StopCall,
+    Unreadable,
+    WorkerInfo,
     attempt_of,
     call_from_json,
+    from_json,
     to_json,
     with_tried,
 )
-from .stats import Stats
-from .stop_sender import recorded_stops
-from .wait_helpers import set_within
+from .stop_reader import recorded_stops
 
-__all__ = ["OrderLease", "TakenOrder", "requeue"]
+__all__ = ["OrderLease", "TakenOrder", "agree_on_lease", "requeue"]
 
 log = logging.getLogger("safepoint")
 COMPLETE_TRIES = 5
 # How often the lease is renewed in the time of one lease, and how often a renewal is tried again after a failure.
 RENEWALS_PER_LEASE, RETRIES_PER_LEASE = 3, 10
+# How long to wait for a worker that was started at the same moment with another lease, and that will be refused.
+OTHERS_SECONDS = 2.0
+RETRY_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,3 +314,65 @@ async def requeue(connection: BrokerConnection, order: Order, queue: Queue) -> N
     await connection.append("inbox", (order.session,), WORK_MARKER)
     await order.complete()
     await connection.enqueue(queue, order.session, with_tried(order.data, attempt_of(order) - 1))
+
+
+class LeaseConnection(QueueLease, ReadableStreams, Protocol):
+    """What the agreement uses of a connection: it reads the announcements of workers, and sets the lease."""
+
+
+async def agree_on_lease(connection: LeaseConnection, name: str, queues: Sequence[Queue]) -> None:
+    """Ensure that `connection.lease` is in force for these queues.
+
+    The broker applies one lease to the whole queue. A worker that renews every three seconds would lose healthy orders
+    if another one set the lease to two. So a worker that was started with another lease than the one in force is
+    refused, unless no other worker uses that one.
+
+    Call it after this worker has announced itself with its lease, not before: of two workers that start at the same
+    moment, at least one then sees the announcement of the other, so two leases are never in use.
+
+    Args:
+        connection: The connection of the worker.
+        name: The name of the worker. An announcement under the same name is an earlier one of its own.
+        queues: The queues that it takes orders from.
+
+    Raises:
+        LeaseInForce: Other workers use another lease.
+        BrokerError: The broker does not answer.
+    """
+    until = time.monotonic() + OTHERS_SECONDS
+    while True:
+        others = await _other_workers(connection, name)
+        refused = [error for queue in queues if (error := await _apply_lease(connection, queue, others)) is not None]
+        if not refused:
+            return
+        if time.monotonic() > until or not same_lease(refused[0].seconds, connection.lease):
+            raise refused[0]
+        await asyncio.sleep(RETRY_SECONDS)  # real time: the other worker is refused, and withdraws its announcement
+
+
+async def _other_workers(streams: ReadableStreams, name: str) -> list[WorkerInfo]:
+    found: list[WorkerInfo] = []
+    for entry in await streams.last_per_key("workers"):
+        try:
+            found.append(from_json(WorkerInfo, entry.data))
+        except Unreadable:
+            continue  # from a version so different that nothing is known about its lease
+    return [other for other in found if other.name != name]
+
+
+async def _apply_lease(connection: QueueLease, queue: Queue, others: Sequence[WorkerInfo]) -> LeaseInForce | None:
+    """Set the lease of a queue if that is possible. Returns why it is not."""
+    users = [other for other in others if queue[0] != "at" and queue[1] in other.agents]
+    seconds = await connection.lease_in_force(queue)
+    if same_lease(seconds, connection.lease):
+        foreign = [other.name for other in users if other.lease and not same_lease(other.lease, connection.lease)]
+        return _refusal(queue, seconds, connection.lease, foreign) if foreign else None
+    if users:
+        return _refusal(queue, seconds, connection.lease, [other.name for other in users])
+    await connection.change_lease(queue)
+    return None
+
+
+def _refusal(queue: Queue, seconds: float, wanted: float, users: Sequence[str]) -> LeaseInForce:
+    listed = f"; a worker that was killed is listed for another {RETENTION['workers'].seconds:g} s" if users else ""
+    return LeaseInForce(queue, seconds, wanted, f" (used by {', '.join(users)}{listed})")
