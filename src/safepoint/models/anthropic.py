@@ -1,42 +1,31 @@
 """Owns requests to Anthropic's Messages API, and to compatible servers, through the official `anthropic` SDK.
 
-Makes one attempt per request. Knows nothing of retries, tools and the agent's loop.
+Knows nothing of tools and the agent's loop; `sdk.py` owns what happens around the request.
 """
 
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..abort import AbortSignal
-from ..agent.model import (
-    AnswerEnded,
-    CallDelta,
-    Chunk,
-    FinishReason,
-    ModelError,
-    ModelRequest,
-    TextDelta,
-    ToolSpec,
-    UsageReported,
-)
-from ..errors import MissingExtra, SafepointError, UsageError
+from ..agent.model import CallDelta, Chunk, FinishReason, ModelError, ModelRequest, TextDelta, ToolSpec, UsageReported
+from ..errors import MissingExtra
 from ..messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
 from ..receipt import Usage
-from .failure import MALFORMED, cut_off, failed_mid_answer, malformed, refused, transport_errors, unreachable
-from .handshake import close_interrupted_handshakes
-from .sdk_events import SdkEvents
+from .connection import HttpResponse, ResponseEvents
+from .failure import error_details, failed_mid_answer, malformed, refused, unreachable
+from .sdk import SdkModel
 from .wording import arguments_of, assistant_text, result_text
 
 if TYPE_CHECKING:
-    from anthropic import AsyncAnthropic, types
+    from anthropic import AsyncAnthropic
 
 # One part of a message, such as a text or the result of a call, as this API wants it.
 Block: TypeAlias = dict[str, object]
+# A part of an event, as it came: fields may be missing, and of other types than documented.
+Json: TypeAlias = dict[str, Any]
 
 __all__ = ["AnthropicModel"]
 
-RESERVED = {"messages", "tools", "system", "max_retries"}
 REASONS: dict[str, FinishReason] = {
     "tool_use": "tool_calls",
     "max_tokens": "length",
@@ -45,11 +34,10 @@ REASONS: dict[str, FinishReason] = {
 }
 
 
-class AnthropicModel:
-    """A model of Anthropic, or of a compatible server: `AnthropicModel("claude-…")`.
+class AnthropicModel(SdkModel["AsyncAnthropic", object]):
+    """A model of Anthropic, or of a compatible server: `AnthropicModel("claude-…")`."""
 
-    It belongs to one event loop, as its client does.
-    """
+    reserved = frozenset({"messages", "tools", "system", "max_retries"})
 
     def __init__(
         self,
@@ -77,59 +65,24 @@ class AnthropicModel:
             UsageError: An option belongs to the request or to `Retry`, or to a client that was given.
             MissingExtra: The `anthropic` package is not installed.
         """
-        if reserved := RESERVED & options.keys():
-            raise UsageError(f"{sorted(reserved)} cannot be options: they belong to the request, or to `Retry`")
-        if client is not None and (base_url, api_key) != (None, None):
-            raise UsageError("base_url and api_key belong to the client: give either a client or these")
-        self.name = model
-        self._owns_client = client is None
-        self._client = _connect(base_url, api_key) if client is None else client.with_options(max_retries=0)
-        self._stream = stream
+        settings = {"base_url": base_url, "api_key": api_key}
+        super().__init__(model, client, settings=settings, stream=stream, options=options)
         self._max_tokens = max_tokens
-        self._options = options
 
-    async def stream(self, request: ModelRequest, *, signal: AbortSignal) -> AsyncGenerator[Chunk, None]:
-        """Send one request and yield the answer. Closing the iterator closes the connection.
-
-        Raises:
-            ModelError: The request failed, or the answer was cut off.
-            AbortError: The signal was aborted.
-        """
-        signal.raise_if_aborted()
-        answer = _AnthropicAnswer(self.name)
+    def _connect(self, settings: Mapping[str, Any]) -> "AsyncAnthropic":
         try:
-            response = await signal.run(self._client.messages.create(**self._body(request)))
-            if self._stream:
-                async with signal.stream(SdkEvents["types.RawMessageStreamEvent"](response)) as events:
-                    async for event in events:
-                        for chunk in answer.read(event):
-                            yield chunk
-            else:
-                for chunk in answer.read_whole(response):
-                    yield chunk
-            if answer.reason is None:
-                raise cut_off(self.name)
-        except SafepointError:
-            raise
-        except _failures() as error:
-            if answer.reason is None:  # otherwise the answer is complete, and only the connection broke after it
-                raise _model_error(self.name, error) from error
-        yield AnswerEnded(REASONS.get(answer.reason, "stop"))
+            from anthropic import AsyncAnthropic
+        except ImportError as error:
+            raise MissingExtra("AnthropicModel", "anthropic", error) from error
+        return AsyncAnthropic(**settings, max_retries=0)
 
-    async def aclose(self) -> None:
-        """Close the connections, unless the client was given by the caller."""
-        if self._owns_client:
-            await self._client.close()
+    def _without_retries(self, client: "AsyncAnthropic") -> "AsyncAnthropic":
+        return client.with_options(max_retries=0)
 
-    async def __aenter__(self) -> "AnthropicModel":
-        return self
+    async def _close(self, client: "AsyncAnthropic") -> None:
+        await client.close()
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def _body(self, request: ModelRequest) -> dict[str, Any]:
+    def _body(self, request: ModelRequest) -> dict[str, object]:
         body: dict[str, object] = {
             "model": self.name,
             "messages": _messages(request.messages),
@@ -142,83 +95,108 @@ class AnthropicModel:
             body["tools"] = [_tool(spec) for spec in request.tools]
         return body | self._options
 
+    def _events(self, client: "AsyncAnthropic", body: dict[str, Any]) -> ResponseEvents:
+        async def send() -> HttpResponse:
+            response: HttpResponse = (await client.messages.with_raw_response.create(**body)).http_response
+            return response
+
+        return ResponseEvents(send, whole=not self._stream)
+
+    def _reader(self) -> "_AnthropicAnswer":
+        return _AnthropicAnswer(self.name)
+
+    def _sdk_errors(self) -> tuple[type[Exception], ...]:
+        import anthropic
+
+        return (anthropic.AnthropicError,)
+
+    def _explained(self, error: Exception) -> ModelError:
+        import anthropic
+
+        match error:
+            case anthropic.APIStatusError():
+                body = error.body.get("error") if isinstance(error.body, Mapping) else None
+                details = body if isinstance(body, Mapping) else {}
+                message = str(details.get("message") or error.message)
+                return refused(self.name, message, error.status_code, error.response.headers)
+            case anthropic.APIConnectionError():
+                return unreachable(self.name, error)
+            case anthropic.APIResponseValidationError():
+                return malformed(self.name, error)
+            case _:
+                return ModelError(f"{self.name}: {error}")
+
 
 class _AnthropicAnswer:
     """Translates the events of one answer into chunks."""
 
     def __init__(self, model: str) -> None:
-        self.reason: str | None = None
+        self._reason: str | None = None
         self._model = model
         self._input_tokens = 0
         self._calls: dict[int, int] = {}  # the number of a call by the number of its block: not all blocks are calls
         self._without_arguments: set[int] = set()  # the blocks of calls whose arguments have not come yet
 
-    def read(self, event: "types.RawMessageStreamEvent") -> Iterator[Chunk]:
-        """Yield the chunks in one event of a stream.
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended."""
+        return None if self._reason is None else REASONS.get(self._reason, "stop")
 
-        The SDK does not validate what it passes on: attributes may be missing, whatever the types say.
-        """
+    def read(self, event: object) -> Iterator[Chunk]:
+        """Yield the chunks in one event of a stream, or in a whole answer."""
+        if not isinstance(event, dict):
+            raise malformed(self._model, f"{event!r}"[:200])
+        if event.get("type") == "error":
+            raise failed_mid_answer(self._model, *error_details(event.get("error")))
         try:
-            match event.type:
-                case "message_start":
-                    yield self._usage(event.message.usage)
-                case "content_block_start":
-                    yield from self._block(event.index, event.content_block)
-                case "content_block_delta":
-                    yield from self._delta(event.index, event.delta)
-                case "content_block_stop" if event.index in self._without_arguments:
-                    yield CallDelta(index=self._calls[event.index], arguments="{}")
-                case "message_delta":
-                    self.reason = event.delta.stop_reason or self.reason
-                    yield self._usage(event.usage)
-                case _:
-                    pass
+            yield from self._event(event)
         except (AttributeError, TypeError, KeyError) as error:
             raise malformed(self._model, f"{event!r}"[:200]) from error
 
-    def read_whole(self, message: "types.Message") -> Iterator[Chunk]:
-        """Yield the chunks of an answer that was not streamed."""
-        try:
-            for index, block in enumerate(message.content):
-                yield from self._block(index, block)
-                if index in self._without_arguments:
-                    yield CallDelta(index=self._calls[index], arguments="{}")
-            self.reason = message.stop_reason
-            yield self._usage(message.usage)
-        except (AttributeError, TypeError) as error:
-            raise malformed(self._model, f"{message!r}"[:200]) from error
+    def _event(self, event: Json) -> Iterator[Chunk]:
+        match event["type"]:
+            case "message_start":
+                yield self._usage(event["message"]["usage"])
+            case "content_block_start":
+                yield from self._block(event["index"], event["content_block"])
+            case "content_block_delta":
+                yield from self._delta(event["index"], event["delta"])
+            case "content_block_stop" if event["index"] in self._without_arguments:
+                yield CallDelta(index=self._calls[event["index"]], arguments="{}")
+            case "message_delta":
+                self._reason = event["delta"].get("stop_reason") or self._reason
+                yield self._usage(event["usage"])
+            case "message":  # an answer that was not streamed
+                for index, block in enumerate(event["content"]):
+                    yield from self._block(index, block)
+                    if index in self._without_arguments:
+                        yield CallDelta(index=self._calls[index], arguments="{}")
+                self._reason = event["stop_reason"]
+                yield self._usage(event["usage"])
+            case _:
+                pass
 
-    def _block(self, index: int, block: "types.ContentBlock") -> Iterator[Chunk]:
-        if block.type == "text" and block.text:
-            yield TextDelta(block.text)
-        elif block.type == "tool_use":
+    def _block(self, index: int, block: Json) -> Iterator[Chunk]:
+        if block["type"] == "text" and block["text"]:
+            yield TextDelta(block["text"])
+        elif block["type"] == "tool_use":
             call = self._calls[index] = len(self._calls)
-            arguments = json.dumps(block.input, ensure_ascii=False) if block.input else ""
+            arguments = json.dumps(block["input"], ensure_ascii=False) if block.get("input") else ""
             if not arguments:
                 self._without_arguments.add(index)
-            yield CallDelta(index=call, call_id=block.id, name=block.name, arguments=arguments)
+            yield CallDelta(index=call, call_id=block["id"], name=block["name"], arguments=arguments)
 
-    def _delta(self, index: int, delta: "types.RawContentBlockDelta") -> Iterator[Chunk]:
-        if delta.type == "text_delta" and delta.text:
-            yield TextDelta(delta.text)
-        elif delta.type == "input_json_delta" and delta.partial_json and index in self._calls:
+    def _delta(self, index: int, delta: Json) -> Iterator[Chunk]:
+        if delta["type"] == "text_delta" and delta["text"]:
+            yield TextDelta(delta["text"])
+        elif delta["type"] == "input_json_delta" and delta["partial_json"] and index in self._calls:
             self._without_arguments.discard(index)
-            yield CallDelta(index=self._calls[index], arguments=delta.partial_json)
+            yield CallDelta(index=self._calls[index], arguments=delta["partial_json"])
 
-    def _usage(self, usage: "types.Usage | types.MessageDeltaUsage") -> UsageReported:
-        counts = (usage.input_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens)
+    def _usage(self, usage: Json) -> UsageReported:
+        counts = (usage.get(f"{kind}input_tokens") for kind in ("", "cache_creation_", "cache_read_"))
         self._input_tokens = sum(count or 0 for count in counts) or self._input_tokens  # the last report may omit these
-        return UsageReported(Usage(1, self._input_tokens, usage.output_tokens or 0))
-
-
-def _connect(base_url: str | None, api_key: str | None) -> "AsyncAnthropic":
-    try:
-        from anthropic import AsyncAnthropic
-    except ImportError as error:
-        raise MissingExtra("AnthropicModel", "anthropic", error) from error
-    client = AsyncAnthropic(base_url=base_url, api_key=api_key, max_retries=0)
-    close_interrupted_handshakes(client)
-    return client
+        return UsageReported(Usage(1, self._input_tokens, usage.get("output_tokens") or 0))
 
 
 def _messages(messages: tuple[Message, ...]) -> list[dict[str, object]]:
@@ -259,33 +237,3 @@ def _blocks(message: Message) -> tuple[str, list[Block]]:
 
 def _tool(spec: ToolSpec) -> dict[str, object]:
     return {"name": spec.name, "description": spec.description, "input_schema": dict(spec.parameters)}
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    import anthropic
-
-    return (anthropic.AnthropicError, *MALFORMED, *transport_errors())
-
-
-def _model_error(model: str, error: Exception) -> ModelError:
-    """Return the ModelError for an exception of the SDK."""
-    import anthropic
-
-    match error:
-        case anthropic.APIStatusError():
-            body = error.body.get("error") if isinstance(error.body, Mapping) else None
-            details = body if isinstance(body, Mapping) else {}
-            message = str(details.get("message") or error.message)
-            if error.status_code < 400:  # an error event inside the stream
-                return failed_mid_answer(model, message, details.get("type"))
-            return refused(model, message, error.status_code, error.response.headers)
-        case anthropic.APIConnectionError():
-            return unreachable(model, error)
-        case anthropic.APIResponseValidationError():
-            return malformed(model, error)
-        case anthropic.AnthropicError():
-            return ModelError(f"{model}: {error}")
-        case _ if isinstance(error, MALFORMED):
-            return malformed(model, error)
-        case _:
-            return unreachable(model, error)

@@ -14,6 +14,7 @@ from ..run.retry import as_seconds
 __all__ = [
     "MALFORMED",
     "cut_off",
+    "error_details",
     "failed_mid_answer",
     "is_transient",
     "malformed",
@@ -80,9 +81,35 @@ def unreachable(model: str, error: BaseException) -> ModelError:
     return ModelError(f"{model}: the connection failed ({problem})", retryable=True)
 
 
-def cut_off(model: str, hint: str = "") -> ModelError:
-    """Build the error for a stream that ended before the answer did."""
-    return ModelError(f"{model}: the answer broke off: the stream ended without a finish reason{hint}", retryable=True)
+def cut_off(model: str, *, content_type: str = "", head: bytes = b"") -> ModelError:
+    """Build the error for a response that ended before the answer did.
+
+    Args:
+        model: The name of the model.
+        content_type: The type of the response, if it was to be an event stream.
+        head: How the response began. Some servers send an error as a plain document with status 200.
+    """
+    if (error := _error_in(head)) is not None:
+        return failed_mid_answer(model, *error)
+    hint = f" (it is {content_type!r}, no event stream; see stream=False)"
+    shown = hint if content_type and not content_type.startswith("text/event-stream") else ""
+    return ModelError(f"{model}: the answer broke off: the stream ended without a finish reason{shown}", retryable=True)
+
+
+def error_details(error: object) -> tuple[str, object, object]:
+    """Return the message, the code and the type of what a provider sends as `error`."""
+    if isinstance(error, Mapping):
+        return str(error.get("message") or dict(error)), error.get("code"), error.get("type")
+    return str(error), None, None
+
+
+def _error_in(document: bytes) -> tuple[str, object, object] | None:
+    try:
+        found = json.loads(document) if document.lstrip()[:1] == b"{" else None
+    except ValueError:
+        return None
+    error = found.get("error") if isinstance(found, dict) else None
+    return error_details(error) if error else None
 
 
 def malformed(model: str, error: object) -> ModelError:

@@ -5,7 +5,7 @@ A stop in the TLS handshake closes its socket at once; everything else about a c
 
 import pytest
 
-from safepoint.models.handshake import close_interrupted_handshakes
+from safepoint.models.connection import close_interrupted_handshakes
 from tests.models.test_handshake import for_proxy
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
