@@ -6,10 +6,9 @@ Knows nothing of how agents run: everything goes through a `Host`.
 from ..errors import MissingExtra as _MissingExtra
 
 try:
-    from .abandon import with_abandon_after
+    from .api import Limits
     from .app import App, create_app
-    from .limits import Limits
-    from .serve import Server
+    from .serve import Server, with_abandon_after
 except ImportError as _problem:
     raise _MissingExtra("safepoint.server", "server", _problem) from _problem
 

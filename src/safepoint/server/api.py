@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -17,15 +18,30 @@ from ..session.host import NotFound, SessionAccess
 from ..session.session import SessionBusy, SessionEnded
 from ..session.store import SessionInUse, StoreError
 from ..worker.broker import BrokerError
-from . import requests
-from .limits import Limits
+from . import schemas
 from .metrics import Metrics
-from .responses import ack_data, change_data, session_data, turn_data
 from .sse import Streams
 
-__all__ = ["Api", "Refused"]
+__all__ = ["Api", "Limits", "Refused"]
 
 B = TypeVar("B", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one server. Requests beyond them are refused with status 413 or 429.
+
+    Attributes:
+        body_bytes: The largest request body.
+        sessions: How many sessions may be live.
+        queued_turns: How many turns of one session may wait.
+        streams: How many event streams may be open.
+    """
+
+    body_bytes: int = 1_000_000
+    sessions: int = 1_000
+    queued_turns: int = 100
+    streams: int = 500
 
 
 class Refused(Exception):
@@ -80,25 +96,25 @@ class Api:
         return JSONResponse(await self._host.agents())
 
     async def sessions(self, request: Request) -> Response:
-        return JSONResponse([session_data(view) for view in await self._host.sessions()])
+        return JSONResponse([schemas.session_data(view) for view in await self._host.sessions()])
 
     async def create(self, request: Request) -> Response:
-        body = await _body(request, requests.NewSessionBody)
+        body = await _body(request, schemas.NewSessionBody)
         self._require_not_draining()
         live = [view.id for view in await self._host.sessions() if view.live]
         if len(live) >= self._limits.sessions and body.id not in live:
             raise Refused(429, f"{self._limits.sessions} sessions are live already: close some")
-        return JSONResponse(session_data(await self._host.create(body.id, body.agent)), 201)
+        return JSONResponse(schemas.session_data(await self._host.create(body.id, body.agent)), 201)
 
     async def session(self, request: Request) -> Response:
-        return JSONResponse(session_data(await self._host.session(_id(request, "session"))))
+        return JSONResponse(schemas.session_data(await self._host.session(_id(request, "session"))))
 
     async def close(self, request: Request) -> Response:
         await self._host.close_session(_id(request, "session"))
         return Response(status_code=204)
 
     async def send(self, request: Request) -> Response:
-        body = await _body(request, requests.NewMessageBody)
+        body = await _body(request, schemas.NewMessageBody)
         self._require_not_draining()
         session = _id(request, "session")
         if len((await self._host.session(session)).turns) > self._limits.queued_turns:
@@ -108,10 +124,10 @@ class Api:
         )
         self._metrics.turns.inc()
         headers = {"Deprecation": "true"} if body.uses_old_name else None
-        return JSONResponse(turn_data(turn), 202, headers)
+        return JSONResponse(schemas.turn_data(turn), 202, headers)
 
     async def answer(self, request: Request) -> Response:
-        body = await _body(request, requests.AnswerBody)
+        body = await _body(request, schemas.AnswerBody)
         if not await self._host.answer(_id(request, "session"), body.question_id, body.text):
             raise Refused(409, f"question {body.question_id!r} is not waiting for an answer")
         return JSONResponse({"accepted": True})
@@ -128,30 +144,30 @@ class Api:
         return self._streams.response(session, int(last))
 
     async def turn(self, request: Request) -> Response:
-        return JSONResponse(turn_data(await self._host.turn(_id(request, "session"), _id(request, "turn"))))
+        return JSONResponse(schemas.turn_data(await self._host.turn(_id(request, "session"), _id(request, "turn"))))
 
     async def edit(self, request: Request) -> Response:
-        body = await _body(request, requests.EditBody)
+        body = await _body(request, schemas.EditBody)
         ack = await self._host.edit(_id(request, "session"), _id(request, "turn"), body.text)
         if not ack:
             raise Refused(409, "this turn is not waiting in the queue")
-        return JSONResponse(change_data(ack))
+        return JSONResponse(schemas.change_data(ack))
 
     async def remove(self, request: Request) -> Response:
         ack = await self._host.remove(_id(request, "session"), _id(request, "turn"))
         if not ack:
             raise Refused(409, "this turn is not waiting in the queue: stop it instead")
-        return Response(status_code=204) if ack.level == "recorded" else JSONResponse(change_data(ack), 202)
+        return Response(status_code=204) if ack.level == "recorded" else JSONResponse(schemas.change_data(ack), 202)
 
     async def stop(self, request: Request) -> Response:
         began = time.perf_counter()
-        body = await _body(request, requests.StopBody)
+        body = await _body(request, schemas.StopBody)
         at = None if body.at is None else StopAt[body.at]
         session, turn = _id(request, "session"), _id(request, "turn")
         ack = await self._host.stop(
             session, turn, at, scope=body.scope, within=body.within, abandon=body.abandon, reason=body.reason
         )
-        return JSONResponse(ack_data(ack), 202, background=BackgroundTask(self._measure_stop, ack, began))
+        return JSONResponse(schemas.ack_data(ack), 202, background=BackgroundTask(self._measure_stop, ack, began))
 
     async def _measure_stop(self, ack: StopAck, began: float) -> None:
         """Measure how long the acknowledgement took, and the stop itself. Runs after the response was sent."""
@@ -164,7 +180,7 @@ class Api:
     async def continue_turn(self, request: Request) -> Response:
         self._require_not_draining()
         turn = await self._host.continue_turn(_id(request, "session"), _id(request, "turn"))
-        return JSONResponse(turn_data(turn), 202)
+        return JSONResponse(schemas.turn_data(turn), 202)
 
     async def forget(self, request: Request) -> Response:
         await self._host.forget(_id(request, "session"), _id(request, "turn"))

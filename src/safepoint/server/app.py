@@ -15,10 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..abort.clock import check_seconds
 from ..session.host import Host
 from .access import AccessControl
-from .api import Api
-from .limits import Limits
+from .api import Api, Limits
 from .metrics import Metrics
-from .openapi import document
+from .schemas import document
 
 __all__ = ["App", "create_app"]
 

@@ -16,12 +16,13 @@ from functools import partial
 import uvicorn
 
 from ..abort.termination import graceful_shutdown
+from ..agent.agent import Agent
 from ..errors import SafepointError, UsageError, describe
 from ..session.host import Host
+from .api import Limits
 from .app import App, create_app
-from .limits import Limits
 
-__all__ = ["Server", "is_loopback"]
+__all__ = ["Server", "is_loopback", "with_abandon_after"]
 
 log = logging.getLogger("safepoint")
 BACKLOG = 2048
@@ -35,6 +36,16 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
+
+
+def with_abandon_after(agent: Agent, after: float) -> Agent:
+    """Return a copy of the agent whose tools are abandoned `after` seconds after a stop.
+
+    By default a run waits for a tool that goes on after the abort, because hiding such a tool would hide a bug. A
+    server has other users to serve: it abandons the tool, names it in the receipt as still running, and drops its late
+    result. A tool whose policy has an `abandon_after` of its own keeps it.
+    """
+    return agent.with_abandon_after(after)
 
 
 class Server:

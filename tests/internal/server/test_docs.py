@@ -7,7 +7,7 @@ import argparse
 import re
 
 from safepoint.cli.main import parser
-from safepoint.server.openapi import document
+from safepoint.server.schemas import document
 from tests.server.test_docs import page
 
 

@@ -15,7 +15,7 @@ from safepoint.agent import Agent, AnswerEnded, ModelRequest, TextDelta
 from safepoint.server import Limits
 from safepoint.server.api import Api
 from safepoint.server.metrics import Metrics
-from safepoint.server.openapi import document
+from safepoint.server.schemas import document
 from safepoint.session import LocalHost
 from tests.conftest import counts
 from tests.kit.background import Background
