@@ -32,6 +32,8 @@ PACKAGES = (
     "server",
     "cli",
     "testing",
+    "testing/inject",
+    "testing/conformance",
 )
 
 

@@ -9,7 +9,7 @@ from tests.architecture.source import Function, Source
 # Private names of other modules that are used all the same, with the reason: path:name → why.
 FOREIGN_PRIVATES: dict[str, str] = {
     "run/isolate.py:_args_from_interpreter_flags": "how multiprocessing, too, gives a child the flags of its parent",
-    "testing/inject_run.py:_log_destroy_pending": "asyncio has no other way to drop a task without a log line",
+    "testing/inject/run.py:_log_destroy_pending": "asyncio has no other way to drop a task without a log line",
     "cli/completion.py:_actions": "argparse has no public list of the options of a parser",
     "models/connection.py:_network_backend": "httpcore has no public place to wrap a finished client's connections",
 }

@@ -25,7 +25,7 @@ MANY_PARAMETERS: dict[str, str] = {
     "worker/remote_host.py:RemoteHost.stop": "implements `Host.stop`",
     "worker/worker.py:Worker.__init__": "public, all but agents and broker keyword-only: independent choices",
     "abort/processes.py:run_process": "public, named as the arguments of subprocess.run: callers know each of them",
-    "testing/inject.py:abort_everywhere": "public, all but the scenario keyword-only and rarely given",
+    "testing/inject/everywhere.py:abort_everywhere": "public, all but the scenario keyword-only and rarely given",
 }
 
 # Protocols of more than six methods of their own, with the reason: path:name → why.

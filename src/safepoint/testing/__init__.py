@@ -1,12 +1,11 @@
 """Owns the public names for testing stops. May import everything below the command line; nothing imports it."""
 
 from .clock import FakeClock, drain_ready_tasks
-from .inject import MODES, abort_everywhere
-from .inject_ignore import Ignore
-from .inject_points import Mode, Point, point
-from .inject_probe import Probe, RecordedEffect
-from .inject_report import Progress, Report, Violation
-from .inject_run import RunTimings, Scenario
+from .inject.everywhere import MODES, abort_everywhere
+from .inject.points import Mode, Point, point
+from .inject.probe import Probe, RecordedEffect
+from .inject.report import Ignore, Progress, Report, Violation
+from .inject.run import RunTimings, Scenario
 from .laws import DEFAULT_LAWS, Law, RecordedRun, RunEnding, pairs
 
 __all__ = [

@@ -12,9 +12,9 @@ from traceback import walk_tb
 from typing import TypeAlias
 
 from ..abort import AbortError, AbortReason
-from .inject_chain import place, short
-from .inject_points import Mode, Point
-from .inject_probe import RecordedEffect
+from .inject.chain import place, short
+from .inject.points import Mode, Point
+from .inject.probe import RecordedEffect
 
 __all__ = [
     "DEFAULT_LAWS",

@@ -3,7 +3,7 @@
 import pytest
 
 from safepoint.session import Session
-from safepoint.testing.conformance_rig import Cast
+from safepoint.testing.conformance.rig import Cast
 from tests.kit.sessions import said, until
 
 

@@ -16,8 +16,8 @@ from safepoint.testing import (
     Ignore,
     RunTimings,
     abort_everywhere,
-    inject,
 )
+from safepoint.testing.inject import everywhere
 from safepoint.testing.laws import outcome_is_the_stop, works_again
 from tests.testing.planted import DEFECTS, After
 from tests.testing.test_inject import at, two_steps
@@ -63,7 +63,7 @@ def test_it_gives_up_when_too_many_runs_hang():
                 await asyncio.Event().wait()
 
     report = abort_everywhere(scenario, clock=FakeClock, check=False)
-    assert len(report.violations) == inject.HUNG_RUNS
+    assert len(report.violations) == everywhere.HUNG_RUNS
     assert "by hanging" in report.unfinished
 
 
@@ -76,13 +76,13 @@ def test_it_gives_up_when_too_many_runs_break_laws():
             return
 
     report = abort_everywhere(scenario, clock=FakeClock, check=False, laws=[outcome_is_the_stop])
-    assert len(report.violations) == inject.BROKEN_RUNS
+    assert len(report.violations) == everywhere.BROKEN_RUNS
     assert report.unfinished
 
 
 def test_a_campaign_that_reaches_its_time_limit_says_what_it_did_not_try_and_does_not_pass(monkeypatch):
     times = iter(range(1000))
-    monkeypatch.setattr(inject, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
+    monkeypatch.setattr(everywhere, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
     report = abort_everywhere(two_steps, clock=FakeClock, time_limit=5, check=False)
     assert 0 < report.aborted < 8
     assert report.aborted + len(report.not_tried) == 8
@@ -95,7 +95,7 @@ def test_a_campaign_that_reaches_its_time_limit_says_what_it_did_not_try_and_doe
 
 def test_what_was_done_within_the_time_limit_is_still_checked_for_working_again(monkeypatch):
     times = iter(range(1000))
-    monkeypatch.setattr(inject, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
+    monkeypatch.setattr(everywhere, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
     broken: list[bool] = []
 
     async def scenario(probe):

@@ -5,8 +5,8 @@ import os
 import threading
 import types
 
-from safepoint.testing import inject_chain
-from safepoint.testing.inject_chain import place, running, shown, suspended, thread_place
+from safepoint.testing.inject import chain as inject_chain
+from safepoint.testing.inject.chain import place, running, shown, suspended, thread_place
 
 HERE = os.path.relpath(__file__)
 

@@ -7,8 +7,8 @@ import pytest
 
 from safepoint.errors import UsageError
 from safepoint.testing import DEFAULT_LAWS, Ignore, Point, RecordedRun, RunEnding
-from safepoint.testing.inject_ignore import LAW_OF, Ignored
-from safepoint.testing.inject_left import Leftover
+from safepoint.testing.inject.left import Leftover
+from safepoint.testing.inject.report import LAW_OF, Ignored
 
 POINT = Point(
     number=1, what="await", task="main", nth=1, file="app.py", line=7, chain=("app.py:7 main", "asyncio/x.py:9 serve")

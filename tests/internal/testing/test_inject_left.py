@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from safepoint.abort import AbortController, AbortError, run_in_thread
-from safepoint.testing import inject_left
-from safepoint.testing.inject_left import leftovers_since, take_snapshot
+from safepoint.testing.inject import left as inject_left
+from safepoint.testing.inject.left import leftovers_since, take_snapshot
 
 HERE = "tests/internal/testing/test_inject_left.py"
 

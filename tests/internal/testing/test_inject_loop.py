@@ -13,7 +13,7 @@ import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal, run_in_thread, use_clock
 from safepoint.testing import FakeClock
-from safepoint.testing.inject_loop import CoroutineDriver, Hang, RunLoop
+from safepoint.testing.inject.loop import CoroutineDriver, Hang, RunLoop
 
 
 def run(main, *, clock=None, seconds=5.0, saw=None):

@@ -12,8 +12,8 @@ import pytest
 
 from safepoint.abort import run_in_thread, use_clock
 from safepoint.testing import FakeClock
-from safepoint.testing.inject_loop import RunLoop
-from safepoint.testing.inject_pending import STILL_SECONDS, DescriptorEnd, OutsideActivity
+from safepoint.testing.inject.loop import RunLoop
+from safepoint.testing.inject.pending import STILL_SECONDS, DescriptorEnd, OutsideActivity
 
 SECONDS = 20.0
 COMPUTES = "while True: pass"

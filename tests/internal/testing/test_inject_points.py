@@ -11,8 +11,8 @@ import pytest
 
 from safepoint.abort import Stream
 from safepoint.testing import point
-from safepoint.testing.inject_loop import RunLoop
-from safepoint.testing.inject_points import AWAIT, Points, chunks_are_points, recording
+from safepoint.testing.inject.loop import RunLoop
+from safepoint.testing.inject.points import AWAIT, Points, chunks_are_points, recording
 
 
 def run(main, points):

@@ -3,7 +3,8 @@
 The report: one paragraph per breach, the modes together, and what was not tried is said.
 """
 
-from safepoint.testing import Ignore, inject_report
+from safepoint.testing import Ignore
+from safepoint.testing.inject import report as inject_report
 from tests.testing.test_inject_report import report
 
 

@@ -10,11 +10,12 @@ import time
 import pytest
 
 from safepoint.abort import AbortSignal, current_clock, shield
-from safepoint.testing import FakeClock, Ignore, inject_run
-from safepoint.testing.inject_ignore import Ignored
-from safepoint.testing.inject_left import Leftover
-from safepoint.testing.inject_run import Bounds, RunTimings, run_scenario
-from safepoint.testing.inject_watch import BlockWatch
+from safepoint.testing import FakeClock, Ignore
+from safepoint.testing.inject import run as inject_run
+from safepoint.testing.inject.left import Leftover
+from safepoint.testing.inject.report import Ignored
+from safepoint.testing.inject.run import Bounds, RunTimings, run_scenario
+from safepoint.testing.inject.watch import BlockWatch
 
 
 def bounds(clock=FakeClock, seconds=5.0, **timings):

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from safepoint.testing.inject_loop import Hang, RunLoop
-from safepoint.testing.inject_watch import watching
+from safepoint.testing.inject.loop import Hang, RunLoop
+from safepoint.testing.inject.watch import watching
 
 WAKE = signal.SIGVTALRM
 

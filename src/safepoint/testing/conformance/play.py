@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from ..abort import AbortController
-from ..agent.context import ToolContext
-from ..agent.conversation import AgentResult
-from ..agent.history import validate
-from ..events import (
+from ...abort import AbortController
+from ...agent.context import ToolContext
+from ...agent.conversation import AgentResult
+from ...agent.history import validate
+from ...events import (
     AnswerStarted,
     LeafStarted,
     QuestionAsked,
@@ -24,14 +24,14 @@ from ..events import (
     TurnQueued,
     TurnStarted,
 )
-from ..outcome import Completed, Outcome
-from ..session.engine import SessionEnded
-from ..session.host import NotFound, SessionAccess, SessionViews, TurnView
-from ..session.log import LoggedEvent
-from ..session.session import Session
-from ..session.turn import TurnResult
-from ..wire import outcome_to_json
-from .conformance_rig import STILL_SECONDS, Rig
+from ...outcome import Completed, Outcome
+from ...session.engine import SessionEnded
+from ...session.host import NotFound, SessionAccess, SessionViews, TurnView
+from ...session.log import LoggedEvent
+from ...session.session import Session
+from ...session.turn import TurnResult
+from ...wire import outcome_to_json
+from .rig import STILL_SECONDS, Rig
 
 __all__ = ["DEADLINE", "GOES_ON", "GRACE", "LATE", "NEVER", "STILL", "STORING", "WAITS", "Play"]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from .inject_chain import Chain, place, short
-from .inject_loop import Hang, RunLoop
+from .chain import Chain, place, short
+from .loop import Hang, RunLoop
 
 __all__ = ["BlockWatch", "watching"]
 

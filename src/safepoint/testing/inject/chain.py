@@ -20,9 +20,9 @@ Chain: TypeAlias = list[tuple[CodeType, int]]
 LIBRARY = os.path.dirname(os.__file__) + os.sep
 PACKAGES = os.sep + "site-packages" + os.sep
 HERE = os.path.dirname(os.path.abspath(__file__))
-PRIMITIVE = os.path.join(os.path.dirname(HERE), "abort") + os.sep
-MACHINERY = os.path.join(HERE, "inject")
-CLOCK = os.path.join(HERE, "clock.py")
+PRIMITIVE = os.path.join(os.path.dirname(os.path.dirname(HERE)), "abort") + os.sep
+MACHINERY = HERE + os.sep
+CLOCK = os.path.join(os.path.dirname(HERE), "clock.py")
 DEPTH = 200
 DRIVEN = (types.CoroutineType, types.AsyncGeneratorType, types.GeneratorType)
 

@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 
-from ..abort.threads import idle_threads, run_jobs
-from .clock import FakeClock, ThreadWait
-from .inject_left import PROC, Leftover, children, command, describe_thread
+from ...abort.threads import idle_threads, run_jobs
+from ..clock import FakeClock, ThreadWait
+from .left import PROC, Leftover, children, command, describe_thread
 
 __all__ = ["STILL_SECONDS", "DescriptorEnd", "OutsideActivity"]
 

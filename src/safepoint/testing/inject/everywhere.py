@@ -14,15 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..abort.clock import check_seconds
-from ..errors import UsageError
-from .clock import FakeClock
-from .inject_ignore import Ignore, Ignored
-from .inject_points import Mode, Point
-from .inject_report import Progress, Report, Violation
-from .inject_run import Attempt, Bounds, RunTimings, Scenario, run_scenario
-from .inject_watch import watching
-from .laws import DEFAULT_LAWS, Law, RecordedRun, ends, works_again
+from ...abort.clock import check_seconds
+from ...errors import UsageError
+from ..clock import FakeClock
+from ..laws import DEFAULT_LAWS, Law, RecordedRun, ends, works_again
+from .points import Mode, Point
+from .report import Ignore, Ignored, Progress, Report, Violation
+from .run import Attempt, Bounds, RunTimings, Scenario, run_scenario
+from .watch import watching
 
 __all__ = ["MODES", "abort_everywhere"]
 

@@ -6,14 +6,14 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from ..agent.agent import Agent
-from ..agent.context import ToolContext
-from ..agent.model import ModelRequest
-from ..agent.tool import tool
-from ..messages import UserMessage
-from ..models.scripted import Answer, Call, ScriptedModel, Stall
-from ..session.host import Host
-from ..session.session import Session
+from ...agent.agent import Agent
+from ...agent.context import ToolContext
+from ...agent.model import ModelRequest
+from ...agent.tool import tool
+from ...messages import UserMessage
+from ...models.scripted import Answer, Call, ScriptedModel, Stall
+from ...session.host import Host
+from ...session.session import Session
 
 __all__ = ["Cast", "Make", "Rig", "StoreGate"]
 

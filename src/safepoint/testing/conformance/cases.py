@@ -7,10 +7,10 @@ caller, events and store agree on what the cell promises. Knows nothing of trans
 import asyncio
 from dataclasses import dataclass
 
-from .conformance_play import GOES_ON, GRACE, LATE, NEVER, STILL, STORING, WAITS, Play
-from .conformance_rig import Cast, Make, Rig, StoreGate
+from .play import GOES_ON, GRACE, LATE, NEVER, STILL, STORING, WAITS, Play
+from .rig import Cast, Make
 
-__all__ = ["CASES", "PHASES", "SOURCES", "Case", "Cast", "Make", "Rig", "StoreGate", "table"]
+__all__ = ["CASES", "PHASES", "SOURCES", "Case", "table"]
 
 # The sources of a stop, each with the outcome of a turn that it has stopped.
 SOURCES = {

@@ -5,7 +5,7 @@ cancellation, context variables and the attributes that guards read of a task ar
 the wrapper reports a suspension at that moment, before the task knows the future it waits for.
 
 **Jumps of fake time.** Time may jump only when nothing else can make progress: no callback is ready, no descriptor is
-readable, and nothing outside of the loop may still wake it (`inject_pending.py`). `_Selector.select` checks that in
+readable, and nothing outside of the loop may still wake it (`pending.py`). `_Selector.select` checks that in
 this order, and looks at descriptors and callbacks once more after the check of the outside: a thread may have sent its
 result and only then become idle. Without the second look, time would jump over that result, and a timeout would fire
 that never fires in real time.
@@ -22,10 +22,10 @@ from concurrent.futures import Executor
 from contextvars import Context
 from typing import Any, Never, TypeAlias, TypeVar
 
-from .clock import FakeClock
-from .inject_chain import place, short, suspended
-from .inject_left import Leftover, name_of_function, place_of_function
-from .inject_pending import STILL_SECONDS, DescriptorEnd, OutsideActivity
+from ..clock import FakeClock
+from .chain import place, short, suspended
+from .left import Leftover, name_of_function, place_of_function
+from .pending import STILL_SECONDS, DescriptorEnd, OutsideActivity
 
 __all__ = ["CoroutineDriver", "Hang", "OnSuspension", "RunLoop"]
 

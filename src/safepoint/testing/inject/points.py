@@ -2,7 +2,7 @@
 
 A point is reached when a task suspends, an event is emitted, a stream yields a chunk, or code calls `point("name")`.
 Suspensions are found exactly, and not by a timer: each task drives its coroutine through a `CoroutineDriver`
-(`inject_loop.py`), and whenever the coroutine yields, the task is suspending at that moment.
+(`loop.py`), and whenever the coroutine yields, the task is suspending at that moment.
 
 A point is recognised by the role of its task, its place, and how often that task has been there. The number of a point
 in the order of a run would not do: if threads take part, two runs may order the same work differently. In a scenario
@@ -18,9 +18,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
-from ..abort import Stream
-from .inject_chain import Chain, place, running, short, shown, suspended
-from .inject_loop import CoroutineDriver
+from ...abort import Stream
+from .chain import Chain, place, running, short, shown, suspended
+from .loop import CoroutineDriver
 
 __all__ = ["AWAIT", "Mode", "Point", "Points", "chunks_are_points", "point", "recording"]
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import MemberDescriptorType
 
-from ..abort import AbortController, AbortReason, AbortSignal, Guard
-from ..abort.guard import Waiter, abort_error
-from ..abort.reason import caller, reason_from
-from ..abort.signal import ControllerSignal
-from .inject_chain import place, running, short
+from ...abort import AbortController, AbortReason, AbortSignal, Guard
+from ...abort.guard import Waiter, abort_error
+from ...abort.reason import caller, reason_from
+from ...abort.signal import ControllerSignal
+from .chain import place, running, short
 
 __all__ = ["Probe", "RecordedEffect"]
 

@@ -8,8 +8,8 @@ import os
 import threading
 from dataclasses import dataclass
 
-from ..abort.threads import abandoned_calls
-from .inject_chain import short, thread_place
+from ...abort.threads import abandoned_calls
+from .chain import short, thread_place
 
 __all__ = [
     "DESCRIPTORS",

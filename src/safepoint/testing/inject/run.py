@@ -12,18 +12,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from ..abort import AbortReason, use_clock
-from ..abort.guard import discard
-from .clock import FakeClock
-from .inject_chain import shown, suspended
-from .inject_ignore import Ignored
-from .inject_left import Leftover, LeftoverReport, ResourceSnapshot, leftovers_since, take_snapshot
-from .inject_loop import Hang, RunLoop
-from .inject_pending import STILL_SECONDS
-from .inject_points import AWAIT, UNNAMED, Mode, Point, Points, chunks_are_points, recording
-from .inject_probe import Probe
-from .inject_watch import BlockWatch
-from .laws import RecordedRun, RunEnding, ending_of, ending_of_error
+from ...abort import AbortReason, use_clock
+from ...abort.guard import discard
+from ..clock import FakeClock
+from ..laws import RecordedRun, RunEnding, ending_of, ending_of_error
+from .chain import shown, suspended
+from .left import Leftover, LeftoverReport, ResourceSnapshot, leftovers_since, take_snapshot
+from .loop import Hang, RunLoop
+from .pending import STILL_SECONDS
+from .points import AWAIT, UNNAMED, Mode, Point, Points, chunks_are_points, recording
+from .probe import Probe
+from .report import Ignored
+from .watch import BlockWatch
 
 __all__ = ["Attempt", "Bounds", "RunTimings", "Scenario", "run_scenario"]
 
