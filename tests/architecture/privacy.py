@@ -10,7 +10,7 @@ from tests.architecture.source import Function, Source
 FOREIGN_PRIVATES: dict[str, str] = {
     "run/isolate.py:_args_from_interpreter_flags": "how multiprocessing, too, gives a child the flags of its parent",
     "testing/inject/run.py:_log_destroy_pending": "asyncio has no other way to drop a task without a log line",
-    "cli/completion.py:_actions": "argparse has no public list of the options of a parser",
+    "cli/main.py:_actions": "argparse has no public list of the options of a parser",
     "models/connection.py:_network_backend": "httpcore has no public place to wrap a finished client's connections",
 }
 

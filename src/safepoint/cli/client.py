@@ -1,15 +1,18 @@
-"""A client for a running server. Knows nothing of commands."""
+"""The commands that ask a running server: `sessions`, `turns`, `stop` and `receipt`, and the client they use."""
 
+import argparse
 import http.client
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from ..errors import SafepointError, UsageError
+from .style import table
 
-__all__ = ["Client", "ServerRefused", "ServerUnreachable"]
+__all__ = ["Client", "ServerRefused", "ServerUnreachable", "receipt", "sessions", "stop", "turns"]
 
 TIMEOUT_SECONDS = 10.0
 
@@ -89,3 +92,55 @@ def _message(error: urllib.error.HTTPError) -> str:
         return str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError):
         return text or error.reason
+
+
+def sessions(options: argparse.Namespace) -> int:
+    """List the sessions."""
+    found = _client(options).call("GET", "/api/sessions")
+    rows = [[one["id"], one["agent"], one["last_seq"], len(one["turns"])] for one in found]
+    table(["session", "agent", "events", "open turns"], rows)
+    return 0
+
+
+def turns(options: argparse.Namespace) -> int:
+    """List the open turns of a session."""
+    found = _client(options).call("GET", _path(options.session))
+    table(["turn", "status"], [[turn["id"], turn["status"]] for turn in found["turns"]])
+    return 0
+
+
+def stop(options: argparse.Namespace) -> int:
+    """Stop a turn."""
+    client = _client(options)
+    turn = options.turn
+    if turn is None:
+        live = client.call("GET", _path(options.session))["turns"]
+        running = [one["id"] for one in live if one["status"] != "queued"] or [one["id"] for one in live]
+        if not running:
+            print("no turn is open in this session")
+            return 0
+        turn = running[0]
+    given = {key: getattr(options, key) for key in ("at", "scope", "within", "abandon", "reason")}
+    body = {key: value for key, value in given.items() if value is not None}
+    ack = client.call("POST", f"{_path(options.session, turn)}/stop", body)
+    print(f"{ack['status']}: turn {ack['id']}: {ack['message']}")
+    return 0
+
+
+def receipt(options: argparse.Namespace) -> int:
+    """Print the receipt of a turn."""
+    accept = "application/json" if options.json else "text/plain"
+    found = _client(options).call("GET", f"{_path(options.session, options.turn)}/receipt", accept=accept)
+    if options.json:
+        found = json.dumps(found, indent=2, ensure_ascii=False)
+    print(found)
+    return 0
+
+
+def _client(options: argparse.Namespace) -> Client:
+    return Client(options.url, options.token)
+
+
+def _path(session: str, turn: str | None = None) -> str:
+    path = f"/api/sessions/{quote(session, safe='')}"
+    return path if turn is None else f"{path}/turns/{quote(turn, safe='')}"

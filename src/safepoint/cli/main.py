@@ -6,24 +6,20 @@ Exit codes: 0 done; 1 the server refused; 2 a wrong call; 3 no server or broker 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
-from urllib.parse import quote
 
 from ..errors import SafepointError, UsageError
 from ..version import __version__
 from ..worker.broker import BrokerError
-from .broker import URL as NATS_URL
-from .broker import broker_options
-from .client import Client, ServerRefused, ServerUnreachable
-from .completion import SHELLS, script
+from .client import ServerRefused, ServerUnreachable, receipt, sessions, stop, turns
 from .serve import serve
-from .style import table
-from .work import list_workers, work
+from .worker import NATS_URL, broker_options, list_workers, work
 
 __all__ = ["main"]
 
 URL = "http://127.0.0.1:8420"
+SHELLS = ("bash", "zsh", "fish")
 EXAMPLES = """examples:
   safepoint serve                              the demo agent on http://127.0.0.1:8420
   safepoint serve my_agents:helper --db chat.db
@@ -196,54 +192,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def sessions(options: argparse.Namespace) -> int:
-    """List the sessions."""
-    found = _client(options).call("GET", "/api/sessions")
-    rows = [[one["id"], one["agent"], one["last_seq"], len(one["turns"])] for one in found]
-    table(["session", "agent", "events", "open turns"], rows)
-    return 0
+def completion_script(shell: str, parser: argparse.ArgumentParser) -> str:
+    """The completion script for a shell, to be sourced: `source <(safepoint completion bash)`."""
+    words = _flags_of_commands(parser)
+    if shell == "fish":
+        lines = [f"complete -c safepoint -n __fish_use_subcommand -a {name}" for name in words]
+        seen = "complete -c safepoint -n '__fish_seen_subcommand_from {}' -l {}"
+        lines += [seen.format(name, flag.removeprefix("--")) for name, flags in words.items() for flag in flags]
+        return "\n".join(lines)
+    cases = "\n".join(
+        f'    {name}) COMPREPLY=($(compgen -W "{" ".join(flags)}" -- "$word")) ;;' for name, flags in words.items()
+    )
+    bash = f"""_safepoint() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}"
+  if [ "$COMP_CWORD" -eq 1 ]; then COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word")); return; fi
+  case "${{COMP_WORDS[1]}}" in
+{cases}
+  esac
+}}
+complete -F _safepoint safepoint"""
+    return bash if shell == "bash" else f"autoload -U +X bashcompinit && bashcompinit\n{bash}"
 
 
-def turns(options: argparse.Namespace) -> int:
-    """List the open turns of a session."""
-    found = _client(options).call("GET", _path(options.session))
-    table(["turn", "status"], [[turn["id"], turn["status"]] for turn in found["turns"]])
-    return 0
-
-
-def stop(options: argparse.Namespace) -> int:
-    """Stop a turn."""
-    client = _client(options)
-    turn = options.turn
-    if turn is None:
-        live = client.call("GET", _path(options.session))["turns"]
-        running = [one["id"] for one in live if one["status"] != "queued"] or [one["id"] for one in live]
-        if not running:
-            print("no turn is open in this session")
-            return 0
-        turn = running[0]
-    given = {key: getattr(options, key) for key in ("at", "scope", "within", "abandon", "reason")}
-    body = {key: value for key, value in given.items() if value is not None}
-    ack = client.call("POST", f"{_path(options.session, turn)}/stop", body)
-    print(f"{ack['status']}: turn {ack['id']}: {ack['message']}")
-    return 0
-
-
-def receipt(options: argparse.Namespace) -> int:
-    """Print the receipt of a turn."""
-    accept = "application/json" if options.json else "text/plain"
-    found = _client(options).call("GET", f"{_path(options.session, options.turn)}/receipt", accept=accept)
-    if options.json:
-        import json
-
-        found = json.dumps(found, indent=2, ensure_ascii=False)
-    print(found)
-    return 0
+def _flags_of_commands(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
+    """The commands of a parser, each with its flags."""
+    found: dict[str, list[str]] = {}
+    for action in parser._actions:
+        if isinstance(action.choices, Mapping):  # the subparsers, by name
+            for name, command in action.choices.items():
+                found[name] = [flag for one in command._actions for flag in one.option_strings if flag.startswith("--")]
+    return found
 
 
 def completion(options: argparse.Namespace) -> int:
     """Print a completion script."""
-    print(script(options.shell, parser()))
+    print(completion_script(options.shell, parser()))
     return 0
 
 
@@ -257,15 +240,6 @@ COMMANDS = {
     "worker": work,
     "workers": list_workers,
 }
-
-
-def _client(options: argparse.Namespace) -> Client:
-    return Client(options.url, options.token)
-
-
-def _path(session: str, turn: str | None = None) -> str:
-    path = f"/api/sessions/{quote(session, safe='')}"
-    return path if turn is None else f"{path}/turns/{quote(turn, safe='')}"
 
 
 def _seconds(text: str) -> float:

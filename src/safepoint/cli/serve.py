@@ -7,9 +7,9 @@ from urllib.parse import quote
 from ..agent.target import load_agent
 from ..errors import MissingExtra, UsageError
 from ..session.host import Host
-from .broker import broker_of
 from .demo import TRY, demo_agent
 from .style import bold
+from .worker import broker_of
 
 __all__ = ["serve"]
 

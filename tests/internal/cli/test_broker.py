@@ -7,7 +7,7 @@ import argparse
 
 import pytest
 
-from safepoint.cli.broker import URL, broker_of, broker_options
+from safepoint.cli.worker import NATS_URL, broker_of, broker_options
 from safepoint.worker import NatsBroker
 
 
@@ -17,14 +17,14 @@ def _without_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def parsed(*arguments: str, by_default: str | None = URL) -> argparse.Namespace:
+def parsed(*arguments: str, by_default: str | None = NATS_URL) -> argparse.Namespace:
     command = argparse.ArgumentParser()
     broker_options(command, by_default=by_default)
     return command.parse_args(arguments)
 
 
 def test_without_options_it_is_the_server_of_this_machine():
-    assert broker_of(parsed()) == NatsBroker([URL])
+    assert broker_of(parsed()) == NatsBroker([NATS_URL])
 
 
 def test_every_option_arrives():

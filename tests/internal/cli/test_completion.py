@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.cli.completion import SHELLS, script
-from safepoint.cli.main import parser
+from safepoint.cli.main import SHELLS, completion_script, parser
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_command_and_its_flags_are_there(shell: str):
-    text = script(shell, parser())
+    text = completion_script(shell, parser())
     for word in (
         "serve",
         "sessions",
@@ -35,7 +34,7 @@ def test_the_shell_can_read_it(shell: str, check: list[str], tmp_path: Path):
     if shutil.which(check[0]) is None:
         pytest.skip(f"there is no {shell} here")
     path = tmp_path / "completion"
-    path.write_text(script(shell, parser()))
+    path.write_text(completion_script(shell, parser()))
     done = subprocess.run([*check, str(path)], capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -51,7 +50,7 @@ def test_the_shell_can_read_it(shell: str, check: list[str], tmp_path: Path):
 )
 def test_bash_offers_what_fits(words: list[str], offered: list[str], tmp_path: Path):
     path = tmp_path / "completion"
-    path.write_text(script("bash", parser()))
+    path.write_text(completion_script("bash", parser()))
     typed = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}"
     line = f"source {path}; {typed}; _safepoint; echo ${{COMPREPLY[@]}}"
     told = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=20, check=True).stdout

@@ -1,8 +1,9 @@
-"""The commands `safepoint worker`, which runs the turns of sessions, and `safepoint workers`, which lists workers."""
+"""The commands `safepoint worker` and `safepoint workers`, and the options for the address of NATS."""
 
 import argparse
 import asyncio
 import logging
+import os
 import sys
 import time
 from contextlib import suppress
@@ -10,15 +11,60 @@ from functools import partial
 
 from ..abort.termination import graceful_shutdown
 from ..errors import MissingExtra, UsageError
-from ..worker import RemoteHost, Worker, WorkerInfo
+from ..worker import NatsBroker, RemoteHost, Worker, WorkerInfo
 from ..worker.worker_loop import SWITCH_SECONDS
-from .broker import broker_of
 from .style import bold, table
 
-__all__ = ["list_workers", "work"]
+__all__ = ["NATS_URL", "broker_of", "broker_options", "list_workers", "work"]
 
+NATS_URL = "nats://127.0.0.1:4222"
 # The time for returning unfinished orders, after that for safe points and the grace for turns that ignore a stop.
 GIVE_BACK_SECONDS = 5.0
+
+
+def broker_options(command: argparse.ArgumentParser, *, by_default: str | None) -> None:
+    """Add the options to a command.
+
+    Args:
+        command: The command.
+        by_default: The address if none is given. None if the command does not use NATS by default.
+    """
+    default = os.environ.get("NATS_URL", by_default) if by_default else None
+    group = command.add_argument_group("NATS")
+    where = f"default {NATS_URL}, or NATS_URL" if by_default else "run sessions on workers there; several with commas"
+    group.add_argument("--nats", metavar="URL", default=default, help=where)
+    group.add_argument("--namespace", default="safepoint", metavar="WORD", help="default safepoint")
+    lease = "seconds until a silent worker counts as dead; the same for all workers of an agent; default 10"
+    group.add_argument("--lease", type=float, default=10.0, metavar="S", help=lease)
+    group.add_argument("--replicas", type=int, default=1, metavar="N", help="copies in a cluster; default 1")
+    group.add_argument("--creds", metavar="FILE", help="a credentials file")
+    group.add_argument("--nkey", metavar="FILE", help="an NKey seed file")
+    group.add_argument("--tls-ca", metavar="FILE", help="the authority of the server's certificate")
+    group.add_argument("--tls-cert", metavar="FILE", help="the certificate of this client")
+    group.add_argument("--tls-key", metavar="FILE", help="the key of that certificate")
+    group.add_argument("--no-create", action="store_true", help="do not create missing streams")
+
+
+def broker_of(options: argparse.Namespace) -> NatsBroker:
+    """The broker that the options describe.
+
+    User, password and token are part of the address, or come from NATS_USER, NATS_PASSWORD and NATS_TOKEN.
+    """
+    return NatsBroker(
+        options.nats.split(","),
+        namespace=options.namespace,
+        lease=options.lease,
+        replicas=options.replicas,
+        credentials=options.creds,
+        nkey=options.nkey,
+        user=os.environ.get("NATS_USER"),
+        password=os.environ.get("NATS_PASSWORD"),
+        token=os.environ.get("NATS_TOKEN"),
+        ca=options.tls_ca,
+        cert=options.tls_cert,
+        key=options.tls_key,
+        create=not options.no_create,
+    )
 
 
 def work(options: argparse.Namespace) -> int:
