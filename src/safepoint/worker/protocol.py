@@ -5,6 +5,7 @@ differ.
 """
 
 import json
+import uuid
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
@@ -13,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from ..abort import AbortReason
 from ..errors import UsageError, describe
-from ..run.stop import AckStatus, Scope, StopAt
+from ..run.stop import NO_STOP, AckStatus, Scope, StopAt, StopOptions
 from ..session.acknowledgements import ChangeAck
 from ..session.engine import SessionBusy, SessionEnded, WhenBusy
 from .broker import BrokerError, Order, Queue
@@ -167,6 +168,22 @@ class StopCall:
     abandon: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     scope: Scope | None = None
     kind: Literal["stop"] = "stop"
+
+    @classmethod
+    def of(cls, turn_id: str, options: StopOptions, origin: str | None) -> "StopCall":
+        """The call for the arguments of a `stop()`.
+
+        Args:
+            turn_id: The turn.
+            options: The arguments.
+            origin: The `file:line` that called `stop()`.
+
+        Raises:
+            UsageError: The arguments make no sense.
+        """
+        request = options.request(NO_STOP, now=0.0, origin=origin)
+        reason = (request.reason or AbortReason()).to_dict()
+        return cls(turn_id, request.at.name, options.within, reason, uuid.uuid4().hex, options.abandon, options.scope)
 
     @property
     def stop_at(self) -> StopAt | None:

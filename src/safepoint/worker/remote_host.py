@@ -12,7 +12,7 @@ from typing import Literal
 
 from ..abort import AbortReason, current_clock
 from ..abort.clock import check_seconds
-from ..abort.reason import caller, reason_from
+from ..abort.reason import caller
 from ..abort.renamed_arguments import accepts_deadline
 from ..errors import UsageError
 from ..receipt import Receipt
@@ -187,12 +187,8 @@ class RemoteHost(Directory):
         """
         origin = caller(1)
         check_id("turn", turn_id)
-        StopOptions(at, scope, within, abandon, reason).check()
+        call = StopCall.of(turn_id, StopOptions(at, scope, within, abandon, reason), origin)
         await self._placement(session_id)
-        if at is None and within is not None:
-            at = StopAt.SAFE_POINT
-        reason_data = reason_from(reason, origin).to_dict()
-        call = StopCall(turn_id, (at or StopAt.NOW).name, within, reason_data, uuid.uuid4().hex, abandon, scope)
         reply, recorded = await StopSender(await self._connection(), self._loop_tasks).send(session_id, call)
         status, level, message = await self._verdict(session_id, turn_id, reply, recorded)
 
