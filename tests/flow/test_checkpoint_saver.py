@@ -385,7 +385,7 @@ async def test_a_stop_ends_the_wait_for_a_store_that_does_not_answer(clock: Fake
 async def test_what_is_recorded_once_travels_with_the_checkpoint():
     lab = NodeRecorder()
     run = lab.line("flow", "a", "b").start(Trail())
-    name = f"{run.id}:a:0/charge"
+    name = f"{run.id}:b:1/charge"
     run._execution.once[name] = '{"paid": 7}'
     result = await lab.stop_in("b", run)
     checkpoint = Checkpoint.from_json(Checkpoint.from_result(result).to_json())
@@ -484,7 +484,7 @@ async def test_a_part_whose_result_cannot_be_written_fails_its_node():
     assert ran == []
 
 
-async def test_an_agent_in_a_node_writes_no_checkpoint_for_its_tool_calls():
+async def test_an_agent_in_a_node_writes_a_checkpoint_before_and_after_each_round_of_calls_and_for_its_answer():
     class Counting(MemoryCheckpoints):
         saved = 0
 
@@ -501,4 +501,4 @@ async def test_an_agent_in_a_node_writes_no_checkpoint_for_its_tool_calls():
 
     result = await one(node, Trail).execute(Trail(), **given(store))
     assert result.state.notes == ["done"]
-    assert store.saved == 3
+    assert store.saved == 3 + 2 * 2 + 1

@@ -1,7 +1,5 @@
 """Effects happen once: a call is on record before its body begins, and nobody repeats what may have been."""
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,38 +11,17 @@ from safepoint.run import Completed
 from safepoint.session import SqliteStore
 from tests.conftest import counts
 from tests.kit.sessions import lines, stored
+from tests.kit.stories import Story
 
 STORIES = counts(5, 90)  # three to four kills in each: in `make torture` about 300
 LIVES = 12  # at most, until the story has to end
-
-
-class Story:
-    """One conversation that is killed until it is done."""
-
-    def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "tests.session.paying", str(folder)]
-        root = Path(__file__).parents[2]
-        self.program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
-
-    def live(self, seed: int) -> str:
-        assert self.program.stdin is not None
-        assert self.program.stdout is not None
-        print(seed, file=self.program.stdin, flush=True)
-        return self.program.stdout.readline().strip()
-
-    def end(self) -> None:
-        assert self.program.stdin is not None
-        assert self.program.stdout is not None
-        self.program.stdin.close()
-        self.program.wait(20)
-        self.program.stdout.close()
 
 
 @pytest.mark.parametrize("number", range(STORIES))
 async def test_every_effect_is_recorded_before_it_happens_and_no_irreversible_one_happens_twice(
     tmp_path: Path, number: int
 ) -> None:
-    story = Story(tmp_path)
+    story = Story("tests.session.paying", str(tmp_path))
     try:
         ends = [story.live(seed) for seed in range(number * LIVES, number * LIVES + LIVES)]
         assert story.live(-1) == "done"

@@ -31,6 +31,7 @@ from .context import AskUserFn, ToolContext, ask_function_of, key_of
 from .conversation import AgentResult, Conversation, PartialAnswer, RunAgain, never_run_again
 from .left_behind import stop_left_behind
 from .model import AnswerEnded, CallDelta, Chunk, Model, ModelError, ModelRequest, TextDelta, UsageReported
+from .record import ConversationRecord, record_in
 from .tool import AnyTool, ToolLike, tool
 
 __all__ = ["Agent", "LimitExceeded"]
@@ -125,10 +126,15 @@ class Agent:
             timeout: Seconds after which the run is stopped.
             resume: The `partial` of a stopped run, instead of a prompt. Only what has not run yet is run.
 
+        Inside a node of a flow that runs again, this is the run that the node made before, and it goes on.
+
         Raises:
             UsageError: The arguments do not go together, or the prompt is empty.
         """
         conversation = _start_conversation(prompt, history, resume, self._run_again)
+        record = record_in(None, self.name)
+        if record is not None:
+            conversation = record.restore(conversation, resume, self._run_again)
         work = AgentWork(self.name, self._converse, self._callback)
         return AgentRun(work, conversation, signal=signal, timeout=timeout, origin=caller(1))
 
@@ -137,10 +143,12 @@ class Agent:
             if conversation.in_tool_round:
                 await run_calls(ctx, conversation, self._tools, ask)
                 _check_stop(ctx, StopAt.AFTER_TOOLS, stopped_inside=conversation.stopped_inside)
+                await conversation.flush(ctx)
             self._check_limits(conversation)
             await self._retry.run(lambda: self._ask_model(ctx, conversation), ctx=ctx)
             if conversation.in_tool_round:
                 _check_stop(ctx, StopAt.AFTER_MODEL)
+        await conversation.flush(ctx)
         return conversation.sealed()
 
     async def _ask_model(self, ctx: Context, conversation: Conversation) -> None:
@@ -201,19 +209,28 @@ class Agent:
             AbortError: The run was stopped. Its `partial` is the conversation so far.
         """
         inner = ctx if ctx.is_run else ctx.child_run(self.name, AbortController(ctx.signal))
-        return await self._run_as_child(ctx, inner, value)
+        return await self._run_as_child(ctx, inner, value, record_in(ctx, self.name))
 
     async def _run_as_child(
-        self, ctx: Context, inner: Context, value: "str | Sequence[Message] | AgentResult"
+        self,
+        ctx: Context,
+        inner: Context,
+        value: "str | Sequence[Message] | AgentResult",
+        record: ConversationRecord | None,
     ) -> AgentResult:
         conversation = Conversation()
         try:
+            given = value if isinstance(value, AgentResult) else None
             conversation = (
-                Conversation(resume=value, run_again=self._run_again)
-                if isinstance(value, AgentResult)
-                else _start_conversation(value)
+                _start_conversation(value)
+                if not isinstance(value, AgentResult)
+                else Conversation(resume=value, run_again=self._run_again)
             )
             conversation.usage = Usage()  # the run that was stopped has counted its own usage
+            if record is not None:
+                conversation = record.restore(conversation, given, self._run_again)
+                if isinstance(ctx, ToolContext):
+                    conversation.usage = Usage()  # the agent around it has counted it
             conversation.id = conversation.id or key_of(ctx, inner)
             return await self._converse(inner, conversation, self._ask_function(ctx))
         except Exception as error:
@@ -259,7 +276,8 @@ class Agent:
 
         async def call(prompt: str, ctx: ToolContext) -> AgentResult:
             value = _with_prompt(ctx.kept, prompt) if isinstance(ctx.kept, AgentResult) else prompt
-            return await self._run_as_child(ctx, ctx.child_run(None, AbortController(ctx.signal)), value)
+            record = ConversationRecord(ctx, ctx.idempotency_key, self.name) if ctx.records_agents else None
+            return await self._run_as_child(ctx, ctx.child_run(None, AbortController(ctx.signal)), value, record)
 
         text = description or f"Ask {self.name}. {self.instructions}".strip()
         # It handles an abort itself, leaf by leaf. So it only sees the signal, and is not interrupted.

@@ -97,9 +97,12 @@ class AgentRun(RunHandle[AgentResult, Outcome[AgentResult]]):
         self._converse = work.converse
         self._conversation = conversation
         conversation.id = conversation.id or self.id
-        # The journal copies the results; from then on its dict is the one to which results of this run are added.
-        self._ctx.journal = Journal(conversation.parts)
-        conversation.parts = self._ctx.journal.results
+        if conversation.record is None:
+            # The journal copies the results; from then on its dict is the one to which results of this run are added.
+            self._ctx.journal = Journal(conversation.parts)
+            conversation.parts = self._ctx.journal.results
+        else:
+            self._ctx.journal = conversation.record.journal()
         self._questions = Questions(work.ask_user)
 
     def answer(self, question_id: str, text: str) -> bool:

@@ -34,6 +34,7 @@ from ..messages import CallStatus, ToolCall, ToolResult
 from ..run.context import Context
 from ..run.leaf import launch
 from ..run.leaf_run import LeafRun, RunsIn
+from ..run.once import running_repeatable
 from ..run.partial_work import PartialWork, partial_work
 from .context import AskUserFn, ToolContext
 from .conversation import AgentResult, Conversation
@@ -86,7 +87,7 @@ async def _run_call(this_round: _Round, call: ToolCall) -> None:
     try:
         result = await _execute(this_round, call)
     finally:
-        conversation.results[call.call_id] = result
+        conversation.add_result(result)
         if ctx.has_listener:
             ctx.emit(
                 ToolEnded(
@@ -141,11 +142,14 @@ async def _run_body(
     runs_in: RunsIn | None = "task" if tool.kind == "await" else None
     run = LeafRun(ctx, tool.name, tool.kind, tool.policy, runs_in=runs_in, context=make_context)
     tool_ctx = run.ctx
+    tool_ctx.records_agents = conversation.record is not None
     try:
-        await _record_start(ctx, call, tool, tool_ctx)
+        await _record_start(this_round, call, tool, tool_ctx)
     except Exception as error:
         run.skip()
         return NOT_RUN.result(call, f"It could not be put on record: {describe(error)}")
+    around = running_repeatable.get()
+    running_repeatable.set(tool_ctx)
     try:
         returned = await _launch(run, tool, value)
         content = as_text(returned.text if isinstance(returned, AgentResult) else returned)
@@ -154,16 +158,18 @@ async def _run_body(
             raise
         return _result_of_error(this_round, call, tool, run, error)
     finally:
+        running_repeatable.set(around)
         conversation.usage += tool_ctx.usage
     conversation.kept.pop(call.call_id, None)
     return _result(call, "completed", content)
 
 
-async def _record_start(ctx: Context, call: ToolCall, tool: AnyTool, tool_ctx: ToolContext) -> None:
+async def _record_start(this_round: _Round, call: ToolCall, tool: AnyTool, tool_ctx: ToolContext) -> None:
     """Record that the body begins, and wait until the record survives a crash. Raises: what the store raised.
 
     See rule 1 of the module docstring.
     """
+    ctx, conversation = this_round.ctx, this_round.conversation
     if ctx.has_listener:
         effects = "child" if tool.kind == "child" else tool.effects or "irreversible"
         ctx.emit(
@@ -176,7 +182,8 @@ async def _record_start(ctx: Context, call: ToolCall, tool: AnyTool, tool_ctx: T
             )
         )
     if tool.effects != "read":
-        await ctx.journal.flush(_context_of(ctx, call))
+        conversation.record_start(call)
+        await (ctx.journal if conversation.record is None else conversation.record).flush(_context_of(ctx, call))
 
 
 def _launch(run: LeafRun[ToolContext], tool: AnyTool, value: object) -> Awaitable[object]:

@@ -22,13 +22,17 @@ Knows nothing of how tools run.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..messages import AssistantMessage, Message, ToolCall, ToolResult
 from ..receipt import Usage
+from ..run.context import Context
 from ..run.partial_work import PartialWork
-from .history import NOT_RUN, repair, unique_id, valid_arguments, valid_name
+from .history import NOT_RUN, UNKNOWN, repair, unique_id, valid_arguments, valid_name
 from .model import CallDelta, ModelRequest
+
+if TYPE_CHECKING:
+    from .record import ConversationRecord
 
 __all__ = ["AgentResult", "Conversation", "PartialAnswer", "RunAgain", "never_run_again"]
 
@@ -165,6 +169,7 @@ class Conversation:
         uncertain_results: The old results of cut-off calls that run again only if the person agrees.
         id: As in `AgentResult`.
         stopped_inside: Whether a call of this round was stopped at a safe point of its own.
+        record: Where each answer and result is recorded, if the agent runs inside work that may run again.
     """
 
     def __init__(
@@ -190,6 +195,7 @@ class Conversation:
         self.uncertain_results: dict[str, ToolResult] = {}
         self.id = ""
         self.stopped_inside = False
+        self.record: ConversationRecord | None = None
         if resume is not None:
             self._restore(resume, run_again)
 
@@ -234,7 +240,26 @@ class Conversation:
 
     def add(self, answer: PartialAnswer) -> None:
         """Add a complete answer to the messages."""
-        self.messages.append(answer.message(self._call_ids()))
+        message = answer.message(self._call_ids())
+        self.messages.append(message)
+        if self.record is not None:
+            self.record.add(message, self.usage)
+
+    def add_result(self, result: ToolResult) -> None:
+        """Add the result of a call of the last answer."""
+        self.results[result.call_id] = result
+        if self.record is not None:
+            self.record.add(result, self.usage)
+
+    async def flush(self, ctx: Context) -> None:
+        """Wait until the record, if there is one, has everything that was added. Raises: as `Journal.flush`."""
+        if self.record is not None:
+            await self.record.flush(ctx)
+
+    def record_start(self, call: ToolCall) -> None:
+        """Record that a call begins: from now on it may have had effects."""
+        if self.record is not None:
+            self.record.add(UNKNOWN.result(call), self.usage)
 
     def close_tool_round(self) -> None:
         """Add the results of the last answer's calls to the messages, in the order of the calls."""
@@ -262,7 +287,7 @@ class Conversation:
             self.steps,
             dict(self.kept),
             self.id,
-            dict(self.parts),
+            dict(self.parts) if self.record is None else {**self.parts, **self.record.parts_of(self.id)},
         )
 
     def _call_ids(self) -> Iterator[str]:

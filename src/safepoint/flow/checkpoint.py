@@ -48,7 +48,7 @@ class Checkpoint:
         reason: Why the run did not complete, in words.
         executed: The paths of the nodes that have ended, in order.
         errors: What the nodes collected.
-        once: The results of `NodeContext.once`, as JSON text.
+        once: The results of `NodeContext.once`, and the conversations of agents inside nodes, as JSON text.
         revision: Of two checkpoints of one run, the one with the higher number is newer.
         completed_at: When the run completed, in seconds since 1970.
         version: The version of this format.
@@ -99,7 +99,7 @@ class Checkpoint:
             reason=reason,
             executed=tuple(execution.executed),
             errors=tuple(execution.errors),
-            once={name: text for name, text in execution.once.items() if name.startswith(f"{execution.key}:")},
+            once=execution.own_parts(),
             revision=execution.revision,
         )
 

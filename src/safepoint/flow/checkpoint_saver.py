@@ -73,27 +73,30 @@ class CheckpointCompleted(CheckpointError, UsageError):
 
 
 class FlowJournal(Journal):
-    """The journal of one execution: the results of `ctx.once` are in its checkpoint."""
+    """The journal of one execution: the results of parts, and the messages of agents, are in its checkpoint."""
 
     def __init__(self, execution: FlowExecution) -> None:
         super().__init__(execution.once)
         execution.once = self.results
         self._execution = execution
-        self._written = len(self.results)
+        self._recorded = 0
+        self._written = 0
+
+    def record(self, ctx: Context, scope: str, key: str, text: str) -> None:
+        """Record what a part of the work returned, for the next checkpoint."""
+        super().record(ctx, scope, key, text)
+        self._recorded += 1
 
     async def flush(self, ctx: Context) -> None:
-        """Wait until a checkpoint with all results is written, if there is a store. Raises: what the store raised.
-
-        An agent inside a node flushes before each of its tool calls. Its conversation is not in the checkpoint, so
-        that writes nothing.
-        """
-        count = len(self.results)
-        if count == self._written:
+        """Wait until a checkpoint with all results is written, if there is a store. Raises: what the store raised."""
+        recorded = self._recorded
+        if recorded <= self._written:
             return
         failure = await self._execution.save(ctx)
         if failure is not None:
             raise failure
-        self._written = count
+        if not ctx.signal.aborted:  # an abort ends the write without an error
+            self._written = max(self._written, recorded)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,14 @@ class NodeContext(RepeatableContext, Generic[Services]):
         super().__init__(outer, name, idempotency_key=attempt.key, **options)
         self.services: Services = attempt.execution.services
         self.attempt = attempt.number
+        self.records_agents = self.journal.can_record
         self._attempt = attempt
         self._collected: list[NodeError] = []
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether an earlier attempt has failed."""
+        return self.attempt > 1
 
     def collect_error(self, code: str, message: str, recoverable: bool = True) -> None:
         """Record an error that the flow can continue after. After an abort it is ignored.

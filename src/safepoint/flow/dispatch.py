@@ -88,6 +88,7 @@ async def _run_nodes(execution: FlowExecution, ctx: Context, position: Position)
             return ended
         target = graph.routes[name][ended.output]
         execution.executed.append(execution.operation(ctx, name))
+        execution.forget_parts(execution.operation(ctx, name), position.visit)
         if isinstance(target, End):
             position.finish(target.name, ended.state)
         else:
@@ -149,9 +150,10 @@ def _cleanup_call(
         cancels_before = external_cancel_count()
         working = clone(position.state)
         operation = execution.operation(ctx, f"cleanup/{cleanup.name}")
-        attempt = NodeAttempt(execution, None, working, 1, f"{execution.key}:{operation}:{position.visit}")
+        attempt = NodeAttempt(execution, None, working, 1, execution.node_key(operation, position.visit))
         make_context = partial(NodeContext, attempt=attempt)
         run = LeafRun(ctx.unstoppable_child("cleanup"), cleanup.name, cleanup.kind, policy, context=make_context)
+        run.ctx.records_agents = False  # a clean-up is not repeated: it runs at each end of the flow
         try:
             await launch(run, cleanup.call, run.ctx, working)
         except asyncio.CancelledError as error:

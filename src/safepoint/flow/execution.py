@@ -53,6 +53,7 @@ class CoalescingWriter:
 
     def __init__(self, write: Callable[[], Awaitable[object]]) -> None:
         self.error: Exception | None = None
+        self._loop = asyncio.get_running_loop()
         self._write = write
         self._lock = asyncio.Lock()
         self._requested = 0
@@ -66,6 +67,9 @@ class CoalescingWriter:
             AbortError: The signal was aborted first.
             Exception: What the store raised.
         """
+        if asyncio.get_running_loop() is not self._loop:  # an agent in a node that runs a loop of its own in a thread
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.save(signal), self._loop))
+            return
         self._requested += 1
         number = self._requested
         with Guard(signal):
@@ -102,7 +106,9 @@ class FlowExecution:
         abandon_after: For nodes whose policy has none: see `Policy`.
         executed: The paths of the nodes that have ended, in order.
         errors: What the nodes collected.
-        once: The results of `ctx.once`, by the key of the node and of the part. They travel in the checkpoint.
+        once: The results of `ctx.once`, and the conversations of agents, by the key of the node and of the part. They
+            travel in the checkpoint until the node has ended.
+        shares_once: Whether `once` also has the parts of the work around the flow, which are not in its checkpoint.
         revision: How many checkpoints were made of this run. Of two checkpoints, the higher number is newer.
         writer: Writes the checkpoint, if there is a store.
         in_item: Whether this is the execution inside a scatter, where a checkpoint is written only now and then.
@@ -115,6 +121,7 @@ class FlowExecution:
     executed: list[str] = field(default_factory=list)
     errors: list[NodeError] = field(default_factory=list)
     once: dict[str, str] = field(default_factory=dict)
+    shares_once: bool = False
     revision: int = 0
     writer: CoalescingWriter | None = None
     in_item: bool = False
@@ -122,6 +129,25 @@ class FlowExecution:
     def operation(self, ctx: Context, name: str) -> str:
         """Return the path of a node, from the root of the flow."""
         return "/".join((*ctx.path[self.depth :], name))
+
+    def node_key(self, operation: str, visit: str) -> str:
+        """Return the idempotency key of one visit of a node."""
+        return f"{self.key}:{operation}:{visit}"
+
+    def own_parts(self) -> dict[str, str]:
+        """Return the results of the parts of this flow alone. Nodes in threads may add to `once` meanwhile."""
+        return {
+            name: text
+            for name, text in self.once.copy().items()
+            if not self.shares_once or name.startswith(f"{self.key}:")
+        }
+
+    def forget_parts(self, operation: str, visit: str) -> None:
+        """Forget the results of the parts of a node that has ended: this visit never runs again."""
+        if self.once:
+            prefix = f"{self.node_key(operation, visit)}/"
+            for name in [name for name in self.once.copy() if name.startswith(prefix)]:
+                self.once.pop(name, None)
 
     async def save(self, ctx: Context) -> Exception | None:
         """Write the checkpoint, if there is a store.

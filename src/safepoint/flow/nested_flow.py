@@ -3,10 +3,13 @@
 A flow in a tool call has no store of its own. Instead it emits an event with its checkpoint after every node, and the
 log of the session around it keeps these events: after a crash the flow continues from the last one. Knows nothing of
 agents.
+
+If the agent itself runs in a node, the checkpoint is also a part in the journal of that node.
 """
 
 import logging
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from ..abort import AbortController, AbortError
@@ -14,6 +17,7 @@ from ..abort.reason import error_from
 from ..errors import UsageError, describe
 from ..events import FlowSaved
 from ..run.context import Context
+from ..run.journal import part_name
 from ..run.once import RepeatableContext
 from ..run.partial_work import PartialWork
 from .checkpoint import Checkpoint
@@ -27,6 +31,8 @@ from .state import clone
 __all__ = ["run_inside"]
 
 log = logging.getLogger("safepoint")
+# The name of the part that is the checkpoint of a flow.
+CHECKPOINT = "checkpoint"
 
 
 async def run_inside(graph: Graph, ctx: Context, value: object) -> Any:
@@ -41,19 +47,18 @@ async def run_inside(graph: Graph, ctx: Context, value: object) -> Any:
         AbortError: It was stopped. The `partial` is a Checkpoint, or the state if that cannot be written as JSON.
         Exception: What a node raised. The run around it keeps the same partial.
     """
-    services = ctx.services if isinstance(ctx, NodeContext) else None
-    checkpoint = Checkpoint.from_kept(value) if isinstance(value, PartialWork) else value
-    if isinstance(checkpoint, Checkpoint):
-        position, execution = checkpoint.position_in(graph), checkpoint.execution()
-    else:
-        position, execution = Position.start(graph, clone(value)), FlowExecution(_key_in(ctx, graph.name))
-    execution.services, execution.depth = services, len(ctx.path) + (not ctx.is_run)
+    position, execution = _where_to_begin(graph, ctx, value)
+    execution.services = ctx.services if isinstance(ctx, NodeContext) else None
+    execution.depth = len(ctx.path) + (not ctx.is_run)
     recorded = ctx.journal.results  # the dict of the work around it, so that both see every result
-    recorded.update(execution.once)
-    execution.once = recorded
+    for name, text in execution.once.items():
+        recorded.setdefault(name, text)  # the journal is never older than a checkpoint
+    execution.once, execution.shares_once = recorded, True
     inner = ctx if ctx.is_run else ctx.child_run(graph.name, AbortController(ctx.signal))
-    if ctx.has_listener and isinstance(ctx, RepeatableContext) and ctx.continues_from_kept:
-        execution.writer = CoalescingWriter(PositionReporter(ctx, position, execution).write)
+    reporter: PositionReporter | None = None
+    if isinstance(ctx, RepeatableContext) and ctx.continues_from_kept and (ctx.has_listener or ctx.records_agents):
+        reporter = PositionReporter(ctx, position, execution)
+        execution.writer = CoalescingWriter(reporter.write)
     try:
         failure = await execution.save(inner)
         if failure is not None:
@@ -61,6 +66,8 @@ async def run_inside(graph: Graph, ctx: Context, value: object) -> Any:
         return await run_to_end(execution, inner, position)
     except Exception as error:
         partial = _partial(position, execution)
+        if reporter is not None and isinstance(partial, Checkpoint):
+            reporter.record(partial)
         if isinstance(error, AbortError) and (inner.signal.aborted or inner.stop.caused(error)):
             raise error_from(error.reason, partial) from error
         ctx.keep_partial(error, partial)
@@ -75,7 +82,7 @@ async def run_inside(graph: Graph, ctx: Context, value: object) -> Any:
 class PositionReporter:
     """Emits the checkpoint of a flow inside a tool call, and waits until it is on record."""
 
-    def __init__(self, ctx: Context, position: Position, execution: FlowExecution) -> None:
+    def __init__(self, ctx: RepeatableContext, position: Position, execution: FlowExecution) -> None:
         self._ctx = ctx
         self._position = position
         self._execution = execution
@@ -86,7 +93,7 @@ class PositionReporter:
         ctx, flow = self._ctx, self._position.graph.name
         self._execution.revision += 1
         try:
-            text = Checkpoint.of(self._position, self._execution, status="running").to_json()
+            checkpoint = Checkpoint.of(self._position, self._execution, status="running")
         except UsageError as problem:
             # The flow still runs, stops and ends as it should. Only after a crash it begins at an earlier node.
             if not self._warned:
@@ -94,8 +101,28 @@ class PositionReporter:
                 log.warning(message, ctx.operation, flow, describe(problem), extra=ctx.log_fields())
             self._warned = True
             return
-        ctx.emit(FlowSaved(**ctx.stamp(), flow=flow, checkpoint=text))
+        self.record(checkpoint)
+        if ctx.has_listener:
+            ctx.emit(FlowSaved(**ctx.stamp(), flow=flow, checkpoint=checkpoint.to_json()))
         await ctx.journal.flush(ctx)
+
+    def record(self, checkpoint: Checkpoint) -> None:
+        """Record a checkpoint in the journal, if the agent around the tool call goes on from there."""
+        ctx = self._ctx
+        if ctx.records_agents and not ctx.abandoned:
+            # The parts of the flow are in the same journal.
+            ctx.journal.record(ctx, self._execution.key, CHECKPOINT, replace(checkpoint, once={}).to_json())
+
+
+def _where_to_begin(graph: Graph, ctx: Context, value: object) -> tuple[Position, FlowExecution]:
+    checkpoint = Checkpoint.from_kept(value) if isinstance(value, PartialWork) else value
+    key = "" if isinstance(checkpoint, Checkpoint) else _key_in(ctx, graph.name)
+    recorded = ctx.journal.results.get(part_name(key, CHECKPOINT))
+    if recorded is not None:
+        checkpoint = Checkpoint.from_json(recorded)
+    if isinstance(checkpoint, Checkpoint):
+        return checkpoint.position_in(graph), checkpoint.execution()
+    return Position.start(graph, clone(value)), FlowExecution(key)
 
 
 def _key_in(ctx: Context, name: str) -> str:

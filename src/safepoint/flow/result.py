@@ -26,7 +26,7 @@ class FlowResult(Generic[State]):
         errors: What the nodes collected, including before a resume.
         run_id: The id of the run. A resumed run has the same one.
         position: Where the flow ended, for `Checkpoint.from_result`.
-        once: The results of `ctx.once`, as JSON text.
+        once: The results of `ctx.once`, and the conversations of agents, of nodes that have not ended, as JSON text.
         revision: How many checkpoints were made of this run.
         already_completed: Whether nothing was run, because the flow had completed before under this checkpoint id.
             The result is the earlier one.

@@ -119,6 +119,7 @@ class ItemWorkers:
             return NodeFailed(error, operation)
         if isinstance(ended, BodyReturned):
             self._acknowledge(index, ended.value)
+            self._execution.forget_parts(operation, self._position.visit)
             failure = await self._execution.save(self._ctx)
             return ended if failure is None else NodeFailed(failure, operation)
         return ended

@@ -15,6 +15,7 @@ from ..errors import SafepointError
 from ..run.context import Context
 from ..run.leaf import launch
 from ..run.leaf_run import LeafRun
+from ..run.once import running_repeatable
 from ..run.stop import Stop, StopAt
 from .context import NodeAttempt, NodeContext, add_collected_errors, collected_errors, commit_errors
 from .execution import FlowExecution, NodeError
@@ -74,7 +75,7 @@ class Attempts:
         self._ctx = ctx
         self._step = step
         self._operation = operation
-        self._key = f"{execution.key}:{operation}:{visit}"
+        self._key = execution.node_key(operation, visit)
         self._last: LeafRun[NodeContext[object]] | None = None
         self.position: Position | None = None
         self.value: object = None
@@ -123,7 +124,12 @@ class Attempts:
         make_context = partial(NodeContext, attempt=attempt)
         run = self._last = LeafRun(self._ctx, name, step.kind, policy, context=make_context)
         if step.kind != "process":
-            return await launch(run, step.call, run.ctx, self.working)
+            around = running_repeatable.get()
+            running_repeatable.set(run.ctx)
+            try:
+                return await launch(run, step.call, run.ctx, self.working)
+            finally:
+                running_repeatable.set(around)
         output, self.working, errors = await launch(run, call_in_child, run.ctx, (step.fn, self.working))
         add_collected_errors(run.ctx, errors)
         return output

@@ -304,6 +304,11 @@ class Context:
             return last[1]
         return error.partial if isinstance(error, AbortError) else None
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether the run goes on without this work. What comes from it is dropped."""
+        return self._revocation.closed
+
     def raise_if_abandoned(self, what: str) -> None:
         """Refuse an abandoned leaf, which may begin nothing.
 

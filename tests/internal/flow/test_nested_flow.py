@@ -191,12 +191,16 @@ async def test_what_other_work_has_left_behind_is_refused():
 async def test_what_the_conversation_around_it_has_recorded_is_not_in_its_checkpoint():
     call = Call()
     call.ctx.journal.results["talk:call-0/charge"] = '"paid"'
+    around: list[dict[str, str]] = []
 
     async def node(state: Trail, ctx: NodeContext[Any]) -> None:
+        around.append(dict(ctx.journal.results))
         await ctx.once("part", lambda: "done")
+        await ctx.safe_point()
 
     await one(node, Trail)(call.ctx, Trail())
-    assert [at.once for at in call.checkpoints] == [{}, {"talk:call-1/flow#1:it:0/part": '"done"'}]
+    part = {"talk:call-1/flow#1:it:0/part": '"done"'}
+    assert [at.once for at in call.checkpoints] == [{}, part, {}], "the parts of a node go when it has ended"
     resumed = Call()
-    await one(node, Trail)(resumed.ctx, call.checkpoints[-1])
-    assert resumed.ctx.journal.results == call.checkpoints[-1].once, "a resume gives them back to what is around it"
+    await one(node, Trail)(resumed.ctx, call.checkpoints[1])
+    assert around[1] == part, "a resume gives them back to what is around it"
