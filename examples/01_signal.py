@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from safepoint import AbortController, AbortError, AbortSignal, current_signal, run_in_thread, run_process
-from safepoint.abort import ProcessResult
+from safepoint.process import ProcessResult
 
 Work = Callable[[AbortSignal], Awaitable[object]]
 TREE = "trap '' TERM; sleep 60 & (trap '' TERM; sleep 60) & echo 'three processes that ignore TERM'; wait"

@@ -20,6 +20,7 @@ The first sentence of each module's docstring, package by package, in the order 
 PACKAGES = (
     "",
     "abort",
+    "process",
     "run",
     "run/owned",
     "agent",

@@ -17,13 +17,13 @@ from .abort import (
     AbortTimeout,
     current_signal,
     run_in_thread,
-    run_process,
     shield,
 )
 from .agent import Agent, AgentResult, ToolContext, tool
 from .errors import SafepointError, UsageError
 from .events import Event
 from .messages import Message
+from .process import run_process
 from .run import Aborted, Completed, Failed, Outcome, Receipt, Retry, StopAck, StopAt, TimedOut
 from .version import __version__
 

@@ -7,6 +7,7 @@ they are used keeps `import safepoint` quick, and possible without the extra.
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from importlib.util import resolve_name
 
 __all__ = ["lazy_imports"]
 
@@ -44,7 +45,8 @@ def lazy_imports(
                 if name in module_of:
                     raise ImportError(f"{name} is not in {package}: from {module_of[name]} import {name}", name=package)
                 raise AttributeError(f"module {package!r} has no attribute {name!r}")
-            message = f"import {name} from {package}{module}: {package}.{name} will be removed in version 0.3"
+            home = resolve_name(module, package)
+            message = f"import {name} from {home}: {package}.{name} will be removed in version 0.3"
             warnings.warn(message, DeprecationWarning, stacklevel=2)
         return getattr(import_module(module, package), name)
 

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, TypeAlias, cast, get_args
 
 from .abort import AbortReason
-from .abort.process_tree import ProcessId, descendants, end_processes, is_alive
 from .json_fields import Fields, parse
+from .process.tree import ProcessId, descendants, end_processes, is_alive
 
 __all__ = ["Entry", "Fate", "LeafKind", "Receipt", "Usage"]
 

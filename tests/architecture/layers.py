@@ -12,20 +12,21 @@ LAYERS = {
     "lazy_imports": 0,
     "version": 0,
     "abort": 1,
-    "messages": 2,
-    "receipt": 2,
-    "outcome": 2,
-    "events": 2,
-    "wire": 2,
-    "run": 2,
-    "agent": 3,
-    "flow": 3,
-    "models": 3,
-    "turns": 4,
-    "session": 5,
-    "worker": 6,
-    "server": 7,
-    "cli": 8,
+    "process": 2,
+    "messages": 3,
+    "receipt": 3,
+    "outcome": 3,
+    "events": 3,
+    "wire": 3,
+    "run": 3,
+    "agent": 4,
+    "flow": 4,
+    "models": 4,
+    "turns": 5,
+    "session": 6,
+    "worker": 7,
+    "server": 8,
+    "cli": 9,
 }
 FACE = "__init__"
 # Public data types, each of which may be imported by those that come after it, and by `run`.
@@ -38,7 +39,7 @@ BESIDE = {
     ("messages", "wire"): "users look for message_to_json beside the messages: imported on first use",
     **{(above, below): "data types" for at, above in enumerate(DATA) for below in DATA[:at]},
 }
-CORE = {"errors", "json_fields", "abort", "messages", "receipt", "outcome", "events", "run"}
+CORE = {"errors", "json_fields", "abort", "process", "messages", "receipt", "outcome", "events", "run"}
 
 
 def upward_imports(source: Source) -> Iterator[str]:

@@ -8,7 +8,7 @@ from tests.architecture.source import Function, Source
 
 # Private names of other modules that are used all the same, with the reason: path:name → why.
 FOREIGN_PRIVATES: dict[str, str] = {
-    "run/isolate.py:_args_from_interpreter_flags": "how multiprocessing, too, gives a child the flags of its parent",
+    "process/child.py:_args_from_interpreter_flags": "how multiprocessing, too, gives a child the flags of its parent",
     "testing/inject/run.py:_log_destroy_pending": "asyncio has no other way to drop a task without a log line",
     "cli/main.py:_actions": "argparse has no public list of the options of a parser",
     "models/connection.py:_network_backend": "httpcore has no public place to wrap a finished client's connections",
@@ -24,10 +24,10 @@ INTERNAL_IMPORTS = {
     "acceptance/test_turn_loop.py:safepoint.turns.inbox.Inbox": "a line of the list is about the inbox by itself",
     "cli/test_demo.py:safepoint.cli.demo.TRY": "the words that the demo offers are compared with what it does",
     "cli/test_demo.py:safepoint.cli.demo.demo_agent": "the agent that `safepoint serve` starts with",
-    "examples/test_examples.py:safepoint.abort.process_group": "looks for processes that an example has left",
+    "examples/test_examples.py:safepoint.process.group": "looks for processes that an example has left",
     "kit/sessions.py:safepoint.session.log.decode_record": "reads what a store has on record",
     "session/test_turn.py:safepoint.session.turn.TurnOptions": "a turn by itself, without a session that makes it",
-    "worker/faulty.py:safepoint.abort.process_group": "looks for processes that a killed worker has left",
+    "worker/faulty.py:safepoint.process.group": "looks for processes that a killed worker has left",
     "worker/jumping.py:safepoint.abort.clock": "a worker whose clock jumps by an hour",
     "kit/workers.py:safepoint.worker.broker.BrokerConnection": "looks at what the broker has on record",
     "kit/workers.py:safepoint.session.log.decode_record": "reads what the broker has on record",
@@ -49,6 +49,7 @@ PUBLIC_MODULES = (
     "models.ollama",
     "models.openai",
     "models.scripted",
+    "process",
     "run",
     "server",
     "session",

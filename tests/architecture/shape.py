@@ -24,7 +24,7 @@ MANY_PARAMETERS: dict[str, str] = {
     "turns/loop.py:TurnLoop.__init__": "each option is one independent choice at the call that makes a loop",
     "worker/remote_host.py:RemoteHost.stop": "implements `Host.stop`",
     "worker/worker.py:Worker.__init__": "public, all but agents and broker keyword-only: independent choices",
-    "abort/processes.py:run_process": "public, named as the arguments of subprocess.run: callers know each of them",
+    "process/program.py:run_process": "public, named as the arguments of subprocess.run: callers know each of them",
     "testing/inject/everywhere.py:abort_everywhere": "public, all but the scenario keyword-only and rarely given",
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.abort import process_group
+from safepoint.process import group as process_group
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -6,16 +6,8 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 
-from safepoint.abort import (
-    AbortController,
-    AbortError,
-    current_clock,
-    current_signal,
-    fence,
-    run_in_thread,
-    run_process,
-    shield,
-)
+from safepoint.abort import AbortController, AbortError, current_clock, current_signal, fence, run_in_thread, shield
+from safepoint.process import run_process
 from safepoint.testing import Probe, point
 
 

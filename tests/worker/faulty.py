@@ -12,7 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from safepoint.abort import process_group
+from safepoint.process import group as process_group
 from safepoint.session import LoggedEvent
 from safepoint.worker import NatsBroker, RemoteHost
 from tests.worker.laws import SLACK, Stopped, Story, Told, broken

@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 
-from ..abort import AbortSignal, run_process
+from ..abort import AbortSignal
 from ..agent.agent import Agent
 from ..agent.context import ToolContext
 from ..agent.model import AnswerEnded, CallDelta, Chunk, Model, ModelRequest, TextDelta, UsageReported
 from ..agent.tool import AnyTool, tool
 from ..messages import ToolResult, UserMessage
+from ..process import run_process
 from ..receipt import Usage
 
 __all__ = ["TRY", "demo_agent"]

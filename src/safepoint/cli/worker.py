@@ -9,8 +9,8 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from ..abort.termination import graceful_shutdown
 from ..errors import MissingExtra, UsageError
+from ..process.termination import graceful_shutdown
 from ..worker import NatsBroker, RemoteHost, Worker, WorkerInfo
 from ..worker.worker_loop import SWITCH_SECONDS
 from .style import bold, table

@@ -7,6 +7,7 @@ sessions.
 from typing import TYPE_CHECKING
 
 from ..outcome import Aborted, Completed, Failed, Outcome, Status, TimedOut
+from ..process.isolate import ChildDied
 from ..receipt import Entry, Fate, Receipt, Usage
 from .ask import ask
 from .checkpoints import (
@@ -20,7 +21,6 @@ from .checkpoints import (
 from .checkpoints_sqlite import SqliteCheckpoints
 from .context import Context, Work
 from .interrupt import AbortInterrupt
-from .isolate import ChildDied
 from .leaf import LeafExit, LeafTimeout, leaf, wait
 from .owned import detached
 from .policy import Policy

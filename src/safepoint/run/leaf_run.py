@@ -14,9 +14,9 @@ from ..abort import AbortController, AbortError, AbortReason, AbortSignal, Guard
 from ..abort.deadline import Deadline
 from ..abort.event_loop import post, resolve
 from ..abort.guard import Ambient, abort_error, external_cancel_count
-from ..abort.processes import KILL_SECONDS
 from ..errors import SafepointError, describe
 from ..events import AbortIgnored, LeafAbandoned, LeafEnded, LeafStarted
+from ..process.child import KILL_SECONDS
 from ..receipt import Fate, LeafKind
 from .code_location import blocking_place, place, swallower
 from .context import ChildContext, Context

@@ -15,9 +15,9 @@ from functools import partial
 
 import uvicorn
 
-from ..abort.termination import graceful_shutdown
 from ..agent.agent import Agent
 from ..errors import SafepointError, UsageError, describe
+from ..process.termination import graceful_shutdown
 from ..session.host import Host
 from .api import Limits
 from .app import App, create_app

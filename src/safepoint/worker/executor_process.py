@@ -5,28 +5,24 @@ stop is applied and acknowledged even while the event loop is blocked by a tool.
 """
 
 import asyncio
-import base64
 import json
 import logging
 import math
-import os
 import pickle
-import selectors
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from ..abort import process_group
 from ..agent.agent import Agent
 from ..agent.target import load_agent
 from ..errors import describe
+from ..process.frames import FrameSocket
+from ..process.group import kill_own_processes
 from .broker import Broker, BrokerError
 from .order_runner import OrderRunner
 from .protocol import Assignment, Ending, Reply, StopCall, call_from_json, from_json
@@ -55,34 +51,28 @@ class ExecutorProcess:
     but only once the next owner has written its first one.
     """
 
-    def __init__(self, supervisor: socket.socket) -> None:
+    def __init__(self, supervisor: FrameSocket) -> None:
         """Create it.
 
         Args:
             supervisor: The socket to the supervisor.
         """
         self._supervisor = supervisor
-        self._received = b""  # and not handled yet
         self._lease_until = math.inf
-        self._send_lock = threading.Lock()
         self._runner: OrderRunner | None = None
         self._work_ended = threading.Event()
 
     def send(self, **message: object) -> None:
         """Send a message to the supervisor. May be called from any thread."""
-        try:
-            with self._send_lock:
-                self._supervisor.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            pass  # the supervisor has died, which the thread in listen() notices
+        # If the supervisor has died, the thread in listen() notices it.
+        self._supervisor.send(json.dumps(message).encode())
 
     def receive_setup(self) -> tuple[Broker, list[str], str]:
         """Wait for the first message: the broker, the agents to load and the name of the worker."""
-        first: dict[str, str] = json.loads(self._next_line() or b"")
-        setup: tuple[Broker, list[str], str] = pickle.loads(base64.b64decode(first["setup"]))
+        setup: tuple[Broker, list[str], str] = pickle.loads(self._supervisor.receive() or b"")
         return setup
 
-    def _next_line(self) -> bytes | None:
+    def _next_message(self) -> bytes | None:
         """Wait for the next message of the supervisor. Returns None if the supervisor has died.
 
         Messages that have already arrived are read before the clock is looked at. After a freeze of this process the
@@ -91,23 +81,8 @@ class ExecutorProcess:
         Raises:
             TimeoutError: No message came until the lease was over.
         """
-        while b"\n" not in self._received:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._supervisor, selectors.EVENT_READ)
-                remaining = self._lease_until - time.monotonic()
-                readable = selector.select(None if remaining == math.inf else max(remaining, 0.0))
-                # A wait that times out during a freeze reports nothing, even if messages have arrived: look once more.
-                if not readable and not selector.select(0.0):
-                    raise TimeoutError
-            try:
-                received = self._supervisor.recv(2**16)
-            except OSError:  # the supervisor was killed before it had read everything we sent
-                received = b""
-            if not received:
-                return None
-            self._received += received
-        line, _, self._received = self._received.partition(b"\n")
-        return line
+        remaining = self._lease_until - time.monotonic()
+        return self._supervisor.receive(None if remaining == math.inf else max(remaining, 0.0))
 
     def listen(self, worker_loop: WorkerLoop) -> None:
         """Handle the supervisor's messages until it has died or the lease is over; then end this process.
@@ -116,8 +91,8 @@ class ExecutorProcess:
         """
         why = "its supervisor has died"
         try:
-            while (line := self._next_line()) is not None:
-                self._handle(worker_loop, json.loads(line))
+            while (message := self._next_message()) is not None:
+                self._handle(worker_loop, json.loads(message))
         except TimeoutError:
             why = "its supervisor was silent until the lease was over"
             log.warning("%s: the work in this process ends", why)
@@ -125,7 +100,7 @@ class ExecutorProcess:
         if runner is not None:
             worker_loop.post(runner.revoke, why)
             self._work_ended.wait(ORPHAN_SECONDS)
-        _kill_everything()
+        kill_own_processes()
 
     def _handle(self, worker_loop: WorkerLoop, message: dict[str, Any]) -> None:
         match message:
@@ -174,20 +149,10 @@ class ExecutorProcess:
         self.send(over="failed" if error is not None else done.result())
 
 
-def _kill_everything() -> None:
-    """Kill this process and everything it has started, whether in its process group or not."""
-    for mark in os.environ.get(process_group.MARK, "").split()[-1:]:
-        for pid in process_group.marked(mark):
-            if pid != os.getpid():
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-    os.killpg(0, signal.SIGKILL)
-
-
 def main() -> None:
     """Work on orders until the supervisor kills this process or dies."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    child = ExecutorProcess(socket.socket(fileno=int(sys.argv[1])))
+    child = ExecutorProcess(FrameSocket(socket.socket(fileno=int(sys.argv[1]))))
     try:
         broker, targets, name = child.receive_setup()
         agents = {agent.name: agent for agent in map(load_agent, targets)}

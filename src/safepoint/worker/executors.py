@@ -4,24 +4,17 @@ Everything here runs in the supervisor's event loop, in which no session runs. K
 """
 
 import asyncio
-import base64
-import contextlib
 import json
 import logging
-import os
 import pickle
-import signal
-import socket
-import subprocess
-import sys
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from ..abort import process_group
 from ..abort.event_loop import post, resolve, set_within
-from ..abort.process_group import collect
+from ..process.child import start_python
+from ..process.frames import FrameBuffer, frame
+from . import executor_process
 from .broker import Broker
 from .order_runner import OrderRunner
 from .protocol import Assignment, Call, Ending, Reply, StopCall, from_json
@@ -161,7 +154,7 @@ class InlineExecutor:
 class ProcessExecutor:
     """Runs orders in a child process, one after the other. Its process group can be killed at any moment.
 
-    Parent and child exchange lines of JSON over a socket pair; `ExecutorProcess` is the other end.
+    After the setup, which is a pickle, parent and child exchange frames of JSON; `ExecutorProcess` is the other end.
 
     Attributes:
         failure: What kept the process from starting, if it ends before it is ready.
@@ -171,24 +164,14 @@ class ProcessExecutor:
     """
 
     def __init__(self, broker: Broker, targets: Sequence[str], name: str) -> None:
-        # In the environment of the child and of everything it starts, so that all of it can be found and killed.
-        self._mark = uuid.uuid4().hex
+        self._child, self._socket = start_python(executor_process.__name__)
         self._last_request = 0
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._ended: asyncio.Future[Ending] | None = None  # of the current order
         self._on_turn: TurnCallback = lambda turn_id: None
         self._on_waiting: WaitingCallback = ignore_waiting
-        parent_socket, child_socket = socket.socketpair()
-        try:
-            with child_socket:
-                self._process = self._start(child_socket.fileno())
-        except OSError:
-            parent_socket.close()
-            raise
-        self._socket = parent_socket
         self._writer: asyncio.StreamWriter | None = None
-        setup = pickle.dumps((broker, list(targets), name))
-        self._unsent: list[Mapping[str, object]] = [{"setup": base64.b64encode(setup).decode()}]
+        self._unsent: list[bytes] = [pickle.dumps((broker, list(targets), name))]
         self._ready = False
         self._killed = False
         self._ready_or_exited = asyncio.Event()
@@ -197,21 +180,10 @@ class ProcessExecutor:
         self.exited = asyncio.Event()
         self.alive = True
 
-    def _start(self, descriptor: int) -> "subprocess.Popen[bytes]":
-        path = [str(entry) for entry in sys.path]
-        start = f"import sys; sys.path[:] = {path!r}; from safepoint.worker.executor_process import main; main()"
-        return subprocess.Popen(
-            [sys.executable, "-c", start, str(descriptor)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[descriptor],
-            env=process_group.with_mark(os.environ, self._mark),
-            start_new_session=True,
-        )
-
     @property
     def pid(self) -> int:
         """The process id of the child."""
-        return self._process.pid
+        return self._child.pid
 
     def begin(
         self, assignment: Assignment, on_turn: TurnCallback, on_waiting: WaitingCallback = ignore_waiting
@@ -226,19 +198,22 @@ class ProcessExecutor:
         self._send({"lease_until": until})
 
     def _send(self, message: Mapping[str, object]) -> None:
+        encoded = json.dumps(message).encode()
         if self._writer is None:
-            self._unsent.append(message)
+            self._unsent.append(encoded)
         elif self.alive:
-            self._writer.write(json.dumps(message).encode() + b"\n")
+            self._writer.write(frame(encoded))
 
     async def read_messages(self) -> None:
         """Connect to the child and handle its messages until it has ended. Must run as a task for its whole life."""
-        reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=2**24)
-        for message in self._unsent:
-            self._send(message)
+        reader, self._writer = await asyncio.open_connection(sock=self._socket)
+        self._writer.writelines(map(frame, self._unsent))
+        frames = FrameBuffer()
         try:
-            while line := await reader.readline():
-                self._handle(json.loads(line))
+            while received := await reader.read(2**16):
+                frames.feed(received)
+                while (message := frames.take()) is not None:
+                    self._handle(json.loads(message))
         except OSError:
             pass  # it was killed
         finally:
@@ -267,11 +242,8 @@ class ProcessExecutor:
 
     def _clean_up(self) -> None:
         """Kill what the child has started, and answer everybody who still waits for the child."""
-        process_group.send(self.pid, signal.SIGKILL)
-        for pid in process_group.marked(self._mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        collect(self._process)
+        self._child.kill_all()
+        self._child.collect()
         self._ready_or_exited.set()
         self.exited.set()
         if self._ended is not None:
@@ -327,7 +299,7 @@ class ProcessExecutor:
     def kill(self) -> bool:
         """Kill the process group of the child."""
         self._killed = True
-        process_group.send(self.pid, signal.SIGKILL)
+        self._child.kill_group()
         return True
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from ..abort import AbortController, AbortReason
 from ..abort.ambient import shield
 from ..abort.reason import AbortError, error_from
+from ..abort.time_limit import limit_of
 from ..agent.context import ToolContext
 from ..agent.conversation import AgentResult
 from ..agent.tool import AnyTool, tool
@@ -21,7 +22,6 @@ from ..errors import SafepointError, describe
 from ..events import Event, SessionClosed, TurnEnded, TurnQueued, TurnStarted
 from ..outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.stop import StopAck
-from ..run.time_limit import limit_of
 from ..session.host import NotFound, SessionAccess
 from ..session.session_state import OWN_EVENTS
 from .remote_host import RemoteHost

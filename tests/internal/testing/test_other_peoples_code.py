@@ -8,7 +8,8 @@ import queue
 import sys
 import threading
 
-from safepoint.abort import current_clock, run_process
+from safepoint.abort import current_clock
+from safepoint.process import run_process
 from safepoint.testing import FakeClock, RunTimings, abort_everywhere
 
 TIMINGS = RunTimings(still=0.1)

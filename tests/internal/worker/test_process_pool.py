@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from safepoint.process.child import ChildProcess, start_python
 from safepoint.worker import NatsBroker, Worker, WorkerTimings
 from safepoint.worker.executors import ProcessExecutor
 from safepoint.worker.process_pool import PAUSES, CannotStart, ProcessPool
@@ -177,16 +179,16 @@ async def test_a_process_that_does_not_reach_the_broker_is_tried_again_for_as_lo
 async def test_where_there_is_no_room_for_a_process_the_order_goes_back_and_is_not_counted(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    starts, real = 0, ProcessExecutor._start
+    starts = 0
 
-    def start(executor: ProcessExecutor, line: int) -> "subprocess.Popen[bytes]":
+    def start(module: str) -> tuple[ChildProcess, socket.socket]:
         nonlocal starts
         starts += 1
         if starts < 3:
             raise BlockingIOError("no more processes")
-        return real(executor, line)
+        return start_python(module)
 
-    monkeypatch.setattr(ProcessExecutor, "_start", start)
+    monkeypatch.setattr("safepoint.worker.executors.start_python", start)
     broker, timings = nats(lease=30.0), pauses(0.01, 0.01, 0.01)
     async with hosting(broker) as host, working(TARGET, broker, attempts=1, timings=timings) as worker:
         await host.create("s")

@@ -14,9 +14,9 @@ from concurrent.futures import Future
 from typing import Generic, Protocol, TypeVar, cast
 
 from ...abort import AbortError, shield
-from ...abort.process_tree import KILL_SECONDS, ProcessId, end_processes, is_alive
 from ...abort.resource_account import Account, current_account, reset_account
 from ...abort.threads import submit
+from ...process.tree import KILL_SECONDS, ProcessId, end_processes, is_alive
 from ...receipt import Fate, LeafKind
 from ..interrupt import AbortInterrupt, InterruptibleCall
 from ..policy import Policy

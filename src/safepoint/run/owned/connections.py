@@ -30,7 +30,7 @@ from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, TypeGuard, cast
 
-from ...abort.process_group import PROC
+from ...process.group import PROC
 
 if TYPE_CHECKING:
     import sqlite3

@@ -45,8 +45,8 @@ _WATCHED = _FORKS | _THREADS | {"subprocess.Popen", "socket.connect"}
 # Pools of worker processes: killing a worker breaks or hangs the pool for all of its users.
 _POOLS = ("multiprocessing", "concurrent.futures.process", "loky", "joblib")
 _POOL_NOTE = "a process of a pool, which a stop never ends"
-# Modules of Safepoint that supervise programs: they end what they start, and report what survives.
-_SUPERVISORS = ("safepoint.abort.processes", "safepoint.run.isolate", "safepoint.worker.executors")
+# Where Safepoint starts processes that it supervises: it ends them, and reports what survives.
+_SUPERVISORS = ("safepoint.process.child",)
 
 
 class HookLeaf(Protocol):

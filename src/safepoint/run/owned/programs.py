@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ...abort.process_tree import (
+from ...process.tree import (
     ProcessId,
     children_of_thread,
     descendants,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.abort.process_group import PROC
+from safepoint.process.group import PROC
 from safepoint.run.owned import connections
 from tests.kit.waiting import wait_until
 

@@ -11,7 +11,7 @@ from multiprocessing.util import spawnv_passfds
 
 import pytest
 
-from safepoint.abort.process_tree import identify
+from safepoint.process.tree import identify
 from safepoint.run import Context, leaf
 from safepoint.run.owned.programs import FORKS, Program, program_from_pid
 

@@ -3,10 +3,10 @@
 import time
 from dataclasses import dataclass
 
-from ..abort.clock import current_clock
-from ..abort.deadline import Deadline
-from ..abort.reason import ReasonKind
-from ..abort.signal import AbortSignal, roots_of
+from .clock import current_clock
+from .deadline import Deadline
+from .reason import ReasonKind
+from .signal import AbortSignal, roots_of
 
 __all__ = ["TimeLimit", "deadline_from", "limit_of"]
 

@@ -10,7 +10,7 @@ SECONDS = 10.0
 # In C code: no handler of Python's own runs before it is done.
 BLOCKED = """
 import hashlib
-from safepoint.abort.termination import graceful_shutdown
+from safepoint.process.termination import graceful_shutdown
 
 with graceful_shutdown(lambda: print("told", flush=True), 0.3, "the test"):
     print("blocked", flush=True)

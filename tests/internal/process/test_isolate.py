@@ -1,4 +1,4 @@
-"""Owns the tests that look inside, beside those of `tests/internal/run/test_isolated_calls.py`.
+"""Owns the tests that look inside, beside those of `tests/internal/process/test_isolated_calls.py`.
 
 Calls in processes of their own: what goes in, what comes out, and that nothing of them is left.
 """
@@ -12,19 +12,20 @@ import math
 import os
 import random
 import signal as os_signals
-import socket
 import time
 
 import pytest
 
-from safepoint.abort import AbortController, AbortError, AbortSignal, AbortTimeout, process_group, processes
+from safepoint.abort import AbortController, AbortError, AbortSignal, AbortTimeout
 from safepoint.errors import RemoteError, UsageError
+from safepoint.process import group as process_group
+from safepoint.process.import_target import target_of
+from safepoint.process.isolate import IsolatedEnd, IsolationOptions, call_isolated, run_isolated
 from safepoint.run import ChildDied
-from safepoint.run.isolate import IsolatedEnd, IsolationOptions, call_isolated, run_isolated, target_of
 from tests.conftest import counts
-from tests.internal.run import isolated_functions as functions
-from tests.internal.run.isolated_functions import Counter, Folder, in_task, running
-from tests.internal.run.test_isolated_calls import LONG, NEVER, aborted, both_loops
+from tests.internal.process import isolated_functions as functions
+from tests.internal.process.isolated_functions import Counter, Folder, in_task, running
+from tests.internal.process.test_isolated_calls import LONG, NEVER, aborted, both_loops
 from tests.kit.programs import alive
 
 
@@ -34,7 +35,7 @@ def folder(tmp_path):
         yield folder
 
 
-HERE = "tests.internal.run.isolated_functions"
+HERE = "tests.internal.process.isolated_functions"
 
 
 def not_started(pid: int) -> None:
@@ -417,10 +418,3 @@ async def test_an_isolated_call_inside_the_aborted_one_ends_too(folder):
 
 async def run_inside(folder):
     await run_isolated(functions.hold, folder, signal=NEVER)
-
-
-def test_an_abort_that_finds_the_child_over_is_harmless():
-    heard, tell = socket.socketpair()
-    heard.close()
-    tell.close()
-    processes.poke(tell)

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from safepoint.abort import process_tree
-from safepoint.abort.process_tree import (
+from safepoint.process import tree as process_tree
+from safepoint.process.tree import (
     ProcessId,
     children_of_thread,
     descendants,

@@ -1,4 +1,4 @@
-"""Owns process groups: their members, the processes that have left them, and how a group is ended.
+"""Owns process groups: their members, and the processes that have left them.
 
 A program is started in a process group of its own, so one signal reaches it and its children. A child can leave the
 group (`setsid`), and a new group leader can get the number of an old group. Three mechanisms cover that:
@@ -6,33 +6,26 @@ group (`setsid`), and a new group leader can get the number of an old group. Thr
 - The group finds all members that have not left it, even after their parents have ended.
 - The mark is an environment variable that every child inherits. It finds children that have left the group, as long as
   they keep their environment.
-- `has_ended()` does not collect the program (`WNOWAIT`). Until it is collected, it is a zombie, and the system gives
-  neither its pid nor its group's number to another process. A signal sent after the collection could hit a stranger.
+- `ChildProcess.has_ended()` does not collect the program (`WNOWAIT`). Until it is collected, it is a zombie, and the
+  system gives neither its pid nor its group's number to another process. A signal sent after the collection could hit a
+  stranger.
 
 Zombies do not count as members: they run nothing, and in a container without an init process they may never be
 collected.
 """
 
 import os
-import selectors
 import signal as os_signals
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 __all__ = [
     "MARK",
-    "POLL_SECONDS",
     "PROC",
-    "collect",
-    "end_group",
-    "exit_watch",
-    "has_ended",
     "has_procfs",
+    "kill_own_processes",
     "marked",
     "members",
-    "members_of",
     "send",
     "with_mark",
 ]
@@ -41,7 +34,6 @@ __all__ = [
 MARK = "SAFEPOINT_PROCESS"
 # Where the system shows its processes. The functions that read it take another folder as `proc`.
 PROC = "/proc"
-POLL_SECONDS = 0.01
 # Indexes of fields of /proc/<pid>/stat, counted from the state of the process.
 PARENT, GROUP, STARTED = 1, 2, 19
 
@@ -95,73 +87,14 @@ def send(group: int, number: int) -> bool:
     return True
 
 
-def end_group(
-    process: "subprocess.Popen[bytes]",
-    *,
-    grace: float,
-    kill: float,
-    wait: Callable[[float], object],
-    proc: str = PROC,
-) -> None:
-    """End the group that this process leads: TERM, and KILL after `grace` seconds. Returns when it is empty.
-
-    Args:
-        process: The leader of the group.
-        grace: The seconds between TERM and KILL.
-        kill: How long to wait after KILL. A process inside a system call may not end before the call returns.
-        wait: Called with a number of seconds to pass the time between two looks.
-        proc: Where the system shows its processes.
-    """
-    for number, seconds in ((os_signals.SIGTERM, grace), (os_signals.SIGKILL, kill)):
-        send(process.pid, number)
-        until = time.monotonic() + seconds
-        while members_of(process, proc=proc) and time.monotonic() < until:
-            wait(POLL_SECONDS)
-
-
-@contextmanager
-def exit_watch(pid: int, selector: selectors.BaseSelector) -> Iterator[bool]:
-    """Wake the selector when the process ends. Yields False if the system cannot do that, and the caller must poll."""
-    try:
-        fd = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not on this system, forbidden in this sandbox, or the process has ended
-        yield False
-        return
-    selector.register(fd, selectors.EVENT_READ)
-    try:
-        yield True
-    finally:
-        if fd in selector.get_map():
-            selector.unregister(fd)
-        os.close(fd)
-
-
-def has_ended(process: "subprocess.Popen[bytes]") -> bool:
-    """Whether the program has ended. Where possible it is not collected, so that its pid and group stay reserved."""
-    if not hasattr(os, "waitid"):
-        return process.poll() is not None
-    try:
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # collected already, by us or because the application ignores SIGCHLD
-        return True
-
-
-def members_of(process: "subprocess.Popen[bytes]", *, proc: str = PROC) -> list[int]:
-    """The pids of the processes left in its group.
-
-    Without /proc, zombies cannot be told from living processes, so there the program is collected first if it ended.
-    """
-    if not has_procfs(proc):
-        process.poll()
-    return members(process.pid, proc=proc)
-
-
-def collect(process: "subprocess.Popen[bytes]") -> int | None:
-    """Collect the program and return its exit code, or None if it has not ended."""
-    try:
-        return process.wait(0.1)
-    except subprocess.TimeoutExpired:  # killed, but still in a system call: it is listed as a survivor
-        return None
+def kill_own_processes() -> None:
+    """Kill this process and everything it has started, whether in its process group or not."""
+    for mark in os.environ.get(MARK, "").split()[-1:]:
+        for pid in marked(mark):
+            if pid != os.getpid():
+                with suppress(OSError):
+                    os.kill(pid, os_signals.SIGKILL)
+    os.killpg(0, os_signals.SIGKILL)
 
 
 def _living(proc: str) -> Iterator[tuple[int, list[bytes]]]:

@@ -1,4 +1,4 @@
-"""Owns the tests that look inside, beside those of `tests/abort/test_processes.py`.
+"""Owns the tests that look inside, beside those of `tests/process/test_program.py`.
 
 Programs under a signal: their whole group ends with the abort, and what is left is named.
 """
@@ -6,21 +6,17 @@ Programs under a signal: their whole group ends with the abort, and what is left
 import asyncio
 import os
 import signal as os_signals
-import socket
 import time
 
 import pytest
 
-from safepoint.abort import (
-    AbortController,
-    process_group,
-    processes,
-    run_process,
-)
-from safepoint.abort.processes import SupervisedProgram, run_program
-from tests.abort.test_processes import LONG, STUBBORN, aborted, in_task, running, sh
+from safepoint.abort import AbortController
+from safepoint.process import group as process_group
+from safepoint.process import run_process
+from safepoint.process.program import SupervisedProgram, run_program
 from tests.kit.programs import alive
 from tests.kit.waiting import wait_until
+from tests.process.test_program import LONG, STUBBORN, aborted, in_task, running, sh
 
 
 class Folder:
@@ -112,10 +108,3 @@ async def test_a_program_that_cannot_be_killed_is_reported_as_it_is(monkeypatch,
     assert error.partial.survivors == (pid,)
     os.kill(pid, os_signals.SIGKILL)
     await asyncio.to_thread(os.waitpid, pid, 0)
-
-
-def test_an_abort_that_finds_the_program_over_is_harmless():
-    heard, tell = socket.socketpair()
-    heard.close()
-    tell.close()
-    processes.poke(tell)

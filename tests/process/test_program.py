@@ -15,17 +15,9 @@ from typing import Any
 
 import pytest
 
-from safepoint.abort import (
-    AbortController,
-    AbortError,
-    AbortReason,
-    AbortSignal,
-    AbortTimeout,
-    ProcessResult,
-    run_process,
-    use_clock,
-)
+from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal, AbortTimeout, use_clock
 from safepoint.errors import UsageError
+from safepoint.process import ProcessResult, run_process
 from tests.conftest import counts
 from tests.kit.clocks import TickingClock
 from tests.kit.programs import alive

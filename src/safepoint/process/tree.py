@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from .process_group import PARENT, POLL_SECONDS, PROC, STARTED, has_procfs, read, stat
+from .group import PARENT, PROC, STARTED, has_procfs, read, stat
 
 __all__ = ["ProcessId", "children_of_thread", "descendants", "end_processes", "identify", "is_alive", "name_of", "send"]
 
 # How long to wait after KILL: a process in a system call may end only when the call returns.
 KILL_SECONDS = 1.0
+POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)

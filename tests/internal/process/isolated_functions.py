@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.abort import AbortSignal, current_signal
-from safepoint.run.isolate import run_isolated
+from safepoint.process.isolate import run_isolated
 from tests.kit.programs import alive
 from tests.kit.waiting import wait_until
 

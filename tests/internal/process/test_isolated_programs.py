@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal
-from tests.internal.run import isolated_functions as functions
-from tests.internal.run.isolated_functions import Folder, running
+from tests.internal.process import isolated_functions as functions
+from tests.internal.process.isolated_functions import Folder, running
 
 NEVER = AbortSignal.never()
 
@@ -53,8 +53,8 @@ async def test_a_parent_that_ignores_or_blocks_term_does_not_hand_that_down(fold
         import asyncio, os, signal, sys, threading
         from pathlib import Path
         from safepoint.abort import AbortController, AbortError
-        from safepoint.run.isolate import run_isolated
-        from tests.internal.run.isolated_functions import Folder, hold
+        from safepoint.process.isolate import run_isolated
+        from tests.internal.process.isolated_functions import Folder, hold
 
         async def main():
             folder, controller = Folder(Path(".")), AbortController()
@@ -95,8 +95,9 @@ SCRIPT = """
 import asyncio, os
 from dataclasses import dataclass
 from safepoint.abort import AbortSignal
-from safepoint.run.isolate import run_isolated, target_of
-from tests.internal.run.isolated_functions import same
+from safepoint.process.import_target import target_of
+from safepoint.process.isolate import run_isolated
+from tests.internal.process.isolated_functions import same
 print("loaded as", __name__)
 
 @dataclass

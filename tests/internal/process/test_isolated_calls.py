@@ -7,8 +7,8 @@ import textwrap
 import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortSignal
-from tests.internal.run import isolated_functions as functions
-from tests.internal.run.isolated_functions import Folder, running
+from tests.internal.process import isolated_functions as functions
+from tests.internal.process.isolated_functions import Folder, running
 from tests.kit.programs import alive
 
 LONG = 60.0  # a grace that no test waits for
@@ -35,7 +35,7 @@ async def aborted(task):
 
 def test_a_decorator_may_ask_while_the_module_is_loaded_and_loaded_again(tmp_path, monkeypatch):
     source = """
-        from safepoint.run.isolate import target_of
+        from safepoint.process.import_target import target_of
         asked = []
         def ask(fn):
             asked.append(target_of(fn))

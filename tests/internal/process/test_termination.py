@@ -1,4 +1,4 @@
-"""Owns the tests that look inside, beside those of `tests/abort/test_termination.py`.
+"""Owns the tests that look inside, beside those of `tests/process/test_termination.py`.
 
 Owns the tests of how a program hears that it should end: whatever it is doing, once, and in time.
 """
@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from safepoint.abort.termination import ENDS, graceful_shutdown
-from tests.abort.test_termination import SECONDS
+from safepoint.process.termination import ENDS, graceful_shutdown
+from tests.process.test_termination import SECONDS
 
 
 @pytest.mark.parametrize("number", ENDS)

@@ -3,7 +3,7 @@
 import time
 
 from safepoint.abort import AbortController, AbortReason, AbortSignal
-from safepoint.run.time_limit import TimeLimit, deadline_from, limit_of
+from safepoint.abort.time_limit import TimeLimit, deadline_from, limit_of
 
 NEVER = AbortSignal.never()
 

@@ -1,4 +1,4 @@
-"""Owns the tests that look inside, beside those of `tests/internal/run/test_isolated_programs.py`.
+"""Owns the tests that look inside, beside those of `tests/internal/process/test_isolated_programs.py`.
 
 The inside of an isolated call: what the function finds there, and what happens when the parent is gone.
 """
@@ -6,21 +6,20 @@ The inside of an isolated call: what the function finds there, and what happens 
 import math
 import os
 import pickle
-import selectors
 import socket
 import subprocess
 import sys
-import threading
 
 import pytest
 
 from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal
-from safepoint.run import isolated_child
-from safepoint.run.isolate import run_isolated
-from safepoint.run.isolated_child import HEADER, CallRaised, CallReturned, Channel, ChildCall, ParentConnection
-from tests.internal.run import isolated_functions as functions
-from tests.internal.run.isolated_functions import Folder
-from tests.internal.run.test_isolated_programs import NEVER, ROOT, program
+from safepoint.process import import_target, isolated_main
+from safepoint.process.frames import HEADER, FrameSocket
+from safepoint.process.isolate import run_isolated
+from safepoint.process.isolated_main import CallRaised, CallReturned, ChildCall, ParentConnection, dumps
+from tests.internal.process import isolated_functions as functions
+from tests.internal.process.isolated_functions import Folder
+from tests.internal.process.test_isolated_programs import NEVER, ROOT, program
 from tests.kit.programs import alive
 from tests.kit.waiting import wait_until
 
@@ -31,7 +30,7 @@ def folder(tmp_path):
         yield folder
 
 
-HERE = "tests.internal.run.isolated_functions"
+HERE = "tests.internal.process.isolated_functions"
 
 
 async def test_a_deadline_travels_as_the_time_that_remains():
@@ -75,8 +74,8 @@ PARENT = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from safepoint.abort import AbortSignal
-from safepoint.run.isolate import run_isolated
-from tests.internal.run import isolated_functions as functions
+from safepoint.process.isolate import run_isolated
+from tests.internal.process import isolated_functions as functions
 
 async def main():
     folder = functions.Folder(Path(sys.argv[1]))
@@ -120,7 +119,7 @@ def test_a_parent_that_is_killed_leaves_nothing_running(fn, pids, how, folder):
 
 def test_a_child_whose_parent_is_gone_before_it_spoke_just_ends():
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-c", f"from {isolated_child.__name__} import main; main()", str(theirs.fileno())]
+    command = [sys.executable, "-c", f"from {isolated_main.__name__} import main; main()", str(theirs.fileno())]
     with ours, theirs:
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
@@ -131,67 +130,10 @@ def test_a_child_whose_parent_is_gone_before_it_spoke_just_ends():
 
 @pytest.fixture
 def line():
-    """Two ends of a line: the parent's, as one holds it, and the child's, which blocks."""
+    """The parent's end of a line, and the child's."""
     ours, theirs = socket.socketpair()
-    with ours, theirs, selectors.DefaultSelector() as selector:
-        theirs.settimeout(10)
-        yield Channel(ours, selector), theirs, selector
-
-
-def test_a_message_that_does_not_fit_is_sent_as_the_other_side_takes_it(line):
-    parent, end, selector = line
-    message = os.urandom(3_000_000)
-    parent.send(message)
-    received: list[bytearray | None] = []
-    reader = threading.Thread(target=lambda: received.append(isolated_child.receive(end)))
-    reader.start()
-    while selector.get_map() and not received:
-        for _ in selector.select(0.01):
-            parent.transfer()
-    reader.join(10)
-    assert pickle.loads(received[0] or b"") == message
-    [key] = selector.get_map().values()
-    assert key.events == selectors.EVENT_READ
-
-
-def test_an_answer_counts_when_all_of_it_has_come(line):
-    parent, end, _ = line
-    whole = isolated_child.frame(CallReturned(b"x" * 100))
-    assert parent.answer() is None
-    for part in (whole[:3], whole[3:20], whole[20:-1]):
-        end.sendall(part)
-        parent.transfer()
-        assert not parent.answered
-        assert parent.answer() is None
-    end.sendall(whole[-1:])
-    parent.transfer()
-    assert parent.answer() == CallReturned(b"x" * 100)
-
-
-def test_an_answer_of_an_end_that_did_not_listen_still_counts(line):
-    parent, end, selector = line
-    parent.send("never read")
-    end.sendall(isolated_child.frame(CallReturned(b"")))
-    end.close()
-    parent.send("never sent")
-    parent.transfer()
-    assert parent.answer() == CallReturned(b"")
-    assert not selector.get_map()
-
-
-def test_a_line_that_is_torn_in_the_middle_of_a_frame_gives_nothing(line):
-    parent, end, _ = line
-    parent.send("first")
-    parent._end.close()
-    assert pickle.loads(isolated_child.receive(end) or b"") == "first"
-    assert isolated_child.receive(end) is None
-
-
-def test_a_line_that_is_reset_gives_nothing(line):
-    parent, end, _ = line
-    end.sendall(b"never read")
-    parent._end.close()
-    assert isolated_child.receive(end) is None
+    with ours, theirs:
+        yield FrameSocket(ours), FrameSocket(theirs), ours
 
 
 def call_of(name, *args, steps=0):
@@ -200,87 +142,87 @@ def call_of(name, *args, steps=0):
 
 def test_an_answer_is_a_value_or_an_error_with_its_traceback(line):
     parent = ParentConnection(line[1], AbortController())
-    assert isolated_child.answer_to(call_of("add", 1, 2), parent) == CallReturned(
+    assert isolated_main.answer_to(call_of("add", 1, 2), parent) == CallReturned(
         pickle.dumps(3, pickle.HIGHEST_PROTOCOL)
     )
-    assert isolated_child.answer_to(call_of("double", 2), parent) == CallReturned(
+    assert isolated_main.answer_to(call_of("double", 2), parent) == CallReturned(
         pickle.dumps(4, pickle.HIGHEST_PROTOCOL)
     )
-    answer = isolated_child.answer_to(call_of("missing"), parent)
+    answer = isolated_main.answer_to(call_of("missing"), parent)
     assert isinstance(answer, CallRaised)
     assert (answer.type_name, answer.message) == ("AttributeError", f"module {HERE!r} has no attribute 'missing'")
     assert "Traceback" in answer.traceback
-    assert isinstance(isolated_child.revived(answer), AttributeError)
+    assert isinstance(isolated_main.revived(answer), AttributeError)
 
 
 def refused(answer):
     """The reason for which a function did not begin."""
     assert isinstance(answer, CallRaised)
-    error = isolated_child.revived(answer)
+    error = isolated_main.revived(answer)
     assert isinstance(error, AbortError)
     return error.reason
 
 
 def test_a_function_under_an_aborted_signal_does_not_begin(line):
     parent = ParentConnection(line[1], AbortController(AbortSignal.already("before")))
-    assert refused(isolated_child.answer_to(call_of("leave", "sys.exit"), parent)) == AbortReason("user", "before")
+    assert refused(isolated_main.answer_to(call_of("leave", "sys.exit"), parent)) == AbortReason("user", "before")
 
 
 def test_a_function_does_not_begin_after_an_abort_that_has_come_and_that_no_thread_has_heard_yet(line):
     outside, end, _ = line
-    outside.send(AbortReason("user", "early").to_dict())
+    outside.send(dumps(AbortReason("user", "early").to_dict()))
     parent = ParentConnection(end, AbortController())
-    assert refused(isolated_child.answer_to(call_of("leave", "sys.exit"), parent)) == AbortReason("user", "early")
+    assert refused(isolated_main.answer_to(call_of("leave", "sys.exit"), parent)) == AbortReason("user", "early")
 
 
 def test_a_function_does_not_begin_after_an_abort_that_its_thread_has_heard_and_not_obeyed_yet(line):
     outside, end, _ = line
     parent = ParentConnection(end, AbortController())
-    outside.send(AbortReason("user", "early").to_dict())
+    outside.send(dumps(AbortReason("user", "early").to_dict()))
     assert parent._receive_next(10)
     assert not parent.signal.aborted
-    assert refused(isolated_child.answer_to(call_of("leave", "sys.exit"), parent)) == AbortReason("user", "early")
+    assert refused(isolated_main.answer_to(call_of("leave", "sys.exit"), parent)) == AbortReason("user", "early")
 
 
 def test_a_function_does_not_begin_when_its_parent_is_gone(line):
-    outside, end, _ = line
-    outside._end.close()
+    _, end, outside = line
+    outside.close()
     assert (
-        refused(isolated_child.answer_to(call_of("leave", "sys.exit"), ParentConnection(end, AbortController())))
-        == isolated_child.GONE
+        refused(isolated_main.answer_to(call_of("leave", "sys.exit"), ParentConnection(end, AbortController())))
+        == isolated_main.GONE
     )
 
 
 def test_an_exit_is_no_answer(line):
     with pytest.raises(SystemExit):
-        isolated_child.answer_to(call_of("leave", "sys.exit"), ParentConnection(line[1], AbortController()))
+        isolated_main.answer_to(call_of("leave", "sys.exit"), ParentConnection(line[1], AbortController()))
 
 
 def test_the_function_is_taken_out_of_as_many_wrappers_as_one_says():
     def no_main():
         raise AssertionError("nobody asked for it")
 
-    assert isolated_child.find(f"{HERE}:bare_tool", 0, no_main) is functions.bare_tool
-    assert isolated_child.find(f"{HERE}:bare_tool", 1, no_main) is functions.bare_tool.__wrapped__
-    assert isolated_child.find(f"{HERE}:Counter.stepped", 1, no_main)(functions.BigCounter) == 10
+    assert import_target.find(f"{HERE}:bare_tool", 0, no_main) is functions.bare_tool
+    assert import_target.find(f"{HERE}:bare_tool", 1, no_main) is functions.bare_tool.__wrapped__
+    assert import_target.find(f"{HERE}:Counter.stepped", 1, no_main)(functions.BigCounter) == 10
 
 
 def test_while_the_program_is_loaded_it_may_start_nothing(folder, monkeypatch):
-    for name in isolated_child.MAIN:
+    for name in import_target.MAIN:
         monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
     source = f"""
-        from {isolated_child.__name__} import loading_main
+        from {import_target.__name__} import loading_main
         during = loading_main()
         def fn(): ...
     """
     path = str(program(source, folder))
-    isolated_child.load_main((path, None))
+    import_target.load_main((path, None))
     assert sys.modules["__main__"] is sys.modules["__mp_main__"]
     assert sys.modules["__main__"].during == path
-    assert isolated_child.loading_main() is None
-    assert isolated_child.main_source() == (path, None)
-    assert isolated_child.loads(pickle.dumps(sys.modules["__main__"].fn)) is sys.modules["__main__"].fn
+    assert import_target.loading_main() is None
+    assert import_target.main_source() == (path, None)
+    assert import_target.loads(pickle.dumps(sys.modules["__main__"].fn)) is sys.modules["__main__"].fn
     broken = str(program("1 / 0", folder, "broken.py"))
     with pytest.raises(ZeroDivisionError):
-        isolated_child.load_main((broken, None))
-    assert isolated_child.loading_main() is None
+        import_target.load_main((broken, None))
+    assert import_target.loading_main() is None

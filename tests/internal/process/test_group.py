@@ -6,8 +6,8 @@ import subprocess
 import uuid
 from contextlib import contextmanager
 
-from safepoint.abort import process_group
-from safepoint.abort.process_group import MARK, has_procfs, marked, members, send
+from safepoint.process import group as process_group
+from safepoint.process.group import MARK, has_procfs, marked, members, send
 from tests.kit.waiting import wait_until
 
 
