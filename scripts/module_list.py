@@ -21,6 +21,7 @@ PACKAGES = (
     "",
     "abort",
     "process",
+    "storage",
     "run",
     "run/owned",
     "agent",

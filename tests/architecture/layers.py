@@ -13,6 +13,7 @@ LAYERS = {
     "version": 0,
     "abort": 1,
     "process": 2,
+    "storage": 2,
     "messages": 3,
     "receipt": 3,
     "outcome": 3,
@@ -39,7 +40,7 @@ BESIDE = {
     ("messages", "wire"): "users look for message_to_json beside the messages: imported on first use",
     **{(above, below): "data types" for at, above in enumerate(DATA) for below in DATA[:at]},
 }
-CORE = {"errors", "json_fields", "abort", "process", "messages", "receipt", "outcome", "events", "run"}
+CORE = {"errors", "json_fields", "abort", "process", "storage", "messages", "receipt", "outcome", "events", "run"}
 
 
 def upward_imports(source: Source) -> Iterator[str]:

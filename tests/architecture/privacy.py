@@ -53,6 +53,7 @@ PUBLIC_MODULES = (
     "run",
     "server",
     "session",
+    "storage",
     "testing",
     "testing.conformance",
     "turns",

@@ -30,6 +30,7 @@ __all__ = [
     "run_jobs",
     "start_in_thread",
     "submit",
+    "thread_call",
 ]
 
 log = logging.getLogger("safepoint")
@@ -105,9 +106,20 @@ async def run_in_thread(fn: Callable[..., T], *args: object, signal: AbortSignal
 
 def start_in_thread(fn: Callable[..., T], *args: object) -> "asyncio.Future[T]":
     """Run `fn(*args)` in a thread, without the caller's signal: for functions that end by themselves."""
+    run, future = thread_call(fn, *args)
+    submit(run)
+    return future
+
+
+def thread_call(fn: Callable[..., T], *args: object) -> "tuple[Callable[[], None], asyncio.Future[T]]":
+    """Prepare a call of `fn(*args)` in another thread.
+
+    Returns:
+        A function that makes the call, for that thread; and the future of its result, in the running event loop. The
+        call is made even if the future is cancelled, and its result is dropped then.
+    """
     call = _Call(fn, args, None)
-    submit(call.run)
-    return call.future
+    return call.run, call.future
 
 
 class _Call(Generic[T]):
@@ -133,22 +145,29 @@ class _Call(Generic[T]):
 
     def run(self) -> None:
         """Call the function. Runs in the thread."""
-        try:
-            if self.signal is not None:
-                self.signal.raise_if_aborted()
-            deliver = partial(resolve, self.future, self._context.run(self.fn, *self.args))
-        except (StopIteration, asyncio.CancelledError) as raised:
-            # A future does not accept StopIteration, and CancelledError would look like a cancellation of the caller.
-            error = RuntimeError(f"{self.fn!r} raised {type(raised).__name__}")
-            error.__cause__ = raised
-            deliver = partial(fail, self.future, error)
-        except BaseException as raised:
-            deliver = partial(fail, self.future, raised)
+        deliver = self._outcome()
         if self._first.setdefault(None, "ended") == "left":
             self._drop()
-            return
-        if not post(self.loop, deliver):
+        elif not post(self.loop, deliver, self.future):
             log.debug("The loop that waited for %r is closed", self.fn)
+
+    def _outcome(self) -> "Callable[[asyncio.Future[T]], None]":
+        """Call the function and return what settles the future of the call.
+
+        The traceback of an exception refers to the frame of this method. If `self` stayed in it, the exception would
+        refer to its own future, and a cycle would keep both alive until the garbage collector runs.
+        """
+        fn, args, signal, context = self.fn, self.args, self.signal, self._context
+        del self
+        try:
+            if signal is not None:
+                signal.raise_if_aborted()
+            return partial(resolve, value=context.run(fn, *args))
+        except (StopIteration, asyncio.CancelledError) as raised:
+            # A future does not accept StopIteration, and CancelledError would look like a cancellation of the caller.
+            return partial(fail, error=_replacement(fn, raised))
+        except BaseException as raised:
+            return partial(fail, error=raised)
 
     def abandon(self) -> None:
         """Leave before the result has arrived. Runs in the caller's loop."""
@@ -160,6 +179,12 @@ class _Call(Generic[T]):
         _abandoned.pop(self, None)
         _dropped.append(None)
         log.info("%r ended after its caller had been aborted; what it returned or raised is dropped", self.fn)
+
+
+def _replacement(fn: object, raised: BaseException) -> RuntimeError:
+    error = RuntimeError(f"{fn!r} raised {type(raised).__name__}")
+    error.__cause__ = raised
+    return error
 
 
 def submit(job: Callable[[], object]) -> None:

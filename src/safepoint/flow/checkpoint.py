@@ -15,8 +15,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..errors import UsageError, shorten, text_of
 from ..outcome import Aborted, Completed, Failed, Outcome, TimedOut
-from ..run.checkpoints import CheckpointError, Checkpoints, read_back, write_atomically
 from ..run.partial_work import FLOW, PartialWork
+from ..storage.checkpoints import CheckpointError, Checkpoints, read_back, write_atomically
 from .execution import FlowExecution, NodeError
 from .graph import Graph, Node, Parallel, Scatter, Step, Subflow
 from .position import InnerPosition, ParallelPosition, Position, ScatterPosition, SubflowPosition

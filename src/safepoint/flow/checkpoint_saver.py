@@ -24,9 +24,9 @@ from typing import Literal, TypeAlias
 
 from ..abort import AbortSignal, Guard
 from ..errors import UsageError
-from ..run.checkpoints import CheckpointError, CheckpointInUse, Checkpoints
 from ..run.context import Context
 from ..run.journal import Journal
+from ..storage.checkpoints import CheckpointError, CheckpointInUse, Checkpoints
 from .checkpoint import Checkpoint
 from .execution import FlowExecution
 from .position import Position

@@ -13,11 +13,11 @@ from ..abort.clock import check_seconds
 from ..abort.reason import caller
 from ..abort.renamed_arguments import take_deadline
 from ..errors import UsageError
-from ..run.checkpoints import Checkpoints
 from ..run.context import Context
 from ..run.leaf import kind_of, name_of
 from ..run.partial_work import PartialWork
 from ..run.policy import Policy
+from ..storage.checkpoints import Checkpoints
 from .checkpoint import Checkpoint
 from .checkpoint_saver import CheckpointSaver, Resume
 from .execution import FlowExecution

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from ..outcome import Aborted, Completed, Failed, Outcome, Status, TimedOut
 from ..process.isolate import ChildDied
 from ..receipt import Entry, Fate, Receipt, Usage
-from .ask import ask
-from .checkpoints import (
+from ..storage.checkpoints import (
     CheckpointError,
     CheckpointInUse,
     Checkpoints,
@@ -18,7 +17,8 @@ from .checkpoints import (
     FolderCheckpoints,
     MemoryCheckpoints,
 )
-from .checkpoints_sqlite import SqliteCheckpoints
+from ..storage.sqlite_checkpoints import SqliteCheckpoints
+from .ask import ask
 from .context import Context, Work
 from .interrupt import AbortInterrupt
 from .leaf import LeafExit, LeafTimeout, leaf, wait

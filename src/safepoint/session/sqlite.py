@@ -12,14 +12,29 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..abort.clock import check_seconds
-from ..run.checkpoints_files import ENCODING, CheckpointError, CheckpointInUse, FileLease
-from .sqlite_file import BUSY_SECONDS, connect, open_file
-from .sqlite_thread import DatabaseThread
+from ..storage.database_thread import DatabaseThread
+from ..storage.files import ENCODING, CheckpointError, CheckpointInUse
+from ..storage.lease import FileLease
+from ..storage.sqlite import BUSY_SECONDS, DatabaseSchema, connect, transaction
 from .store import LogRecord, SessionInfo, SessionInUse, StoreError, number_taken
 
 __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
+SCHEMA = DatabaseSchema(
+    application_id=0x53616665,  # "Safe"
+    version=1,
+    tables={
+        "events": """CREATE TABLE events (
+        session TEXT NOT NULL, seq INTEGER NOT NULL, text TEXT NOT NULL, ends TEXT, PRIMARY KEY (session, seq)
+    ) WITHOUT ROWID""",
+        "one_end": "CREATE UNIQUE INDEX one_end ON events (session, ends) WHERE ends IS NOT NULL",
+        "sessions": "CREATE TABLE sessions (session TEXT PRIMARY KEY, written INTEGER NOT NULL) WITHOUT ROWID",
+        "newest": "CREATE INDEX newest ON sessions (written)",
+    },
+    error=StoreError,
+    advice="give the sessions a file of their own",
+)
 # `written` counts the batches of all sessions: the session with the highest number has the newest record.
 TOUCH = """
 INSERT INTO sessions VALUES (?, (SELECT coalesce(max(written), 0) + 1 FROM sessions))
@@ -156,7 +171,7 @@ class SqliteStore:
         except CheckpointError as error:
             raise StoreError(f"the store {self.path} cannot be used: {error}") from error
         try:
-            self._db, self._synchronous_full = open_file(self.path, self._busy_seconds), None
+            self._db, self._synchronous_full = SCHEMA.open(self.path, self._busy_seconds), None
         except BaseException:
             self._lease.release()
             raise
@@ -171,19 +186,13 @@ class SqliteStore:
         if self._synchronous_full != durable:
             file.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._synchronous_full = durable
-        file.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(file):
             rows = [(session, record.seq, _storable(record.text), record.ends) for record in records]
             written = file.executemany("INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?)", rows).rowcount
             if written != len(rows):  # a number or an end was taken, by the same record or by another one
                 refused = self._refused(session, records)
             if rows:
                 file.execute(TOUCH, (session,))
-            file.execute("COMMIT")
-        except BaseException:
-            if file.in_transaction:
-                file.execute("ROLLBACK")
-            raise
         return refused
 
     def _refused(self, session: str, records: Sequence[LogRecord]) -> frozenset[str]:

@@ -24,7 +24,7 @@ from typing import Generic, TypeVar
 from pydantic import TypeAdapter
 
 from ..errors import UsageError
-from ..run.checkpoints import CheckpointError, Checkpoints, CheckpointUnreadable
+from ..storage.checkpoints import CheckpointError, Checkpoints, CheckpointUnreadable
 from .loop_exit import CheckpointReport
 from .saved_loop import InterruptedTurn, SavedLoop, adapter, read, write
 

@@ -17,8 +17,8 @@ from ..abort.reason import caller
 from ..errors import UsageError
 from ..events import Event, LoopStopping
 from ..receipt import Receipt
-from ..run.checkpoints import Checkpoints
 from ..run.stop import StopAck, StopAt, StopRequest
+from ..storage.checkpoints import Checkpoints
 from .checkpoint_writer import CheckpointWriter
 from .loop_exit import LoopExit
 from .loop_state import LoopState, is_async

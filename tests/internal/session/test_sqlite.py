@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from safepoint.session import SessionInUse, SqliteStore, StoreError
-from safepoint.session.sqlite_file import APPLICATION_ID
+from safepoint.session.sqlite import SCHEMA
 from safepoint.session.store import LogRecord
 from safepoint.testing import drain_ready_tasks
 
@@ -75,7 +75,7 @@ async def test_a_file_of_a_newer_program_is_refused_and_left_alone(tmp_path: Pat
     path = tmp_path / "chat.db"
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE future (it TEXT)")
-        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute(f"PRAGMA application_id = {SCHEMA.application_id}")
         db.execute("PRAGMA user_version = 99")
     db.close()
     before = path.read_bytes()

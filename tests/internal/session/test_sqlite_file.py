@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from safepoint.session import SqliteStore
-from safepoint.session.sqlite_file import APPLICATION_ID, open_file
+from safepoint.session.sqlite import SCHEMA
 from safepoint.session.store import LogRecord
 from tests.session.test_sqlite_file import FIRST
 
@@ -21,7 +21,7 @@ async def test_a_new_file_says_whose_it_is_also_without_its_journal(tmp_path: Pa
     store = SqliteStore(path)
     await store.append("s", [LogRecord(1, "line 1")], durable=True)
     header = path.read_bytes()[:100]  # as a killed program would leave it: the journal is not merged yet
-    assert int.from_bytes(header[68:72], "big") == APPLICATION_ID
+    assert int.from_bytes(header[68:72], "big") == SCHEMA.application_id
     assert int.from_bytes(header[60:64], "big") == 1
     await store.close()
     again = SqliteStore(path)
@@ -51,7 +51,7 @@ async def test_a_file_of_the_first_program_stays_readable(tmp_path: Path, left: 
 def test_an_empty_file_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "chat.db"
     path.touch()
-    db = open_file(path)
+    db = SCHEMA.open(path)
     assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert db.execute("SELECT count(*) FROM events").fetchone() == (0,)
     db.close()

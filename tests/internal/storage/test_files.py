@@ -1,4 +1,4 @@
-"""Owns the tests that look inside, beside those of `tests/run/test_checkpoints_files.py`.
+"""Owns the tests that look inside, beside those of `tests/storage/test_files.py`.
 
 Text on disk, whole; leases that end with their holder; disk work that ends before its caller does.
 """
@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safepoint.run import CheckpointError, CheckpointInUse, CheckpointUnreadable
-from safepoint.run.checkpoints_files import FileLease, file_name, make_folder, read_back, run_to_end, write_atomically
+from safepoint.storage.files import file_name, make_folder, read_back, run_to_end, write_atomically
+from safepoint.storage.lease import FileLease
 from tests.conftest import counts
 
 SECONDS = 30.0

@@ -17,10 +17,9 @@ from ..abort.clock import check_seconds
 from ..abort.threads import start_in_thread
 from ..errors import UsageError
 from .checkpoints import check_text, missing_error
-from .checkpoints_files import (
+from .files import (
     ENCODING,
     CheckpointError,
-    FileLease,
     check_key,
     disk_error,
     make_folder,
@@ -28,6 +27,8 @@ from .checkpoints_files import (
     timestamp,
     unreadable_error,
 )
+from .lease import FileLease
+from .sqlite import connect, is_busy, is_damaged, transaction
 
 __all__ = ["SqliteCheckpoints"]
 
@@ -51,8 +52,6 @@ TABLES = (
 BUSY_SECONDS = 30.0
 ATTEMPT_SECONDS = 0.2
 PAUSE_SECONDS = 0.01
-BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 class SqliteCheckpoints:
@@ -155,9 +154,8 @@ class SqliteCheckpoints:
             try:
                 return self._attempt(job, begin, creates)
             except sqlite3.Error as error:
-                code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-                if code not in BUSY:
-                    raise self._explain(doing, code, error) from error
+                if not is_busy(error):
+                    raise self._explain(doing, error) from error
                 if time.monotonic() >= until or interrupted.wait(PAUSE_SECONDS):
                     raise CheckpointError(
                         f"Could not {doing} in {self._path}: another process keeps the database locked. Nothing was"
@@ -172,7 +170,7 @@ class SqliteCheckpoints:
             make_folder(self._path.parent)
         elif not self._path.exists():
             return None
-        with closing(sqlite3.connect(self._path, timeout=ATTEMPT_SECONDS, isolation_level=None)) as db:
+        with closing(connect(self._path, ATTEMPT_SECONDS)) as db:
             db.execute("PRAGMA synchronous = FULL")  # a commit returns when it is on disk
             version = _version(db)
             if version is None and not creates:
@@ -184,15 +182,14 @@ class SqliteCheckpoints:
                 )
             if version is None:
                 db.execute("PRAGMA journal_mode = WAL")  # the file remembers it
-            with db:  # commits, or rolls back
-                db.execute(begin)
+            with transaction(db, begin):
                 if version is None:
                     for statement in TABLES:
                         db.execute(statement)
                 return job(db)
 
-    def _explain(self, doing: str, code: int, error: sqlite3.Error) -> CheckpointError:
-        if code in DAMAGED:
+    def _explain(self, doing: str, error: sqlite3.Error) -> CheckpointError:
+        if is_damaged(error):
             return CheckpointError(
                 f"Could not {doing}: {self._path} is damaged, or no SQLite database ({error}). It was left as it is."
                 " Move it away to begin with an empty one; `sqlite3 FILE .recover` shows what can be read of it."

@@ -302,7 +302,7 @@ async def test_a_save_that_is_interrupted_anywhere_leaves_old_or_new_and_never_c
 PROGRAM = """
 import asyncio, os, sys
 from pathlib import Path
-from tests.run.test_checkpoints import DURABLE
+from tests.storage.test_checkpoints import DURABLE
 
 store = DURABLE[sys.argv[1]](Path(sys.argv[2]))
 

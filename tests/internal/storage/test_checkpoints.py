@@ -1,4 +1,4 @@
-"""Owns the tests that look inside, beside those of `tests/run/test_checkpoints.py`.
+"""Owns the tests that look inside, beside those of `tests/storage/test_checkpoints.py`.
 
 Stores of checkpoints: the same promises from all of them, also when their process is killed at any moment.
 """
@@ -9,7 +9,7 @@ import time
 from safepoint.run import (
     FolderCheckpoints,
 )
-from safepoint.run.checkpoints import OLD_SECONDS, read_back, write_atomically
+from safepoint.storage.checkpoints import OLD_SECONDS, read_back, write_atomically
 
 
 async def test_what_crashed_savers_left_is_ignored_and_swept_when_it_is_old(tmp_path):

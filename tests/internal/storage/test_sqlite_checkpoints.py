@@ -1,4 +1,4 @@
-"""Owns the tests that look inside, beside those of `tests/run/test_checkpoints_sqlite.py`.
+"""Owns the tests that look inside, beside those of `tests/storage/test_sqlite_checkpoints.py`.
 
 The store in an SQLite database: locked, damaged, shared, and from another version. See also test_checkpoints.py.
 """
@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from safepoint.abort import AbortController, AbortError
-from safepoint.run import CheckpointError, SqliteCheckpoints, checkpoints_sqlite
-from safepoint.run.checkpoints_sqlite import BUSY_SECONDS, SCHEMA
-from tests.run.test_checkpoints_sqlite import ask
+from safepoint.run import CheckpointError, SqliteCheckpoints
+from safepoint.storage import sqlite_checkpoints
+from safepoint.storage.sqlite_checkpoints import BUSY_SECONDS, SCHEMA
+from tests.storage.test_sqlite_checkpoints import ask
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ async def test_a_save_waits_for_another_writer_and_the_loop_does_not(store, path
     await store.save("k", "old")
     with locked(path):
         task = asyncio.create_task(store.save("k", "new"))
-        await asyncio.sleep(2 * checkpoints_sqlite.ATTEMPT_SECONDS)  # real time: longer than one attempt
+        await asyncio.sleep(2 * sqlite_checkpoints.ATTEMPT_SECONDS)  # real time: longer than one attempt
         # All of this runs on the loop while the save waits; readers do not wait for writers.
         assert await store.load("k") == "old"
         assert not task.done()

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from safepoint.session.sqlite_thread import DatabaseThread
+from safepoint.storage.database_thread import DatabaseThread
 
 
 async def test_calls_are_done_one_after_the_other_in_its_thread_and_answered_in_ours() -> None:

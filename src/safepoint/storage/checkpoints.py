@@ -1,7 +1,7 @@
 """Stores of checkpoints: text under a key, saved whole or not at all, and leased to one user at a time.
 
 The meaning of the text is known only to flows and turn loops, which write it. The store in a database is in
-`checkpoints_sqlite.py`.
+`sqlite_checkpoints.py`.
 """
 
 import logging
@@ -16,12 +16,11 @@ from typing import Protocol
 
 from ..abort.threads import start_in_thread
 from ..errors import UsageError
-from .checkpoints_files import (
+from .files import (
     TEMPORARY,
     CheckpointError,
     CheckpointInUse,
     CheckpointUnreadable,
-    FileLease,
     check_key,
     disk_error,
     file_name,
@@ -32,6 +31,7 @@ from .checkpoints_files import (
     timestamp,
     write_atomically,
 )
+from .lease import FileLease
 
 __all__ = [
     "CheckpointError",
