@@ -5,15 +5,13 @@ Owns the loop that runs the nodes. Knows nothing of agents, turns and sessions.
 
 from .checkpoint import Checkpoint, CheckpointMismatch
 from .checkpoint_saver import CheckpointCompleted, CheckpointUnfinished
-from .context import NodeContext
 from .dispatch import StepLimitExceeded
 from .execution import NodeError
 from .flow import Flow
-from .flow_run import FlowRun
+from .flow_run import FlowResult, FlowRun
 from .graph import END, End, FlowError
-from .result import FlowResult
 from .state import JoinConflict
-from .step import UnknownOutput
+from .step import NodeContext, UnknownOutput
 
 __all__ = [
     "END",

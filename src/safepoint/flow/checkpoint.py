@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -20,8 +20,10 @@ from ..storage.checkpoints import CheckpointError, Checkpoints, read_back, write
 from .execution import FlowExecution, NodeError
 from .graph import Graph, Node, Parallel, Scatter, Step, Subflow
 from .position import InnerPosition, ParallelPosition, Position, ScatterPosition, SubflowPosition
-from .result import FlowResult
 from .state import dump, load
+
+if TYPE_CHECKING:
+    from .flow_run import FlowResult
 
 __all__ = ["VERSION", "Checkpoint", "CheckpointMismatch", "reason_text"]
 
@@ -70,7 +72,7 @@ class Checkpoint:
     version: int = field(default=VERSION)
 
     @classmethod
-    def from_result(cls, result: FlowResult[S]) -> "Checkpoint":
+    def from_result(cls, result: "FlowResult[S]") -> "Checkpoint":
         """Return the checkpoint of a run that did not complete.
 
         Raises:

@@ -11,9 +11,18 @@ from typing import TypeAlias
 
 from ..abort import AbortController, AbortError
 from ..run.context import Context
-from .execution import FlowExecution
+from .execution import (
+    BodyReturned,
+    FlowExecution,
+    GraphEnd,
+    GraphFinished,
+    NodeDone,
+    NodeEnd,
+    NodeFailed,
+    NodeInterrupted,
+    StepEnd,
+)
 from .graph import OnFailure, Parallel, Subflow
-from .node_results import BodyReturned, GraphEnd, GraphFinished, NodeDone, NodeEnd, NodeFailed, NodeInterrupted, StepEnd
 from .position import ParallelPosition, Position, SubflowPosition
 from .state import clone, merge
 

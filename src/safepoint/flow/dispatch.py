@@ -34,14 +34,12 @@ from ..run.policy import Policy
 from ..run.settle import run_cleanup
 from ..run.stop import StopAt
 from .composite import run_parallel, run_subflow
-from .context import NodeAttempt, NodeContext
-from .execution import FlowExecution
+from .execution import FlowExecution, GraphEnd, GraphFinished, NodeDone, NodeEnd, NodeFailed, NodeInterrupted
 from .graph import Cleanup, End, Node, Parallel, Scatter, Step, Subflow
-from .node_results import GraphEnd, GraphFinished, NodeDone, NodeEnd, NodeFailed, NodeInterrupted
 from .position import Position
 from .scatter import run_scatter
 from .state import clone
-from .step import disruption_error, run_step
+from .step import NodeAttempt, NodeContext, disruption_error, run_step
 
 __all__ = ["StepLimitExceeded", "run_graph"]
 

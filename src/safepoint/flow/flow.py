@@ -21,7 +21,7 @@ from ..storage.checkpoints import Checkpoints
 from .checkpoint import Checkpoint
 from .checkpoint_saver import CheckpointSaver, Resume
 from .execution import FlowExecution
-from .flow_run import FlowRun
+from .flow_run import FlowResult, FlowRun, run_inside
 from .graph import (
     END,
     ChildFlow,
@@ -31,31 +31,27 @@ from .graph import (
     Graph,
     Items,
     Node,
+    NodeOptions,
     OnFailure,
     Parallel,
     Scatter,
     Step,
     Subflow,
     Target,
+    as_work,
+    checked_name,
+    checked_on_failure,
     children,
+    field_reader,
+    make_step,
     problems,
+    require_known_options,
+    require_sync,
     shape_of,
 )
 from .mermaid import draw
-from .nested_flow import run_inside
-from .node_options import (
-    NodeOptions,
-    checked_name,
-    checked_on_failure,
-    field_reader,
-    make_step,
-    require_known_options,
-    require_sync,
-)
 from .position import Position
-from .result import FlowResult
 from .state import clone, first_parameter
-from .step import as_work
 
 __all__ = ["Flow"]
 

@@ -1,33 +1,84 @@
-"""Owns the handle of one execution of a flow, from the start or a checkpoint to the result.
+"""Owns the runs of a flow: its handle and result, from the start or a checkpoint, and the flow that runs as Work.
 
-The end is written to the store before the result is returned. Knows nothing of how nodes run.
+The end of a run is written to the store before the result is returned.
+
+As Work, a flow runs in a tool call of an agent, in a node, or as a run of its own. In a tool call it has no store.
+Instead it emits an event with its checkpoint after every node, and the log of the session around it keeps these events:
+after a crash the flow continues from the last one. If the agent itself runs in a node, the checkpoint is also a part in
+the journal of that node.
+
+Knows nothing of how nodes run, and nothing of agents.
 """
 
 import logging
+import uuid
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from ..abort import AbortSignal, shield
+from ..abort import AbortController, AbortError, AbortSignal, shield
 from ..abort.reason import error_from
-from ..errors import describe
+from ..errors import UsageError, describe
+from ..events import FlowSaved
 from ..outcome import Completed, Outcome
 from ..run.context import Context
+from ..run.journal import part_name
+from ..run.once import RepeatableContext
+from ..run.partial_work import PartialWork
 from ..run.run_handle import RunHandle
 from .checkpoint import Checkpoint, reason_text
 from .checkpoint_saver import CheckpointSaver, FlowJournal, completed_error
 from .dispatch import run_graph
-from .execution import CoalescingWriter, FlowExecution, NodeError
-from .node_results import GraphFinished, NodeFailed, NodeInterrupted
+from .execution import CoalescingWriter, FlowExecution, GraphFinished, NodeError, NodeFailed, NodeInterrupted
+from .graph import Graph
+from .mermaid import draw
 from .position import Position
-from .result import FlowResult
+from .state import clone
+from .step import NodeContext
 
-__all__ = ["FlowRun", "run_to_end"]
+__all__ = ["FlowResult", "FlowRun", "run_inside", "run_to_end"]
 
 State = TypeVar("State")
 log = logging.getLogger("safepoint")
 # How long the last checkpoint may take. After that the result is returned without it, and says so.
 SAVE_SECONDS = 30.0
+# The name of the part of a journal that is the checkpoint of a flow inside a tool call.
+CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class FlowResult(Generic[State]):
+    """How a flow ended.
+
+    Attributes:
+        outcome: Completed(state), Aborted, TimedOut or Failed.
+        state: The state at the last safe point.
+        cursor: The path of the node that would run next, or of the interrupted one; None if the flow completed.
+        executed: The nodes that ended, in order, including those before a resume.
+        errors: What the nodes collected, including before a resume.
+        run_id: The id of the run. A resumed run has the same one.
+        position: Where the flow ended, for `Checkpoint.from_result`.
+        once: The results of `ctx.once`, and the conversations of agents, of nodes that have not ended, as JSON text.
+        revision: How many checkpoints were made of this run.
+        already_completed: Whether nothing was run, because the flow had completed before under this checkpoint id.
+            The result is the earlier one.
+    """
+
+    outcome: Outcome[State]
+    state: State
+    cursor: str | None
+    executed: tuple[str, ...]
+    errors: tuple[NodeError, ...]
+    run_id: str
+    position: Position
+    once: Mapping[str, str] = field(default_factory=dict)
+    revision: int = 0
+    already_completed: bool = False
+
+    def to_mermaid(self) -> str:
+        """Return the flow as a Mermaid chart that shows what ran, where it stopped, and what was not reached."""
+        return draw(self.position.graph, executed=frozenset(self.executed), cursor=self.cursor)
 
 
 async def run_to_end(execution: FlowExecution, ctx: Context, position: Position) -> Any:
@@ -177,3 +228,106 @@ class FlowRun(RunHandle[State, FlowResult[State]], Generic[State]):
             self._execution.errors.append(
                 NodeError(code="checkpoint_failed", message=message, operation="", recoverable=True, timestamp=at)
             )
+
+
+async def run_inside(graph: Graph, ctx: Context, value: object) -> Any:
+    """Run a flow under the signal of the work around it, and return its last state.
+
+    Args:
+        graph: The flow.
+        ctx: The context of a run, which this then is, or of a leaf, in which this becomes a child run.
+        value: A state, the Checkpoint of a stopped run, or the PartialWork of a stopped tool call.
+
+    Raises:
+        AbortError: It was stopped. The `partial` is a Checkpoint, or the state if that cannot be written as JSON.
+        Exception: What a node raised. The run around it keeps the same partial.
+    """
+    position, execution = _where_to_begin(graph, ctx, value)
+    execution.services = ctx.services if isinstance(ctx, NodeContext) else None
+    execution.depth = len(ctx.path) + (not ctx.is_run)
+    recorded = ctx.journal.results  # the dict of the work around it, so that both see every result
+    for name, text in execution.once.items():
+        recorded.setdefault(name, text)  # the journal is never older than a checkpoint
+    execution.once, execution.shares_once = recorded, True
+    inner = ctx if ctx.is_run else ctx.child_run(graph.name, AbortController(ctx.signal))
+    reporter: PositionReporter | None = None
+    if isinstance(ctx, RepeatableContext) and ctx.continues_from_kept and (ctx.has_listener or ctx.records_agents):
+        reporter = PositionReporter(ctx, position, execution)
+        execution.writer = CoalescingWriter(reporter.write)
+    try:
+        failure = await execution.save(inner)
+        if failure is not None:
+            raise failure
+        return await run_to_end(execution, inner, position)
+    except Exception as error:
+        partial = _partial(position, execution)
+        if reporter is not None and isinstance(partial, Checkpoint):
+            reporter.record(partial)
+        if isinstance(error, AbortError) and (inner.signal.aborted or inner.stop.caused(error)):
+            raise error_from(error.reason, partial) from error
+        ctx.keep_partial(error, partial)
+        raise
+    finally:
+        if inner is ctx:
+            ctx.receipt_builder.resume = position.cursor
+        else:
+            inner.stop.close()
+
+
+class PositionReporter:
+    """Emits the checkpoint of a flow inside a tool call, and waits until it is on record."""
+
+    def __init__(self, ctx: RepeatableContext, position: Position, execution: FlowExecution) -> None:
+        self._ctx = ctx
+        self._position = position
+        self._execution = execution
+        self._warned = False
+
+    async def write(self) -> None:
+        """Emit one checkpoint. Raises: what the journal raises if it cannot keep it."""
+        ctx, flow = self._ctx, self._position.graph.name
+        self._execution.revision += 1
+        try:
+            checkpoint = Checkpoint.of(self._position, self._execution, status="running")
+        except UsageError as problem:
+            # The flow still runs, stops and ends as it should. Only after a crash it begins at an earlier node.
+            if not self._warned:
+                message = "%s: after a crash flow %r would go on from an earlier node: %s"
+                log.warning(message, ctx.operation, flow, describe(problem), extra=ctx.log_fields())
+            self._warned = True
+            return
+        self.record(checkpoint)
+        if ctx.has_listener:
+            ctx.emit(FlowSaved(**ctx.stamp(), flow=flow, checkpoint=checkpoint.to_json()))
+        await ctx.journal.flush(ctx)
+
+    def record(self, checkpoint: Checkpoint) -> None:
+        """Record a checkpoint in the journal, if the agent around the tool call goes on from there."""
+        ctx = self._ctx
+        if ctx.records_agents and not ctx.abandoned:
+            # The parts of the flow are in the same journal.
+            ctx.journal.record(ctx, self._execution.key, CHECKPOINT, replace(checkpoint, once={}).to_json())
+
+
+def _where_to_begin(graph: Graph, ctx: Context, value: object) -> tuple[Position, FlowExecution]:
+    checkpoint = Checkpoint.from_kept(value) if isinstance(value, PartialWork) else value
+    key = "" if isinstance(checkpoint, Checkpoint) else _key_in(ctx, graph.name)
+    recorded = ctx.journal.results.get(part_name(key, CHECKPOINT))
+    if recorded is not None:
+        checkpoint = Checkpoint.from_json(recorded)
+    if isinstance(checkpoint, Checkpoint):
+        return checkpoint.position_in(graph), checkpoint.execution()
+    return Position.start(graph, clone(value)), FlowExecution(key)
+
+
+def _key_in(ctx: Context, name: str) -> str:
+    """Return the key from which those of the nodes are made. In a tool call or a node it stays the same for life."""
+    return ctx.inner_key(name) if isinstance(ctx, RepeatableContext) else uuid.uuid4().hex
+
+
+def _partial(position: Position, execution: FlowExecution) -> object:
+    """Return the checkpoint of a stopped flow, or its state if that cannot be written as JSON."""
+    try:
+        return Checkpoint.of(position, execution, status="stopped")
+    except UsageError:
+        return position.state

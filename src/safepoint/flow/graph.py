@@ -1,18 +1,22 @@
 """Owns the definition of a flow as frozen data: nodes, routes and ends, and the check that they fit together.
 
-Runs nothing.
+Also reads what users define: the functions and options of nodes, and what is wrong with them. Runs nothing.
 """
 
 import hashlib
+import inspect
 import json
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, Unpack
 
 from ..errors import UsageError
 from ..receipt import LeafKind
-from ..run.policy import Policy
+from ..run.context import Context
+from ..run.leaf import kind_of, name_of
+from ..run.policy import Policy, PolicySettings
 from ..run.retry import Retry
+from .state import return_type
 
 __all__ = [
     "END",
@@ -23,14 +27,22 @@ __all__ = [
     "Graph",
     "Items",
     "Node",
+    "NodeOptions",
     "OnFailure",
     "Parallel",
     "Scatter",
     "Step",
     "Subflow",
     "Target",
+    "as_work",
+    "checked_name",
+    "checked_on_failure",
     "children",
+    "field_reader",
+    "make_step",
     "problems",
+    "require_known_options",
+    "require_sync",
     "shape_of",
 ]
 
@@ -264,3 +276,106 @@ def _reached(start: str, routes: Mapping[str, Mapping[str, Target]]) -> set[str]
 
 def _known(nodes: Mapping[str, Node]) -> str:
     return f"the nodes are {', '.join(sorted(nodes))}"
+
+
+class NodeOptions(PolicySettings, total=False):
+    """The options of a node: see `Flow.node`."""
+
+    outputs: tuple[str, ...]
+    retry: Retry | None
+    final: bool | None
+
+
+def make_step(name: str | None, fn: Callable[..., object], **options: Unpack[NodeOptions]) -> Step:
+    """Make a node of a function.
+
+    Raises:
+        FlowError: The name, the function or an option is wrong.
+    """
+    if not callable(fn):
+        raise FlowError(f"node {name!r}: expected a function, not {type(fn).__name__}")
+    if hasattr(fn, "graph"):
+        raise FlowError(f"node {name!r}: a flow as a node is flow.subflow({name!r}, …)")
+    name = checked_name(name_of(fn) if name is None else name, "node")
+    for option in options.keys() - NodeOptions.__optional_keys__:
+        raise FlowError(f"node {name!r}: there is no option {option!r}: there are {_listed(NodeOptions)}")
+    outputs: object = options.pop("outputs", ("done",))
+    retry, final = options.pop("retry", None), options.pop("final", None)
+    settings: Any = options  # without the options of a node these are settings of a policy
+    policy = Policy(**settings)
+    return Step(
+        name,
+        fn,
+        as_work(fn),
+        _checked_outputs(name, outputs),
+        policy,
+        retry,
+        policy.on_abort == "finish" if final is None else final,
+        kind_of(fn, policy),
+        return_type(fn),
+    )
+
+
+def _checked_outputs(name: str, outputs: object) -> tuple[str, ...]:
+    names = () if isinstance(outputs, str) or not isinstance(outputs, Iterable) else tuple(outputs)
+    if not names or not all(isinstance(output, str) and output for output in names):
+        raise FlowError(f"node {name!r}: outputs must be a tuple of names, such as ('found', 'empty'), not {outputs!r}")
+    return names
+
+
+def require_known_options(given: Mapping[str, object], options: Any) -> None:
+    """Check the names of options.
+
+    Args:
+        given: The options of a call.
+        options: The TypedDict of the options that there are.
+
+    Raises:
+        UsageError: There is no such option: a name is misspelt, for example.
+    """
+    for name in given.keys() - options.__optional_keys__:
+        raise UsageError(f"there is no option {name!r}: the options are {_listed(options)}")
+
+
+def _listed(options: Any) -> str:
+    return ", ".join(sorted(options.__optional_keys__))
+
+
+def require_sync(node: str, **functions: Callable[..., object] | str | None) -> None:
+    """Raises: FlowError for an async function in a place where the flow would not await it."""
+    for name, fn in functions.items():
+        if inspect.iscoroutinefunction(fn):
+            raise FlowError(f"node {node!r}: {name}= is called, not awaited: give a plain function")
+
+
+def field_reader(name: str) -> Callable[[object], Items]:
+    """Return a function that reads a field of the state."""
+    return lambda state: state[name] if isinstance(state, dict) else getattr(state, name)
+
+
+def checked_name(name: object, what: str) -> str:
+    """Return a name. Raises: FlowError if it cannot be part of a path."""
+    if not isinstance(name, str) or not name or "/" in name:
+        raise FlowError(f"a {what}'s name must be a text without '/', not {name!r}: paths are made of names")
+    return name
+
+
+def checked_on_failure(value: OnFailure) -> OnFailure:
+    """Return the value of `on_failure`. Raises: FlowError if it is neither "interrupt" nor "collect"."""
+    if value not in ("interrupt", "collect"):
+        raise FlowError(f"on_failure must be 'interrupt' or 'collect', not {value!r}")
+    return value
+
+
+def as_work(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a node's function in the shape of Work, `(ctx, state)`, even if it does not take a context."""
+    try:
+        parameters = len(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):
+        parameters = 2
+
+    def call(ctx: Context, state: object) -> Any:  # a value or an awaitable, as `fn` returns it
+        return fn(state, ctx) if parameters > 1 else fn(state)
+
+    call.__wrapped__ = fn  # type: ignore[attr-defined]  # an interrupt looks up the file of the function
+    return call

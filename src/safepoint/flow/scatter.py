@@ -16,9 +16,17 @@ from ..run.policy import Policy
 from ..run.settle import run_cleanup
 from ..run.stop import StopAt
 from .composite import BranchGroup, RunGraph
-from .execution import FlowExecution
+from .execution import (
+    BodyReturned,
+    FlowExecution,
+    GraphFinished,
+    NodeDone,
+    NodeEnd,
+    NodeFailed,
+    NodeInterrupted,
+    StepEnd,
+)
 from .graph import Graph, Items, Scatter, Step
-from .node_results import BodyReturned, GraphFinished, NodeDone, NodeEnd, NodeFailed, NodeInterrupted, StepEnd
 from .position import Position, ScatterPosition
 from .state import clone
 from .step import Attempts, disruption_error

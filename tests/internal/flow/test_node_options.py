@@ -11,7 +11,7 @@ import pytest
 from safepoint import Retry
 from safepoint.errors import UsageError
 from safepoint.flow import FlowError
-from safepoint.flow.node_options import checked_name, checked_on_failure, field_reader, make_step
+from safepoint.flow.graph import checked_name, checked_on_failure, field_reader, make_step
 from tests.kit.flows import Trail
 
 

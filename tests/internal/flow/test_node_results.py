@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from safepoint.flow.node_results import (
+from safepoint.flow.execution import (
     BodyReturned,
     GraphEnd,
     GraphFinished,

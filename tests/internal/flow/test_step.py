@@ -3,7 +3,7 @@
 One node that is a function: its attempts, its copy of the state, and whether to believe it.
 """
 
-from safepoint.flow.step import as_work
+from safepoint.flow.graph import as_work
 from tests.kit.flows import Trail, one
 
 
