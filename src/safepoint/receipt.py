@@ -53,6 +53,9 @@ class Usage:
         return cls(requests, tokens_in, tokens_out, fields.flag("estimated", False))
 
 
+NO_USAGE = Usage()
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What happened to one leaf or child run, or to something that a leaf started.

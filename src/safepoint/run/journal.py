@@ -28,7 +28,7 @@ class Journal:
     can_record: ClassVar[bool] = True
 
     def __init__(self, results: Mapping[str, str] | None = None) -> None:
-        self.results: dict[str, str] = dict(results or {})
+        self.results: dict[str, str] = {} if results is None else dict(results)
         self.forwarded: dict[str, int] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 

@@ -34,6 +34,7 @@ P = ParamSpec("P")
 C = TypeVar("C", bound=Context)
 I = TypeVar("I")  # noqa: E741  # the input
 DEFAULT = Policy()
+COROUTINE_FLAG = inspect.CO_COROUTINE
 
 Args: TypeAlias = tuple[object, ...]
 KeywordArgs: TypeAlias = dict[str, Any]
@@ -109,7 +110,7 @@ async def wait(ctx: Context, seconds: float) -> None:
 
 def name_of(work: Callable[..., object]) -> str:
     """The name of a callable, for people."""
-    return str(getattr(work, "__name__", type(work).__name__))
+    return str(getattr(work, "__name__", None) or type(work).__name__)
 
 
 def exit_of(work: Callable[..., object], error: SystemExit) -> LeafExit:
@@ -127,7 +128,7 @@ def kind_of(work: Callable[..., object], policy: Policy) -> LeafKind:
     if policy.isolation == "process":
         return "process"
     # The usual case first: looking at the flags of the code is ten times as fast as asking `inspect`.
-    if isinstance(work, FunctionType) and work.__code__.co_flags & inspect.CO_COROUTINE:
+    if type(work) is FunctionType and work.__code__.co_flags & COROUTINE_FLAG:
         return "await"
     call = work if inspect.isroutine(work) or isinstance(work, functools.partial) else type(work).__call__
     return "await" if inspect.iscoroutinefunction(call) else "thread"

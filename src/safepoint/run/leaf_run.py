@@ -19,12 +19,12 @@ from ..events import AbortIgnored, LeafAbandoned, LeafEnded, LeafStarted
 from ..process.child import KILL_SECONDS
 from ..receipt import Fate, LeafKind
 from .code_location import blocking_place, place, swallower
-from .context import ChildContext, Context
+from .context import ChildContext, Context, Revocation
 from .interrupt import AbortInterrupt
 from .owned import hook
 from .owned.leaf import OwningLeaf
 from .policy import LIMIT_GRACE_SECONDS, Policy
-from .start_gate import StartGate
+from .start_gate import DueCallback, StartGate
 
 __all__ = ["LeafRun", "LeafTimeout"]
 
@@ -36,6 +36,9 @@ RunsIn: TypeAlias = Literal["caller", "task", "thread", "process"]
 
 # The least time between two interruptions of one body.
 MIN_INTERRUPT_INTERVAL_SECONDS = 1.0
+
+# Where a body is awaited under a guard.
+GUARDED = ("caller", "task")
 
 # What a guard, or a cancellation of the caller, raises in a body. A tuple, because `isinstance` is faster with one.
 INTERRUPTIONS = (AbortError, asyncio.CancelledError)
@@ -84,6 +87,8 @@ class LeafRun(OwningLeaf, Generic[C]):
     locate: Callable[[], str | None] | None = None  # where the body is, if that is known better than from its task
     _started: float | None = None
     _blocked_at: str | None = None
+    _revocation: Revocation | None = None
+    _remove_callback: Callable[[], None] | None = None
 
     @overload
     def __init__(
@@ -130,11 +135,11 @@ class LeafRun(OwningLeaf, Generic[C]):
             self.controller = AbortController(ctx.signal)
             self.signal = self.controller.signal
             self.abandoned: asyncio.Future[None] = self.loop.create_future()
+            self._revocation = ctx.new_revocation()
         if policy.timeout is not None:
             self._limit = Deadline(policy.timeout, "timeout", None)
             # The order decides which reason counts if both are aborted: the run's own comes first.
             self.signal = AbortSignal.any([self.signal, self._limit])
-        self._revocation = ctx.new_revocation() if detachable else None
         self.ctx = context(
             ctx,
             name,
@@ -142,16 +147,19 @@ class LeafRun(OwningLeaf, Generic[C]):
             revocation=self._revocation,
             loop=self.loop if self.runs_in == "thread" else None,
         )
-        self.operation = self.ctx.operation
+        self.operation = "/".join(self.ctx.path)
         self.entry = ctx.receipt_builder.begin(self.operation, kind)
-        self.gate = StartGate(self.ctx.abort_timers)
-        self.gate.after_abort(policy.warn_after, self._warn)
+        due: list[DueCallback] = [(policy.warn_after, self._warn)]
+        if policy.on_abort != "cooperate" and kind != "stream" and self.runs_in in GUARDED:
+            first = policy.grace if policy.on_abort == "finish" else 0.0
+            due.append((first + self._interrupt_interval, self._interrupt_again))
         if policy.abandon_after is not None:
-            self.gate.after_abort(policy.abandon_after, self._abandon)
+            due.append((policy.abandon_after, self._abandon))
         if detachable:
-            self.gate.after_abort(self.limit_grace, self._abandon_at_limit)
-        # A stop may set the same for the whole run: `stop(abandon=seconds)`.
-        self._remove_callback = ctx.stop.when_abandoned(self._abandon) if detachable else None
+            due.append((self.limit_grace, self._abandon_at_limit))
+            # A stop may set the same for the whole run: `stop(abandon=seconds)`.
+            self._remove_callback = ctx.stop.when_abandoned(self._abandon)
+        self.gate = StartGate(self.ctx.abort_timers, due)
 
     def begin(self) -> None:
         """Pass the start gate.
@@ -163,29 +171,25 @@ class LeafRun(OwningLeaf, Generic[C]):
         if not self.gate.begin():
             self.skip()
             raise self._end_error()
-        self._started = self.ctx.clock.monotonic()
         if self.ctx.has_listener:
+            self._started = self.ctx.clock.monotonic()
             self.ctx.emit(LeafStarted(**self.ctx.stamp(), leaf=self.kind))
 
     def skip(self) -> None:
         """Record that the body does not begin. Also called by callers that have a reason of their own."""
-        self._close()
-        self.entry.end("not_started")
+        self._end("not_started")
 
     def runs_in_current_task(self) -> None:
         """Report the current task as the place where the leaf is stuck, if it is."""
-        self.task = asyncio.current_task()
+        self.task = asyncio.current_task(self.loop)
 
     def guard_body(self) -> AbstractContextManager[object]:
         """Return the context manager for the body of an awaited leaf, as its policy says."""
-        self.runs_in_current_task()
+        self.task = asyncio.current_task(self.loop)
         mode = self.policy.on_abort
         if mode == "cooperate" and self._limit is None:
             return Ambient(self.signal)
-        self._guard = Guard(self.interrupt_signal())
-        if mode != "cooperate":
-            first = 0.0 if mode == "interrupt" else self.policy.grace
-            self.gate.after_abort(first + self._interrupt_interval, self._interrupt_again)
+        self._guard = Guard(self.signal if mode == "interrupt" else self.interrupt_signal())
         if mode == "interrupt":
             return self._guard
         stack = ExitStack()
@@ -277,12 +281,6 @@ class LeafRun(OwningLeaf, Generic[C]):
         )
         self.entry.end("stopped" if stopped else "finished", note=f"it {what} after it had been abandoned")
 
-    def _close(self) -> None:
-        self._ended = True
-        self.gate.end()
-        if self._remove_callback is not None:
-            self._remove_callback()
-
     def _abandon_soon(self, rounds: int = ABANDON_ROUNDS) -> None:
         if rounds:
             self.loop.call_soon(self._abandon_soon, rounds - 1)
@@ -290,9 +288,12 @@ class LeafRun(OwningLeaf, Generic[C]):
             resolve(self.abandoned, None)
 
     def _end(self, fate: Fate, *, where: str | None = None, note: str = "") -> None:
-        self._close()
-        self.entry.end(fate, where=where, note=note)
-        if self.outer.has_listener and self._started is not None:
+        self._ended = True
+        self.gate.end()
+        if self._remove_callback is not None:
+            self._remove_callback()
+        self.entry.end(fate, where, note)
+        if self._started is not None:
             seconds = self.ctx.clock.monotonic() - self._started
             self.outer.emit(LeafEnded(**self.ctx.stamp(), leaf=self.kind, fate=fate, seconds=seconds))
 
@@ -334,7 +335,8 @@ class LeafRun(OwningLeaf, Generic[C]):
     @property
     def _interrupt_interval(self) -> float:
         """Seconds between two interruptions of one body: a grace of 0 must not hit every await of its clean-up."""
-        return max(self.policy.grace, MIN_INTERRUPT_INTERVAL_SECONDS)
+        grace = self.policy.grace
+        return grace if grace > MIN_INTERRUPT_INTERVAL_SECONDS else MIN_INTERRUPT_INTERVAL_SECONDS
 
     def _interrupt_again(self) -> None:
         if self._guard is not None:

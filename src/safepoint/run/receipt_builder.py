@@ -4,14 +4,13 @@ This module does not know how a leaf runs. It records what the leaf reports, and
 evidence for.
 """
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
 
-from ..abort import AbortSignal, Clock
+from ..abort import AbortReason, AbortSignal, Clock
 from ..errors import TEXT_LIMIT, shorten
-from ..receipt import Entry, Fate, LeafKind, Receipt, Usage
+from ..receipt import NO_USAGE, Entry, Fate, LeafKind, Receipt
 
 __all__ = ["EntryBuilder", "ReceiptBuilder"]
 
@@ -66,16 +65,23 @@ class EntryBuilder:
         self.pid: int | None = None
         self.pid_started: int | None = None
 
-    def end(self, fate: Fate, *, where: str | None = None, note: str = "") -> None:
-        """Record how it ended. The first end is final; `still_running` is none, and may become an end later."""
+    def end(self, fate: Fate, where: str | None = None, note: str = "") -> None:
+        """Record how it ended. The first end is final; `still_running` is none, and may become an end later.
+
+        Args:
+            fate: How it ended.
+            where: Where it is, if it may still run.
+            note: What else a reader should know.
+        """
         if note:
             note = shorten(note, NOTE_LIMIT)
+        builder = self._receipt_builder
         # Two threads may end one entry: the thread of a function that returns, and one that writes a receipt meanwhile.
-        with self._receipt_builder.lock:
+        with builder.lock:
             if self.ended_at is None:
                 self.fate, self.where, self.note = fate, where, note
                 if fate != "still_running":
-                    self._receipt_builder.ended(self)
+                    builder.ended(self)
 
 
 class ReceiptBuilder:
@@ -91,13 +97,14 @@ class ReceiptBuilder:
         self._clock = clock
         self.lock = threading.RLock()  # held while an entry is ended; a signal handler may end one too
         self._live: dict[EntryBuilder, None] = {}
-        self._ended: dict[Fate, deque[EntryBuilder]] = {fate: deque() for fate in LIMITS}
-        self._numbers = itertools.count()  # of the ends, which are listed in this order
-        self._omitted: dict[Fate, int] = dict.fromkeys(LIMITS, 0)
-        self.usage = Usage()
+        # Every run has a builder, and most runs end with few entries of one fate, so the rest is made when needed.
+        self._ended: dict[Fate, deque[EntryBuilder]] = {}
+        self._count = 0  # of the ends, which are listed in this order
+        self._omitted: dict[Fate, int] = {}
+        self.usage = NO_USAGE
         self.resume: str | None = None
         self.programs_since: int | None = None
-        self._warnings: deque[str] = deque(maxlen=LISTED)
+        self._warnings: list[str] = []
         self._warned = 0
         self._updaters: dict[object, Callable[[], bool]] = {}
 
@@ -111,6 +118,7 @@ class ReceiptBuilder:
         """Add a warning to the receipt. Only the newest are kept."""
         self._warned += 1
         self._warnings.append(shorten(message, NOTE_LIMIT))
+        del self._warnings[:-LISTED]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -140,52 +148,62 @@ class ReceiptBuilder:
         """Move an entry to those that have ended."""
         entry.ended_at = self._clock.monotonic()
         self._live.pop(entry, None)
-        entry.number = next(self._numbers)
-        entries = self._ended[entry.fate]
+        entry.number = self._count = self._count + 1
+        fate = entry.fate
+        entries = self._ended.get(fate)
+        if entries is None:
+            entries = self._ended[fate] = deque(maxlen=LIMITS[fate])
+        elif len(entries) == entries.maxlen:  # the oldest one is dropped
+            self._omitted[fate] = self._omitted.get(fate, 0) + 1
         entries.append(entry)
-        if len(entries) > LIMITS[entry.fate]:
-            entries.popleft()
-            self._omitted[entry.fate] += 1
 
     def receipt(self, signal: AbortSignal, *, escalated: bool = False) -> Receipt:
         """Make a receipt of what is known now."""
         self.update()
-        return self._receipt(signal, self._entries(), escalated)
+        now, date, at = self._clock.monotonic(), self._clock.time(), signal.aborted_at
+        requested_at = None if at is None else date - (now - at)
+        entries = tuple(_entry(entry, at) for entry in self._entries())
+        return self._receipt(signal.reason, requested_at, date, entries, escalated)
 
-    def remaining(self, signal: AbortSignal, operation: str) -> Receipt:
-        """Make a receipt of what still runs inside an operation that has ended."""
-        self.update()
-        return self._receipt(signal, [entry for entry in list(self._live) if entry.name.startswith(f"{operation}/")])
+    def remaining(self, operation: str) -> Receipt:
+        """Make a receipt of what still runs inside an operation that was not stopped and has ended."""
+        if self._updaters:
+            self.update()
+        entries: tuple[Entry, ...] = ()
+        if self._live:
+            entries = tuple(_entry(entry, None) for entry in list(self._live) if entry.name.startswith(f"{operation}/"))
+        return self._receipt(None, None, self._clock.time(), entries)
 
-    def _receipt(self, signal: AbortSignal, entries: "list[EntryBuilder]", escalated: bool = False) -> Receipt:
-        now, date = self._clock.monotonic(), self._clock.time()
-        at = signal.aborted_at
-        omitted = sum(count for fate, count in self._omitted.items() if fate != "unknown")
-        return Receipt(
-            signal.reason,
-            None if at is None else date - (now - at),
-            date,
-            tuple(self._entry(entry, at) for entry in entries),
-            self.usage,
-            self.resume,
-            (*self.warnings, *self._unlisted()),
-            omitted,
-            escalated,
-        )
+    def _receipt(
+        self,
+        reason: AbortReason | None,
+        requested_at: float | None,
+        settled_at: float,
+        entries: tuple[Entry, ...],
+        escalated: bool = False,
+    ) -> Receipt:
+        warnings: tuple[str, ...] = ()
+        omitted = 0
+        if self._warned or self._omitted or self._live:
+            warnings = (*self.warnings, *self._unlisted())
+            omitted = sum(count for fate, count in self._omitted.items() if fate != "unknown")
+        return Receipt(reason, requested_at, settled_at, entries, self.usage, self.resume, warnings, omitted, escalated)
 
     def _entries(self) -> list[EntryBuilder]:
         """What finished, then what ended in another way, each in the order of the ends; then what runs."""
-        others = [entry for fate, entries in self._ended.items() if fate != "finished" for entry in list(entries)]
+        ended = list(self._ended.items())
+        others = [entry for fate, entries in ended if fate != "finished" for entry in list(entries)]
         others.sort(key=lambda entry: entry.number)
-        return [*self._ended["finished"], *others, *list(self._live)[-LISTED_OF_INTEREST:]]
+        return [*self._ended.get("finished", ()), *others, *list(self._live)[-LISTED_OF_INTEREST:]]
 
     def _unlisted(self) -> list[str]:
         """A warning if operations that may still run are not listed, so that nobody takes them for ended."""
-        unlisted = self._omitted["unknown"] + max(0, len(self._live) - LISTED_OF_INTEREST)
+        unlisted = self._omitted.get("unknown", 0) + max(0, len(self._live) - LISTED_OF_INTEREST)
         return [f"{unlisted} more operations may still run: they are not listed"] if unlisted else []
 
-    def _entry(self, entry: EntryBuilder, aborted_at: float | None) -> Entry:
-        ended_at, seconds = entry.ended_at, None
-        if ended_at is not None and aborted_at is not None and ended_at >= aborted_at:
-            seconds = ended_at - aborted_at
-        return Entry(entry.name, entry.kind, entry.fate, seconds, entry.where, entry.note, entry.pid, entry.pid_started)
+
+def _entry(entry: EntryBuilder, aborted_at: float | None) -> Entry:
+    ended_at, seconds = entry.ended_at, None
+    if ended_at is not None and aborted_at is not None and ended_at >= aborted_at:
+        seconds = ended_at - aborted_at
+    return Entry(entry.name, entry.kind, entry.fate, seconds, entry.where, entry.note, entry.pid, entry.pid_started)

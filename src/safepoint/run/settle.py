@@ -69,14 +69,16 @@ async def settle(
     passing: BaseException | None = None  # meant for the task, so it is raised again at the end
     try:
         ctx.signal.raise_if_aborted()
-        ctx.emit(RunStarted(**ctx.stamp()))
+        if ctx.has_listener:
+            ctx.emit(RunStarted(**ctx.stamp()))
         result = await work(ctx, value)
     except BaseException as raised:
         error = raised
         passing = raised if _is_for_the_task(raised, before) else None
     if error is not None and not ctx.signal.aborted and ctx.stop.caused(error):
         ctx.stop.abort_run()  # the work stopped at a safe point, which counts as an abort from here on
-    passing = await clean_up(ctx) or passing
+    if ctx.cleanups:
+        passing = await clean_up(ctx) or passing
     if error is not None or ctx.signal.aborted:
         await name_leftovers(ctx.receipt_builder, begun)
     if passing is not None:
@@ -84,7 +86,8 @@ async def settle(
         raise passing
     outcome: Outcome[T] = _decide(ctx, result, error, started)
     result_or_outcome = outcome if on_outcome is None else await on_outcome(outcome)
-    ctx.emit(RunEnded(**ctx.stamp(), status=outcome.status))
+    if ctx.has_listener:
+        ctx.emit(RunEnded(**ctx.stamp(), status=outcome.status))
     return result_or_outcome
 
 
@@ -107,7 +110,7 @@ def _decide(ctx: Context, result: T | None, error: BaseException | None, started
         receipt = ctx.receipt_builder.receipt(ctx.signal)
         kept: T | None = ctx.take_partial(error)  # type: ignore[assignment]  # what the work kept is of its own type
         return Failed(error, receipt, kept, started_at=started, finished_at=finished)
-    remaining = ctx.receipt_builder.remaining(ctx.signal, ctx.operation)
+    remaining = ctx.receipt_builder.remaining(ctx.operation)
     value: T = result  # type: ignore[assignment]  # without an error there is a value
     return Completed(value, receipt=remaining, started_at=started, finished_at=finished)
 

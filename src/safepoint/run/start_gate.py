@@ -5,7 +5,7 @@ This module does not know what a leaf is, and reports nothing by itself.
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from ..abort import AbortSignal, Clock, Timer
 from ..abort.clock import NonBlocking
@@ -23,8 +23,8 @@ class StartGate:
     """The gate before the body of one leaf, and the callbacks that are due if the body goes on after an abort.
 
     **The claim.** A body must not begin after an abort was reported, and `abort()` may come from any thread at any
-    moment. Both sides therefore claim the gate with `dict.setdefault` on one key, which is atomic: the first one wins,
-    and the other reads who it was.
+    moment. Both sides therefore claim the gate by taking the one item out of a list, which is atomic: the first one
+    gets it.
 
     - The body claims it in `begin()`, after the gate was registered with the timers of the signal.
     - The abort claims it in `on_abort()`, a listener of the signal. `abort()` runs all listeners before it returns.
@@ -33,14 +33,23 @@ class StartGate:
     other. If the abort wins, `begin()` returns False, and the receipt says `not_started`. An abort that happened before
     the registration reaches no listener, so `begin()` also checks the signal itself; the registration comes first, so
     no abort falls between the two (see `AbortTimers.add`).
+
+    Args:
+        timers: The timers of the signal.
+        due: What is due if the body goes on, as for `after_abort()`.
+
+    Attributes:
+        due: What is due after an abort.
+        ended: Whether the leaf has ended.
+        unclaimed: One item until the body or an abort has claimed the gate.
     """
 
-    __slots__ = ("_claim", "_timers", "due", "ended")
+    __slots__ = ("_timers", "due", "ended", "unclaimed")
 
-    def __init__(self, timers: "AbortTimers") -> None:
+    def __init__(self, timers: "AbortTimers", due: list[DueCallback] | None = None) -> None:
         self._timers = timers
-        self._claim: dict[None, Literal["begun", "aborted"]] = {}
-        self.due: list[DueCallback] = []
+        self.unclaimed = [None]
+        self.due: list[DueCallback] = [] if due is None else due
         self.ended = False
 
     def after_abort(self, seconds: float, callback: Callable[[], object]) -> None:
@@ -55,7 +64,7 @@ class StartGate:
         Returns:
             True if the body begins now; False if the abort was first, and the body must not begin.
         """
-        return self._timers.add(self) and self._claim.setdefault(None, "begun") == "begun"
+        return self._timers.add(self) and self.claim()
 
     def repeat_after(self, seconds: float, callback: Callable[[], object]) -> None:
         """Call back once more, `seconds` from now. To be used inside a callback."""
@@ -64,12 +73,23 @@ class StartGate:
     def end(self) -> None:
         """The leaf has ended: nothing is due from now on."""
         self.ended = True
-        self._timers.remove(self)
+        timers = self._timers
+        timers.gates.pop(self, None)
+        if not timers.gates:
+            timers.stop()
         self.due.clear()  # break the cycle leaf → gate → callbacks → leaf, so that it needs no garbage collection
 
-    def on_abort(self) -> None:
-        """Claim the gate for the abort."""
-        self._claim.setdefault(None, "aborted")
+    def claim(self) -> bool:
+        """Claim the gate: for the body, or for the abort.
+
+        Returns:
+            True if this call is the first.
+        """
+        try:
+            self.unclaimed.pop()
+        except IndexError:
+            return False
+        return True
 
     def take_due(self, seconds: float) -> list[DueCallback]:
         """Remove and return what is due `seconds` after the abort. Each entry is returned to one caller only."""
@@ -86,14 +106,18 @@ class AbortTimers:
     """The gates of all leaves under one signal: one listener for all, and after the abort one timer for all.
 
     A thousand leaves that end at once on abort should not cost a thousand timers.
+
+    Attributes:
+        aborted_at: When the listener noticed the abort.
+        gates: The gates of the leaves that run.
     """
 
-    __slots__ = ("_clock", "_gates", "_registration", "_signal", "_timers", "aborted_at")
+    __slots__ = ("_clock", "_registration", "_signal", "_timers", "aborted_at", "gates")
 
     def __init__(self, signal: AbortSignal, clock: Clock) -> None:
         self._signal = signal
         self._clock = clock
-        self._gates: dict[StartGate, None] = {}
+        self.gates: dict[StartGate, None] = {}
         self._registration: Registration | None = None
         self._timers: list[Timer] = []
         self.aborted_at: float | None = None
@@ -105,20 +129,18 @@ class AbortTimers:
             False if the signal is aborted already. The gate is registered first and the signal read second: an abort
             in between claims the gate through the listener, so none passes unnoticed.
         """
-        self._gates[gate] = None
+        self.gates[gate] = None
         if self._registration is None:
             self._registration = self._signal.add_listener(self._on_abort)
         return not self._signal.aborted
 
-    def remove(self, gate: StartGate) -> None:
-        """Remove a gate; the last one takes the listener and the timers with it."""
-        self._gates.pop(gate, None)
-        if not self._gates:
-            registration, self._registration = self._registration, None
-            if registration is not None:
-                registration.remove()
-            while self._timers:
-                self._timers.pop().disarm()
+    def stop(self) -> None:
+        """Drop the listener and the timers: the last gate was removed."""
+        registration, self._registration = self._registration, None
+        if registration is not None:
+            registration.remove()
+        while self._timers:
+            self._timers.pop().disarm()
 
     def since_abort(self) -> float:
         """Seconds since the listener noticed the abort; 0 before it."""
@@ -126,19 +148,20 @@ class AbortTimers:
 
     def arm(self) -> None:
         """Set a timer for the callback that is due first."""
-        if self.aborted_at is None or not (dues := [entry[0] for gate in list(self._gates) for entry in gate.due]):
+        if self.aborted_at is None or not (dues := [entry[0] for gate in list(self.gates) for entry in gate.due]):
             return
         when = self.aborted_at + min(dues)
         if not any(timer.armed and timer.when <= when for timer in self._timers):
             self._drop_fired()
             self._timers.append(self._clock.call_at(when, NonBlocking(self._fire)))
-            if not self._gates:  # the last leaf ended at this very moment
+            if not self.gates:  # the last leaf ended at this very moment
                 self._timers[-1].disarm()
 
     def _on_abort(self) -> None:
         self.aborted_at = self._clock.monotonic()
-        for gate in list(self._gates):
-            gate.on_abort()
+        for gate in list(self.gates):
+            if gate.unclaimed:
+                gate.claim()
         self.arm()
 
     def _drop_fired(self) -> None:
@@ -155,7 +178,7 @@ class AbortTimers:
         # Sums of floats are rounded: without this a timer that fires exactly on time may find nothing due, and be set
         # again for the same time.
         now = self.since_abort() + ROUNDING_SECONDS
-        due = [(gate, callback) for gate in list(self._gates) for _, callback in gate.take_due(now)]
+        due = [(gate, callback) for gate in list(self.gates) for _, callback in gate.take_due(now)]
         self.arm()  # before any of them is called: what is due later has its timer even if one of these blocks
         for gate, callback in due:
             if not gate.ended:

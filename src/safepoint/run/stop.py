@@ -365,7 +365,8 @@ class Stop:
         with self._lock:
             self._clear_deadline_timer()
         self._closed = True
-        self._stop_abandon_timer()
+        if self._abort_listeners or self._abandon_timers:
+            self._stop_abandon_timer()
         self._abandon_callbacks.clear()
         if self._parent is not None:
             self._parent._children.pop(self, None)

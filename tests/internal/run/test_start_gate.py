@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import Any
+from typing import Any, SupportsIndex
 
 import pytest
 
@@ -82,13 +82,13 @@ def test_an_abort_that_is_acknowledged_between_the_look_and_the_claim_closes_the
     controller = AbortController()
     watch = StartGate(AbortTimers(controller.signal, clock))
 
-    class Claim(dict[Any, Any]):
-        def setdefault(self, key: Any, default: Any = None) -> Any:
-            if default == "begun":
+    class Unclaimed(list[None]):
+        def pop(self, index: SupportsIndex = -1) -> None:
+            if not controller.signal.aborted:
                 assert controller.abort()  # another thread, at the worst moment: it has its acknowledgement now
-            return super().setdefault(key, default)
+            return super().pop(index)
 
-    watch._claim = Claim()
+    watch.unclaimed = Unclaimed([None])
     assert not watch.begin()
 
 

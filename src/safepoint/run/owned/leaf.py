@@ -192,7 +192,9 @@ class OwningLeaf:
         """
         if isinstance(error, GeneratorExit):
             return None  # the coroutine of the body is being closed, and cannot wait
-        if (call := executor_call_behind(getattr(self._guard, "waited_for", None))) is not None:
+        waiting = getattr(self._guard, "waited_for", None)
+        # The usual case first: only the task's own callback waited.
+        if isinstance(waiting, list) and len(waiting) > 1 and (call := executor_call_behind(waiting)) is not None:
             self._record_executor_call(call)
         if (self.owned is None and self.policy.tasks != "end") or not self.being_interrupted:
             return None

@@ -220,7 +220,10 @@ def ticks_since_boot() -> int:
     """The time in the unit of process start times; 0 if the system does not provide it."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return 0
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_SECOND)
+
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0
 
 
 # How long after the begin of a fork its child may start, even on a busy machine.
