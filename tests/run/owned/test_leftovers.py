@@ -37,6 +37,35 @@ async def test_a_task_that_a_tool_leaves_behind_is_named_and_never_called_stoppe
     await asyncio.wait(kept)
 
 
+async def test_a_task_is_named_although_its_starter_had_no_leaf_when_another_run_looked():
+    go, idle, begun, end = asyncio.Event(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def waiting(ctx: Context, value: object) -> None:
+        idle.set()
+        await asyncio.get_running_loop().create_future()
+
+    async def background() -> None:
+        begun.set()
+        await end.wait()
+
+    async def tool(ctx: Context, value: object) -> None:
+        kept.append(asyncio.ensure_future(background()))
+        await asyncio.get_running_loop().create_future()
+
+    async def later() -> list[str]:
+        await go.wait()
+        return [entry.fate for entry in (await stop(tool, begun.is_set)).entries("background")]
+
+    kept: list[asyncio.Future[None]] = []
+    fates = asyncio.ensure_future(later())
+    for _ in range(2):  # both look at the task of `later`, which no leaf has started
+        assert (await stop(waiting, idle.is_set)).receipt.still_running == ()
+    go.set()
+    assert await fates == ["still_running"]
+    end.set()
+    await asyncio.wait(kept)
+
+
 async def test_a_policy_can_end_the_tasks_of_a_tool_with_it():
     begun = asyncio.Event()
 

@@ -10,7 +10,8 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextvars import Context as Variables
 from types import FrameType
@@ -32,6 +33,12 @@ CONTEXT_NAME = "context"
 UNSEEN = "started during the run by unknown code: uvloop, multiprocessing or C code, whose starts cannot be seen"
 
 ORPHANED = "the program that started it has ended, so it is not known whose it is; it began during the run"
+
+# Tasks that no leaf has started, as the references that asyncio keeps of all tasks.
+_unowned: "set[weakref.ref[asyncio.Task[object]]]" = set()
+
+# Linux: also children that end without SIGCHLD, which C code may make with clone() (`__WALL`).
+ANY_CHILD = 0x40000000 if sys.platform == "linux" else 0
 
 
 class StartingLeaf(Protocol):
@@ -114,13 +121,40 @@ def _tasks(receipt_builder: ReceiptBuilder | None) -> "list[tuple[StartingLeaf, 
         receipt_builder: The receipt builder of the run; None for any run.
     """
     here = asyncio.current_task()
-    found = []
-    for task in asyncio.all_tasks():
-        leaf = None if task is here else _leaf_in(_variables(task))
-        if leaf is None or (receipt_builder is not None and leaf.receipt_builder is not receipt_builder):
+    return [
+        (leaf, task)
+        for leaf, task in _tasks_of_leaves(asyncio.get_running_loop())
+        if (receipt_builder is None or leaf.receipt_builder is receipt_builder)
+        and task is not here
+        and leaf.task is not task
+        and not _is_ours(task)
+    ]
+
+
+def _tasks_of_leaves(loop: asyncio.AbstractEventLoop) -> "list[tuple[StartingLeaf, asyncio.Task[object]]]":
+    """The tasks of the running loop whose context names a leaf, each with it.
+
+    A thousand runs that are stopped at once look for tasks a thousand times, so tasks without a leaf are remembered. A
+    task gets the leaf that started it when it is created. Without one, it later only names leaves that it runs itself,
+    and these are none that it was started by.
+    """
+    global _unowned
+    if sys.version_info >= (3, 12):  # reading a context is quick, and the set of all tasks is not always to be had
+        pairs = ((_leaf_in(task.get_context()), task) for task in asyncio.all_tasks(loop))
+        return [(leaf, task) for leaf, task in pairs if leaf is not None]
+    everything: set[weakref.ref[asyncio.Task[object]]]
+    everything = asyncio.tasks._all_tasks.data  # type: ignore[attr-defined]  # the set behind `all_tasks()`
+    unowned, found = _unowned & everything, []
+    for ref in everything - unowned:
+        task = ref()
+        if task is None or task.get_loop() is not loop:
             continue
-        if leaf.task is not task and not _is_ours(task):
+        leaf = _leaf_in(_variables(task))
+        if leaf is None:
+            unowned.add(ref)
+        elif not task.done():
             found.append((leaf, task))
+    _unowned = unowned  # if another thread does the same at this moment, one of the two looks again later
     return found
 
 
@@ -130,11 +164,11 @@ def _leaf_in(variables: Variables | None) -> StartingLeaf | None:
 
 
 def _variables(task: "asyncio.Task[object]") -> Variables | None:
-    get_context: Callable[[], Variables] | None = getattr(task, "get_context", None)
-    if get_context is not None:
-        return get_context()
-    # Tasks of Python 3.11 do not have this method, but the garbage collector can list what they refer to.
-    return next((held for held in gc.get_referents(task) if isinstance(held, Variables)), None)
+    # Tasks of Python 3.11 have no method for it, but the garbage collector can list what they refer to.
+    for held in gc.get_referents(task):
+        if type(held) is Variables:
+            return held
+    return None
 
 
 def _is_ours(task: "asyncio.Task[object]") -> bool:
@@ -176,12 +210,25 @@ def _thread_name(thread: int) -> str:
 
 def _unseen_children(begun: int) -> list[int]:
     """The children of this process that began during the run and whose start the hook has not seen."""
+    if not _has_children():
+        return []
     try:
         threads = os.listdir(f"{PROC}/self/task")
     except OSError:  # this system has no /proc
         return []
     children = {pid for thread in threads for pid in children_of_thread(int(thread)) or ()} - seen_pids()
     return [pid for pid in children if (process := identify(pid)) is not None and process.started >= begun]
+
+
+def _has_children() -> bool:
+    """Whether this process may have a child: one system call, instead of a file for each thread."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | ANY_CHILD)  # it takes no child away
+    except ChildProcessError:
+        return False
+    except (AttributeError, OSError):  # not on this system, or forbidden in this sandbox
+        pass
+    return True
 
 
 def _orphans(since: int) -> list[int]:
