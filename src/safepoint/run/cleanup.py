@@ -14,8 +14,8 @@ from collections.abc import Callable
 from ..abort.event_loop import post
 from ..abort.guard import discard
 from ..abort.threads import start_in_thread
-from .code_location import thread_place
 from .context import Cleanup, on_loop
+from .interrupt.code_location import thread_place
 
 __all__ = ["CleanupCall", "runs_on_loop"]
 

@@ -19,11 +19,11 @@ from ..abort.threads import start_in_thread
 from ..errors import SafepointError, UsageError
 from ..process.isolate import ChildDied, IsolationOptions, call_isolated
 from ..receipt import LeafKind
-from .code_location import place
 from .context import Context
 from .interrupt import AbortInterrupt, InterruptibleCall
+from .interrupt.code_location import place
+from .interrupt.own_code import function_beneath
 from .leaf_run import LeafRun, LeafTimeout
-from .own_code import function_beneath
 from .owned.threads import ThreadWork
 from .policy import Policy
 

@@ -18,9 +18,9 @@ from ..errors import SafepointError, describe
 from ..events import AbortIgnored, LeafAbandoned, LeafEnded, LeafStarted
 from ..process.child import KILL_SECONDS
 from ..receipt import Fate, LeafKind
-from .code_location import blocking_place, place, swallower
 from .context import ChildContext, Context, Revocation
 from .interrupt import AbortInterrupt
+from .interrupt.code_location import blocking_place, place, swallower
 from .owned import hook
 from .owned.leaf import OwningLeaf
 from .policy import LIMIT_GRACE_SECONDS, Policy

@@ -17,7 +17,7 @@ from ctypes import PYFUNCTYPE, c_int, c_void_p, cast, py_object, pythonapi
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Protocol
 
-from .interrupt_safety import safe_positions
+from .positions import safe_positions
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction

@@ -11,7 +11,7 @@ import pytest
 
 from safepoint.run import AbortInterrupt
 from tests.conftest import counts
-from tests.internal.run.test_interrupt import Gate, Worker, nap
+from tests.internal.run.interrupt.test_call import Gate, Worker, nap
 from tests.kit.programs import SOURCES, VERSIONS, python_of
 from tests.kit.waiting import wait_until
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from safepoint.run import interrupt_safety
-from safepoint.run.interrupt_safety import safe_to_interrupt
+from safepoint.run.interrupt import positions, safety
+from safepoint.run.interrupt.safety import safe_to_interrupt
 
 files = count()
 sys._getframe().f_trace_opcodes = True  # Python 3.12 traces instructions if a frame wanted it before tracing began
@@ -57,7 +57,7 @@ def found_in(source, *, cut=False):
 
 def kind(frame):
     code = frame.f_code
-    if interrupt_safety._is_at_start(frame):
+    if safety._is_at_start(frame):
         return f"start of {code.co_name}"
     if code.co_code[frame.f_lasti] == dis.opmap["POP_TOP"]:
         return f"after {linecache.getline(code.co_filename, frame.f_lineno).strip()}"
@@ -330,7 +330,7 @@ def test_a_source_that_has_changed_since_it_was_loaded_is_not_believed():
         names["tool"]()
     finally:
         sys.settrace(old)
-    assert interrupt_safety.safe_positions(frames[0]) == (frozenset(), frozenset())
+    assert positions.safe_positions(frames[0]) == (frozenset(), frozenset())
 
 
 # What was cut

@@ -80,7 +80,7 @@ _LIBRARIES = tuple(
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
         *site.getsitepackages(),
-        os.path.dirname(os.path.dirname(__file__)),
+        os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
     }
     if folder
 )

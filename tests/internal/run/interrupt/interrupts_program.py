@@ -601,7 +601,7 @@ def main(sources, number, at_once, *names):
         interrupted, bad = sum(result[0] for result in results), sum(result[1] for result in results)
         seconds = round(time.monotonic() - begun, 1)
         found[name] = {"calls": len(results), "interrupted": interrupted, "bad": bad, "seconds": seconds}
-    events = sys.modules["safepoint.run.instruction_events"]
+    events = sys.modules["safepoint.run.interrupt.instruction_events"]
     found["left"] = len(events._calls)
     print(json.dumps(found))
 

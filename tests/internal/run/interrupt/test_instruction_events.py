@@ -1,4 +1,4 @@
-"""Owns the tests that look inside, beside those of `tests/internal/run/test_contended_interrupts.py`.
+"""Owns the tests that look inside, beside those of `tests/internal/run/interrupt/test_contended_interrupts.py`.
 
 Being called in a thread before its instructions: switched on by the first who asks, off by the last.
 """
@@ -7,10 +7,10 @@ import sys
 import threading
 from functools import partial
 
-from safepoint.run import AbortInterrupt, instruction_events
-from safepoint.run.interrupt import InterruptibleCall
-from tests.internal.run.test_contended_interrupts import tracing
-from tests.internal.run.test_interrupt import SECONDS, Gate, Worker, nap
+from safepoint.run import AbortInterrupt
+from safepoint.run.interrupt import InterruptibleCall, instruction_events
+from tests.internal.run.interrupt.test_call import SECONDS, Gate, Worker, nap
+from tests.internal.run.interrupt.test_contended_interrupts import tracing
 from tests.kit.waiting import wait_until
 
 

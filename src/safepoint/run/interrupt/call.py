@@ -5,7 +5,7 @@
 in between, or have left the function, so that the exception hits the next call of a pool thread. Here nothing is sent.
 While an interrupt is requested, Python calls `InterruptibleCall.before_instruction` in the thread itself, before
 instructions of the function's own code. It looks at the frame and raises at the first instruction where that leaves
-nothing held (`interrupt_safety.py`). Looking and raising happen in one thread, before one and the same instruction:
+nothing held (`safety.py`). Looking and raising happen in one thread, before one and the same instruction:
 
 - the place that was judged is the place of the exception, because the judged frame cannot run while it is judged;
 - `interrupted` is set before the exception is raised, so it is raised at most once;
@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from safepoint.errors import UsageError
 
 from .instruction_events import CALL_BOUNDARIES, stop_watching, thread_state, watch
-from .interrupt_safety import holds_something, in_clean_up, safe_to_interrupt, stack
 from .own_code import CodePosition, OwnCode
+from .safety import holds_something, in_clean_up, safe_to_interrupt, stack
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction

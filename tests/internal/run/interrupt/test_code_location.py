@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.run.code_location import blocking_place, place, swallower, thread_place
+from safepoint.run.interrupt.code_location import blocking_place, place, swallower, thread_place
 from safepoint.testing import drain_ready_tasks
 from tests.conftest import LOOPS
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import TypeVar
 
-from ..abort.reason import owner_of
+from ...abort.reason import owner_of
 from .loaded_source import parse_source
 
 __all__ = ["blocking_place", "place", "swallower", "thread_place"]

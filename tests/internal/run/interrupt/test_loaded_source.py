@@ -8,7 +8,7 @@ from types import CodeType
 
 import pytest
 
-from safepoint.run.loaded_source import LoadedSource, parse_source
+from safepoint.run.interrupt.loaded_source import LoadedSource, parse_source
 
 TEXT = "def tool(x):\n    try:\n        x(1)\n    finally:\n        [x(n) for n in x]\n        assert x, 1\n"
 

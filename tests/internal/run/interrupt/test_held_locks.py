@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from safepoint.run.held_locks import AcquiredLocks
+from safepoint.run.interrupt.held_locks import AcquiredLocks
 
 
 def acquired_after(source):

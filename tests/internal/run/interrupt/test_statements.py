@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from safepoint.run.statements import (
+from safepoint.run.interrupt.statements import (
     StatementPosition,
     Statements,
     calls_in,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.run.own_code import OwnCode, function_beneath
+from safepoint.run.interrupt.own_code import OwnCode, function_beneath
 
 SOURCE = "import sys\n\ndef frame():\n    return sys._getframe()\n"
 
