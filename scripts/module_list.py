@@ -23,6 +23,7 @@ PACKAGES = (
     "process",
     "storage",
     "run",
+    "run/interrupt",
     "run/owned",
     "agent",
     "models",
