@@ -21,7 +21,6 @@ from ...abort.guard import end_tasks
 from ...abort.resource_account import current_account
 from ...process.group import PARENT, PROC, STARTED, has_procfs, members, stat
 from ...process.tree import children_of_thread, identify, name_of
-from ..code_location import place, thread_place
 from ..interrupt.code_location import place, thread_place
 from ..receipt_builder import ReceiptBuilder
 from .programs import seen_pids
