@@ -110,7 +110,10 @@ class NatsCluster:
         """The name of the server that decides what this stream keeps, as soon as there is one."""
         import nats
 
-        connection = await nats.connect(self.urls)
+        async def ignore(error: Exception) -> None:
+            """A server that was killed is not there: the next one is asked."""
+
+        connection = await nats.connect(self.urls, error_cb=ignore)
         try:
             async with asyncio.timeout(seconds):
                 while True:

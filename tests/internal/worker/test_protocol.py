@@ -25,6 +25,7 @@ from safepoint.worker.protocol import (
     RemoveCall,
     Reply,
     SendCall,
+    Stats,
     StopCall,
     Unreadable,
     call_from_json,
@@ -129,8 +130,6 @@ def test_a_session_is_for_any_worker_with_its_agent_or_for_one():
 
 
 def test_what_a_worker_counts_is_part_of_what_it_says():
-    from safepoint.worker.protocol import Stats
-
     assert set(asdict(Stats())) <= set(asdict(INFO))
 
 
@@ -139,3 +138,7 @@ def test_what_an_older_server_or_worker_does_not_say_is_not_made_up():
     assert stop.scope is None
     reply: Reply = from_json(Reply, b'{"ok": true}')
     assert not reply.recorded
+
+
+def test_a_new_worker_has_counted_nothing():
+    assert set(asdict(Stats()).values()) == {0}
