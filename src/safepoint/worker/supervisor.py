@@ -20,9 +20,8 @@ from ..abort.event_loop import set_within
 from ..errors import SafepointError
 from ..version import __version__
 from .broker import RETENTION, Broker, BrokerConnection, BrokerError, LeaseInForce, Order, Queue
-from .executors import Executor, InlineExecutor, ProcessExecutor
+from .executors import PAUSES, CannotStart, Executor, InlineExecutor, ProcessExecutor, ProcessPool
 from .lease import OrderLease, TakenOrder, agree_on_lease, requeue
-from .process_pool import PAUSES, CannotStart, ProcessPool
 from .protocol import (
     Assignment,
     CloseCall,

@@ -11,8 +11,7 @@ import pytest
 
 from safepoint.process.child import ChildProcess, start_python
 from safepoint.worker import NatsBroker, Worker, WorkerTimings
-from safepoint.worker.executors import ProcessExecutor
-from safepoint.worker.process_pool import PAUSES, CannotStart, ProcessPool
+from safepoint.worker.executors import PAUSES, CannotStart, ProcessExecutor, ProcessPool
 from tests.kit.nats import free_port
 from tests.kit.waiting import eventually
 from tests.kit.worker_process import ROOT
