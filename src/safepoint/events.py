@@ -8,7 +8,7 @@ and nowhere else. docs/events.md lists all of them with their fields.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from .messages import CallStatus, Message
+from .messages import CallStatus, FinishReason, Message
 from .outcome import Outcome, Status
 from .receipt import Fate, LeafKind, Usage
 
@@ -166,11 +166,16 @@ class AnswerRestarted(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFinished(EventBase):
-    """The model's answer is complete, or was cut off (`interrupted`). `usage` is what it used."""
+    """The model's answer is complete, or was cut off (`interrupted`). `usage` is what it used.
+
+    `finish_reason` says why it ended: `stop`, `tool_calls`, `length` (the token limit), `content_filter`, `refusal` or
+    `paused`. It is None if the answer was interrupted, and in records of versions that did not write it.
+    """
 
     text: str
     interrupted: bool
     usage: Usage
+    finish_reason: FinishReason | None = None
     kind: Literal["answer_finished"] = "answer_finished"
 
 

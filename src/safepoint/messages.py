@@ -16,6 +16,7 @@ else:  # on first use: they need pydantic, which the classes do not
 __all__ = [
     "AssistantMessage",
     "CallStatus",
+    "FinishReason",
     "Message",
     "SystemMessage",
     "ToolCall",
@@ -26,6 +27,10 @@ __all__ = [
 ]
 
 CallStatus: TypeAlias = Literal["completed", "failed", "interrupted", "not_started", "unknown"]
+
+# Why an answer ended. `length`: it reached its token limit. `content_filter`: the provider held the rest back.
+# `refusal`: the model or its provider refused. `paused`: the provider interrupted long work of its own.
+FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "content_filter", "refusal", "paused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +60,16 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantMessage:
-    """An answer of the model. If it is `interrupted`, it was stopped in the middle, and this is the part received."""
+    """An answer of the model. If it is `interrupted`, it was stopped in the middle, and this is the part received.
+
+    `finish_reason` says why it ended. It is None if it was interrupted, and where nobody knows: in conversations from
+    elsewhere and of earlier versions. Two answers that differ only in it are equal.
+    """
 
     text: str = ""
     calls: tuple[ToolCall, ...] = field(default=())
     interrupted: bool = False
+    finish_reason: FinishReason | None = field(default=None, compare=False)
     kind: Literal["assistant"] = "assistant"
 
 

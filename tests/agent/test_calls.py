@@ -94,7 +94,7 @@ async def test_an_unknown_tool_and_wrong_arguments_are_told_to_the_model_which_g
     model = ChunkModel(
         [called(0, "a", "find", "{}"), Ended("tool_calls")],
         [called(0, "b", "search", '{"q": 1}'), Ended("tool_calls")],
-        [called(0, "c", "search", '{"query": '), Ended("length")],
+        [called(0, "c", "search", '{"query": '), Ended("tool_calls")],
         said("I give up"),
     )
     run = Agent(model, tools=[search]).run("go")

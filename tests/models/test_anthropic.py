@@ -133,7 +133,7 @@ async def test_text_between_calls_keeps_the_calls_apart(server: Anthropic):
         ("tool_use", "tool_calls"),
         ("max_tokens", "length"),
         ("model_context_window_exceeded", "length"),
-        ("refusal", "content_filter"),
+        ("refusal", "refusal"),
         ("something_new", "stop"),
     ],
 )

@@ -16,7 +16,7 @@ from ..abort.reason import caller, error_from
 from ..abort.renamed_arguments import accepts_deadline, suggests
 from ..errors import SafepointError, UsageError, require_method, shorten
 from ..events import AnswerFinished, AnswerRestarted, AnswerStarted, TextStreamed
-from ..messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
+from ..messages import AssistantMessage, FinishReason, Message, SystemMessage, ToolResult, UserMessage
 from ..receipt import Usage
 from ..run.ask import AskUser
 from ..run.context import Context
@@ -39,6 +39,13 @@ __all__ = ["Agent", "LimitExceeded"]
 # A provider may ask to wait for up to a minute, because rate limits count by the minute. Our own pauses are shorter.
 RETRY = Retry(attempts=4, delay=0.5, max_delay=60, on=lambda error: isinstance(error, ModelError) and error.retryable)
 DEFAULT = Policy()
+
+# What is said of an answer with neither text nor calls, where the same request would end in the same way.
+EMPTY_ANSWERS: dict[FinishReason, str] = {
+    "length": "used up its token limit before the first word of its answer: give it a higher limit",
+    "content_filter": "gave no answer: the provider's content filter held it back",
+    "refusal": "refused to answer",
+}
 
 
 class LimitExceeded(SafepointError):
@@ -177,7 +184,7 @@ class Agent:
         conversation.answer = None
         conversation.steps += 1
         if not answer.text.strip() and not answer.calls():
-            raise ModelError(f"{self.model.name} answered with neither text nor tool calls", retryable=True)
+            raise _empty_answer(self.model.name, answer.finish_reason)
         conversation.add(answer)
 
     def _record_usage(
@@ -187,7 +194,12 @@ class Agent:
         conversation.usage += usage
         ctx.receipt_builder.usage += usage
         if ctx.has_listener:
-            ctx.emit(AnswerFinished(**ctx.stamp(), text=answer.text, interrupted=not answer.finished, usage=usage))
+            reason = answer.finish_reason
+            ctx.emit(
+                AnswerFinished(
+                    **ctx.stamp(), text=answer.text, interrupted=reason is None, usage=usage, finish_reason=reason
+                )
+            )
 
     def _check_limits(self, conversation: Conversation) -> None:
         if conversation.steps >= self._max_steps:
@@ -321,6 +333,14 @@ def _with_prompt(kept: AgentResult, prompt: str) -> AgentResult:
     return replace(kept, messages=(UserMessage(text=prompt), *kept.messages))
 
 
+def _empty_answer(model: str, reason: FinishReason | None) -> ModelError:
+    """Return the error for an answer without a word. Only one that just ended may be better the next time."""
+    said = EMPTY_ANSWERS.get(reason or "stop")
+    if said is None:
+        return ModelError(f"{model} answered with neither text nor tool calls", retryable=True)
+    return ModelError(f"{model} {said}", finish_reason=reason)
+
+
 async def _read(ctx: Context, chunks: AsyncIterable[Chunk], answer: PartialAnswer) -> None:
     async for chunk in chunks:
         match chunk:
@@ -332,8 +352,8 @@ async def _read(ctx: Context, chunks: AsyncIterable[Chunk], answer: PartialAnswe
                 answer.add_call(chunk)
             case UsageReported(usage):
                 answer.usage = usage
-            case AnswerEnded():
-                answer.finished = True
+            case AnswerEnded(reason):
+                answer.finish_reason = reason
                 return  # the answer is complete: what a provider sends after it is not waited for
 
 

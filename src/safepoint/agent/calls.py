@@ -38,7 +38,7 @@ from ..run.once import running_repeatable
 from ..run.partial_work import PartialWork, partial_work
 from .context import AskUserFn, ToolContext
 from .conversation import AgentResult, Conversation
-from .history import INTERRUPTED, NOT_RUN, UNKNOWN
+from .model_text import INTERRUPTED, NOT_RUN, UNKNOWN
 from .tool import AnyTool, BadArguments, as_text
 
 __all__ = ["run_calls"]
@@ -111,6 +111,8 @@ def _context_of(ctx: Context, call: ToolCall) -> Context:
 async def _execute(this_round: _Round, call: ToolCall) -> ToolResult:
     """Check a call, ask the person where that is needed, run it, and return its result."""
     ctx, conversation, ask = this_round.ctx, this_round.conversation, this_round.ask
+    if (reason := conversation.why_not_run(call)) is not None:
+        return NOT_RUN.result(call, reason)
     tool = this_round.tools.get(call.name)
     if tool is None:
         known = ", ".join(this_round.tools) or "none"

@@ -24,12 +24,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ..messages import AssistantMessage, Message, ToolCall, ToolResult
+from ..messages import AssistantMessage, FinishReason, Message, ToolCall, ToolResult
 from ..receipt import Usage
 from ..run.context import Context
 from ..run.partial_work import PartialWork
-from .history import NOT_RUN, UNKNOWN, repair, unique_id, valid_arguments, valid_name
+from .history import repair, unique_id, valid_arguments, valid_name
 from .model import CallDelta, ModelRequest
+from .model_text import CUT_OFF_CALL, NOT_RUN, UNKNOWN
 
 if TYPE_CHECKING:
     from .record import ConversationRecord
@@ -48,7 +49,7 @@ class AgentResult:
     """What a run of an agent has produced.
 
     Attributes:
-        text: The last answer.
+        text: The last answer. `finish_reason` says why it ended.
         messages: The whole conversation, valid for every provider.
         usage: What it has cost.
         steps: How many requests were answered.
@@ -67,23 +68,34 @@ class AgentResult:
     id: str = field(default="", compare=False)
     parts: "Mapping[str, str]" = field(default_factory=dict)
 
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the last answer ended: `length` means that it reached its token limit. None if it was interrupted."""
+        answers = (message for message in reversed(self.messages) if isinstance(message, AssistantMessage))
+        return next((answer.finish_reason for answer in answers), None)
+
 
 class PartialAnswer:
     """An answer of a model while it arrives.
 
     Attributes:
         usage: The last report of its cost.
-        finished: Whether the answer is complete.
+        finish_reason: Why the answer ended; None as long as it is not complete.
     """
 
-    __slots__ = ("_arguments", "_calls", "_text", "finished", "usage")
+    __slots__ = ("_arguments", "_calls", "_text", "finish_reason", "usage")
 
     def __init__(self) -> None:
         self._text: list[str] = []
         self._calls: dict[int, tuple[str, str]] = {}
         self._arguments: dict[int, list[str]] = {}
         self.usage: Usage | None = None
-        self.finished = False
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is complete."""
+        return self.finish_reason is not None
 
     @property
     def text(self) -> str:
@@ -120,7 +132,7 @@ class PartialAnswer:
 
     def message(self, used: Iterable[str] = ()) -> AssistantMessage:
         """Return the complete answer. `used`: see `calls`."""
-        return AssistantMessage(text=self.text, calls=self.calls(used))
+        return AssistantMessage(text=self.text, calls=self.calls(used), finish_reason=self.finish_reason)
 
     def cut_off(self, used: Iterable[str] = ()) -> list[Message]:
         """Return what has arrived as an interrupted answer whose calls were not started. `used`: see `calls`."""
@@ -237,6 +249,17 @@ class Conversation:
         """Whether the last message is an answer with tool calls, whose results are not in `messages` yet."""
         last = self.messages[-1] if self.messages else None
         return isinstance(last, AssistantMessage) and bool(last.calls)
+
+    def why_not_run(self, call: ToolCall) -> str | None:
+        """Why this call of the last answer must not run; None if it may.
+
+        It is the last call of an answer that was cut off: the model had not finished saying what it wanted. A call
+        whose arguments are missing would otherwise run with the defaults of its tool.
+        """
+        last = self.messages[-1] if self.messages else None
+        if not isinstance(last, AssistantMessage) or last.finish_reason is None or call != last.calls[-1]:
+            return None
+        return CUT_OFF_CALL.get(last.finish_reason)
 
     def add(self, answer: PartialAnswer) -> None:
         """Add a complete answer to the messages."""

@@ -17,21 +17,18 @@ import json
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count, pairwise
 from typing import Literal, TypeAlias
 
 from ..errors import SafepointError, UsageError
-from ..messages import AssistantMessage, CallStatus, Message, SystemMessage, ToolCall, ToolResult, UserMessage
+from ..messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolResult, UserMessage
+from .model_text import NO_OUTPUT, UNKNOWN
 
 __all__ = [
-    "INTERRUPTED",
     "NAME",
-    "NOT_RUN",
-    "UNKNOWN",
     "HistoryError",
     "Rules",
-    "SyntheticResult",
     "invalid_arguments",
     "problems",
     "repair",
@@ -47,32 +44,6 @@ Rules: TypeAlias = Literal["openai-chat", "openai-responses", "anthropic"]
 class HistoryError(SafepointError):
     """A provider would refuse this conversation. The text lists every problem, with the number of its message."""
 
-
-@dataclass(frozen=True, slots=True)
-class SyntheticResult:
-    """A result for a tool call that did not end by itself, in words that a model understands.
-
-    Attributes:
-        status: The status of the result.
-        text: What the model reads.
-    """
-
-    status: CallStatus
-    text: str
-
-    def result(self, call: ToolCall, note: str = "") -> ToolResult:
-        """Return the result of a call, with `note` after the text."""
-        text = f"{self.text} {note}".strip()
-        return ToolResult(call_id=call.call_id, name=call.name, content=text, status=self.status)
-
-
-NOT_RUN = SyntheticResult("not_started", "This call was not started: the run was stopped before it.")
-INTERRUPTED = SyntheticResult(
-    "interrupted", "This call was interrupted: the run was stopped while it ran. It has no result."
-)
-UNKNOWN = SyntheticResult(
-    "unknown", "It is not known what became of this call: the run was stopped. It may have had effects."
-)
 
 BEGINNING = UserMessage(text="(The beginning of this conversation is missing.)")
 UNREADABLE = "unreadable"
@@ -277,7 +248,7 @@ def _repaired_calls(
             matched.append(UNKNOWN.result(call))
             continue
         unmatched.remove(result)
-        result = result if result.content.strip() else replace(result, content="(no output)")
+        result = result if result.content.strip() else replace(result, content=NO_OUTPUT)
         matched.append(result if result.call_id == call.call_id else replace(result, call_id=call.call_id))
     if tuple(valid_calls) == calls and {id(each) for each in matched} == {id(each) for each in results}:
         return calls, results  # nothing had to be repaired: keep the order in which the results came

@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from ..abort import AbortSignal
 from ..errors import SafepointError
-from ..messages import Message
+from ..messages import FinishReason, Message
 from ..receipt import Usage
 from ..run.retry import asks_to_wait
 
@@ -14,7 +14,6 @@ __all__ = [
     "AnswerEnded",
     "CallDelta",
     "Chunk",
-    "FinishReason",
     "Model",
     "ModelError",
     "ModelRequest",
@@ -22,8 +21,6 @@ __all__ = [
     "ToolSpec",
     "UsageReported",
 ]
-
-FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "content_filter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +126,14 @@ class ModelError(SafepointError):
         status: The HTTP status, if there was one.
         retryable: Whether the same request may succeed later.
         retry_after: In how many seconds, if the provider says so.
+        finish_reason: Why the answer ended, if it ended without a word.
     """
 
     message: str
     status: int | None = field(default=None, kw_only=True)
     retryable: bool = field(default=False, kw_only=True)
     retry_after: float | None = field(default=None, kw_only=True)
+    finish_reason: FinishReason | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         text = self.message if self.status is None else f"{self.message} (status {self.status})"

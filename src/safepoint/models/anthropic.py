@@ -7,14 +7,15 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..agent.model import CallDelta, Chunk, FinishReason, ModelError, ModelRequest, TextDelta, ToolSpec, UsageReported
+from ..agent.model import CallDelta, Chunk, ModelError, ModelRequest, TextDelta, ToolSpec, UsageReported
+from ..agent.model_text import CUT_OFF_CALL, assistant_text, result_text
 from ..errors import MissingExtra
-from ..messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
+from ..messages import AssistantMessage, FinishReason, Message, SystemMessage, ToolResult, UserMessage
 from ..receipt import Usage
 from .connection import HttpResponse, ResponseEvents
 from .failure import error_details, failed_mid_answer, malformed, refused, unreachable
 from .sdk import SdkModel
-from .wording import arguments_of, assistant_text, result_text
+from .wording import arguments_of
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -30,7 +31,8 @@ REASONS: dict[str, FinishReason] = {
     "tool_use": "tool_calls",
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
-    "refusal": "content_filter",
+    "refusal": "refusal",
+    "pause_turn": "paused",
 }
 
 
@@ -161,20 +163,25 @@ class _AnthropicAnswer:
                 yield from self._block(event["index"], event["content_block"])
             case "content_block_delta":
                 yield from self._delta(event["index"], event["delta"])
-            case "content_block_stop" if event["index"] in self._without_arguments:
-                yield CallDelta(index=self._calls[event["index"]], arguments="{}")
             case "message_delta":
-                self._reason = event["delta"].get("stop_reason") or self._reason
+                yield from self._ended(event["delta"].get("stop_reason"))
                 yield self._usage(event["usage"])
             case "message":  # an answer that was not streamed
                 for index, block in enumerate(event["content"]):
                     yield from self._block(index, block)
-                    if index in self._without_arguments:
-                        yield CallDelta(index=self._calls[index], arguments="{}")
-                self._reason = event["stop_reason"]
+                yield from self._ended(event["stop_reason"])
                 yield self._usage(event["usage"])
             case _:
                 pass
+
+    def _ended(self, reason: str | None) -> Iterator[Chunk]:
+        """Yield the arguments of calls without any. They are an empty object, unless the answer was cut off."""
+        self._reason = reason or self._reason
+        if self.finish_reason is None:
+            return
+        if self.finish_reason not in CUT_OFF_CALL:
+            yield from (CallDelta(index=self._calls[block], arguments="{}") for block in self._without_arguments)
+        self._without_arguments.clear()
 
     def _block(self, index: int, block: Json) -> Iterator[Chunk]:
         if block["type"] == "text" and block["text"]:

@@ -11,13 +11,14 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
-from ..agent.model import CallDelta, Chunk, FinishReason, ModelError, ModelRequest, TextDelta, ToolSpec, UsageReported
+from ..agent.model import CallDelta, Chunk, ModelError, ModelRequest, TextDelta, ToolSpec, UsageReported
+from ..agent.model_text import assistant_text, result_text
 from ..errors import MissingExtra
-from ..messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
+from ..messages import AssistantMessage, FinishReason, Message, SystemMessage, ToolResult, UserMessage
 from ..receipt import Usage
 from .failure import failed_mid_answer, malformed, refused
 from .sdk import SdkModel
-from .wording import arguments_of, assistant_text, result_text
+from .wording import arguments_of
 
 if TYPE_CHECKING:
     from ollama import AsyncClient, ChatResponse, ResponseError

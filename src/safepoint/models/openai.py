@@ -8,14 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
-from ..agent.model import CallDelta, Chunk, FinishReason, ModelError, ModelRequest, TextDelta, ToolSpec, UsageReported
+from ..agent.model import CallDelta, Chunk, ModelError, ModelRequest, TextDelta, ToolSpec, UsageReported
+from ..agent.model_text import CUT_OFF_CALL, assistant_text, result_text
 from ..errors import MissingExtra, UsageError
-from ..messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolResult, UserMessage
+from ..messages import AssistantMessage, FinishReason, Message, SystemMessage, ToolCall, ToolResult, UserMessage
 from ..receipt import Usage
 from .connection import HttpResponse, ResponseEvents
 from .failure import error_details, failed_mid_answer, malformed, refused, unreachable
 from .sdk import SdkModel
-from .wording import arguments_text, assistant_text, result_text
+from .wording import arguments_text
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -137,6 +138,7 @@ class _OpenAIAnswer:
     def __init__(self, model: str) -> None:
         self._reason: str | None = None
         self._model = model
+        self._refused = False
         self._call_ids: list[str] = []
         self._indexes: dict[int | None, int] = {}  # our number of a call by the number that the server gave it
         self._without_arguments: dict[int, None] = {}  # calls whose arguments have not come yet, in order
@@ -146,7 +148,8 @@ class _OpenAIAnswer:
         """Why the answer ended. Some servers send "stop" after calls, some send words of their own."""
         if self._reason is None:
             return None
-        return REASONS.get(self._reason, "tool_calls" if self._call_ids else "stop")
+        usual: FinishReason = "refusal" if self._refused else "tool_calls" if self._call_ids else "stop"
+        return REASONS.get(self._reason, usual)
 
     def read(self, event: object) -> Iterator[Chunk]:
         """Yield the chunks in one event of a stream, or in a whole answer."""
@@ -165,14 +168,17 @@ class _OpenAIAnswer:
     def _choice(self, choice: Json) -> Iterator[Chunk]:
         part = choice.get("delta") or choice.get("message")
         if part is not None:
+            self._refused = self._refused or bool(part.get("refusal"))
             if text := (part.get("content") or "") + (part.get("refusal") or ""):
                 yield TextDelta(text)
             for piece in part.get("tool_calls") or ():
                 yield self._call(piece)
         if choice.get("finish_reason"):
             self._reason = choice["finish_reason"]
-            # A call without arguments is an empty object; some servers write it as nothing.
-            yield from (CallDelta(index=index, arguments="{}") for index in self._without_arguments)
+            # A call without arguments is an empty object; some servers write it as nothing. In an answer that was cut
+            # off, the arguments are missing instead.
+            if self.finish_reason not in CUT_OFF_CALL:
+                yield from (CallDelta(index=index, arguments="{}") for index in self._without_arguments)
             self._without_arguments.clear()
         if self._reason == "error":
             raise ModelError(f"{self._model}: the provider ended the answer with an error", retryable=True)

@@ -16,14 +16,13 @@ from ..agent.model import (
     AnswerEnded,
     CallDelta,
     Chunk,
-    FinishReason,
     ModelError,
     ModelRequest,
     TextDelta,
     UsageReported,
 )
 from ..errors import UsageError
-from ..messages import AssistantMessage, Message, ToolResult
+from ..messages import AssistantMessage, FinishReason, Message, ToolResult
 from ..receipt import Usage
 
 __all__ = ["Answer", "Call", "Delay", "Error", "Finish", "Piece", "ScriptedModel", "Stall"]

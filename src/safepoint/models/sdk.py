@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 from ..abort import AbortError, AbortSignal
-from ..agent.model import AnswerEnded, Chunk, FinishReason, ModelError, ModelRequest
+from ..agent.model import AnswerEnded, Chunk, ModelError, ModelRequest
 from ..errors import SafepointError, UsageError
+from ..messages import FinishReason
 from .connection import ResponseEvents, close_interrupted_handshakes
 from .failure import MALFORMED, cut_off, malformed, transport_errors, unreachable
 

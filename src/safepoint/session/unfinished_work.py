@@ -24,8 +24,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..agent.conversation import AgentResult, Conversation
-from ..agent.history import NOT_RUN, UNKNOWN, repair
+from ..agent.history import repair
+from ..agent.model_text import NOT_RUN, UNKNOWN
 from ..events import (
+    AnswerFinished,
     AnswerRestarted,
     AnswerStarted,
     CallRecorded,
@@ -82,6 +84,8 @@ class UnfinishedWork:
                 self.answers[-1] = AssistantMessage(interrupted=True)
             case TextStreamed(text=text) if self.answers:
                 self.answers[-1] = replace(self.answers[-1], text=self.answers[-1].text + text)
+            case AnswerFinished(finish_reason=reason) if self.answers:
+                self.answers[-1] = replace(self.answers[-1], finish_reason=reason)
             case ToolCalled():
                 self._called(event)
             case CallRecorded(call_id=call_id):

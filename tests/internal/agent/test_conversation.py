@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from safepoint.agent import AgentResult, CallDelta, ModelRequest, validate
 from safepoint.agent.conversation import Conversation, PartialAnswer
-from safepoint.agent.history import INTERRUPTED, NOT_RUN, UNKNOWN
+from safepoint.agent.model_text import INTERRUPTED, NOT_RUN, UNKNOWN
 from safepoint.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from safepoint.run import Usage
 from tests.kit.agents import called
@@ -70,7 +70,7 @@ def test_of_white_space_nothing_is_kept():
 
 def test_what_the_provider_said_counts_once_the_answer_is_whole():
     answer = answer_of("word " * 100)
-    answer.usage, answer.finished = Usage(0, 12, 34), True
+    answer.usage, answer.finish_reason = Usage(0, 12, 34), "stop"
     assert answer.cost(REQUEST) == Usage(1, 12, 34)
 
 

@@ -10,9 +10,6 @@ from hypothesis import given, settings
 
 from safepoint.agent import HistoryError, repair, validate
 from safepoint.agent.history import (
-    INTERRUPTED,
-    NOT_RUN,
-    UNKNOWN,
     Rules,
     invalid_arguments,
     problems,
@@ -20,6 +17,7 @@ from safepoint.agent.history import (
     valid_arguments,
     valid_name,
 )
+from safepoint.agent.model_text import INTERRUPTED, NOT_RUN, UNKNOWN
 from safepoint.messages import AssistantMessage, Message, SystemMessage, UserMessage
 from tests.agent.test_history import (
     HI,

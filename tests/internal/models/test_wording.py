@@ -5,8 +5,9 @@ from typing import get_args
 
 import pytest
 
+from safepoint.agent.model_text import STATUS_SENTENCES, assistant_text, result_text
 from safepoint.messages import AssistantMessage, CallStatus, ToolCall, ToolResult
-from safepoint.models.wording import STATUS_WORDS, arguments_of, arguments_text, assistant_text, result_text
+from safepoint.models.wording import arguments_of, arguments_text
 
 
 def call(arguments: str) -> ToolCall:
@@ -23,13 +24,13 @@ def test_interrupted_text_is_marked_where_it_was_cut():
 
 
 def test_every_status_but_completed_has_words():
-    assert STATUS_WORDS.keys() | {"completed"} == set(get_args(CallStatus))
+    assert STATUS_SENTENCES.keys() | {"completed"} == set(get_args(CallStatus))
 
 
-@pytest.mark.parametrize("status", STATUS_WORDS)
+@pytest.mark.parametrize("status", STATUS_SENTENCES)
 def test_a_call_that_did_not_complete_says_so_before_its_content(status: CallStatus):
     told = result_text(ToolResult(call_id="c1", name="search", content="3 of 7 rows", status=status))
-    assert told == f"{STATUS_WORDS[status]}\n3 of 7 rows"
+    assert told == f"{STATUS_SENTENCES[status]}\n3 of 7 rows"
 
 
 def test_a_completed_call_says_its_content_and_never_nothing():
