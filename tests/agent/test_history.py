@@ -1,5 +1,6 @@
 """Histories: what each provider's rules refuse, and how a conversation from elsewhere is mended."""
 
+import json
 from itertools import groupby
 from random import Random
 
@@ -28,15 +29,15 @@ def result(call_id: str = "a", content: str = "found") -> ToolResult:
 
 def test_a_refusal_lists_every_problem_with_its_place():
     with pytest.raises(HistoryError) as refused:
-        validate([HI, calling(call()), UserMessage(text="")], "openai-chat")
+        validate([HI, calling(call()), UserMessage(text="")], "openai")
     assert str(refused.value).count("\n") == 2
     assert "message 1: the call 'a' has no result before message 2" in str(refused.value)
     assert "message 2: an empty user message" in str(refused.value)
 
 
 def test_unknown_rules_are_a_mistake_of_the_caller():
-    with pytest.raises(UsageError, match="openai-chat, openai-responses, anthropic"):
-        validate([HI], "gemini")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="openai, openai-responses, anthropic, gemini, mistral, ollama"):
+        validate([HI], "bard")  # type: ignore[arg-type]
 
 
 def test_an_open_call_is_closed_as_unknown_and_never_as_a_success():
@@ -64,7 +65,7 @@ def test_two_answers_in_a_row_become_one_and_lose_no_word():
     assert [type(message).__name__ for message in mended] == ["UserMessage", "AssistantMessage", "ToolResult"]
     answer = mended[1]
     assert isinstance(answer, AssistantMessage)
-    assert answer.text == "One.\n\nTwo."
+    assert answer.text == "One. [interrupted]\n\nTwo."
     assert not answer.interrupted
 
 
@@ -126,3 +127,77 @@ def test_mending_invents_no_success(messages: list[Message]):
     for one in repair(messages):
         if isinstance(one, ToolResult) and one.status == "completed":
             assert (one.name, one.content) in told or one.content == "(no output)"
+
+
+def test_a_true_result_that_came_late_is_put_in_its_place():
+    paid = result("a", "paid, receipt 77")
+    mended = repair([HI, calling(call("a")), UserMessage(text="still there?"), paid])
+    assert mended == [HI, calling(call("a")), paid, UserMessage(text="still there?")]
+    again: list[Message] = [HI, calling(call("a")), HI, calling(call("a")), result("a", "of the second")]
+    contents = [one.content for one in repair(again) if isinstance(one, ToolResult)]
+    assert contents[1] == "of the second"
+    assert "not known" in contents[0]
+
+
+def test_ids_that_a_provider_refuses_are_replaced_always_in_the_same_way():
+    history: list[Message] = [HI, calling(call("functions.look:0")), result("functions.look:0"), HI]
+    assert repair(history) == history, "the ids of the record do not change"
+    with pytest.raises(HistoryError, match="call id"):
+        validate(history, "anthropic")
+    mended = repair(history, "anthropic")
+    validate(mended, "anthropic")
+    assert mended == repair([*history, HI], "anthropic")[:4]
+    with pytest.raises(HistoryError, match="call id"):
+        validate([HI, calling(call("x" * 60)), result("x" * 60)], "openai")
+    validate([HI, calling(call("x" * 60)), result("x" * 60)], "anthropic")
+
+
+def test_white_space_before_a_call_is_refused_by_anthropic_and_left_out():
+    history: list[Message] = [HI, calling(call(), text="\n\n"), result()]
+    with pytest.raises(HistoryError, match="white space"):
+        validate(history, "anthropic")
+    validate(repair(history), "anthropic")
+
+
+@pytest.mark.parametrize("text", ["caf\udce9", "ok \ud83d"])
+def test_half_of_a_character_is_replaced(text: str):
+    with pytest.raises(HistoryError, match="half of a character"):
+        validate([UserMessage(text=text)])
+    repaired = repair([UserMessage(text=text)])
+    validate(repaired)
+    repaired[0].text.encode()  # type: ignore[union-attr]
+    assert repair([UserMessage(text="\ud83d\ude00")]) == [UserMessage(text="😀")]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"x": NaN}', '{"x": Infinity}', '{"x": 1e999}', '{"x": ' + "[" * 200 + "]" * 200 + "}"]
+)
+def test_what_only_python_calls_json_is_kept_as_text(text: str):
+    history: list[Message] = [HI, calling(call(arguments=text)), result()]
+    with pytest.raises(HistoryError, match="not a JSON object"):
+        validate(history)
+    mended = repair(history)
+    validate(mended)
+    assert json.loads(mended[1].calls[0].arguments) == {"unreadable": text}  # type: ignore[union-attr]
+
+
+def test_something_that_is_no_message_is_refused():
+    with pytest.raises(UsageError, match="UserMessage"):
+        repair([{"role": "user", "content": "hi"}])  # type: ignore[list-item]
+
+
+def test_templates_of_open_models_get_users_and_assistants_in_turns():
+    history: list[Message] = [
+        HI,
+        SystemMessage(text="Be brief."),
+        HI,
+        calling(call("123456789")),
+        result("123456789"),
+        HI,
+        HI,
+    ]
+    assert repair(history) == history, "the record keeps what was said"
+    told = repair(history, "strict-alternation")
+    assert [message.kind for message in told] == ["system", "user", "assistant", "tool_result", "assistant", "user"]
+    assert told[1] == UserMessage(text="hi\n\nhi")
+    assert told[4] == AssistantMessage(text="[interrupted]")

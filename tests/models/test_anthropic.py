@@ -90,11 +90,10 @@ async def test_a_request_without_a_limit_gets_one(server: Anthropic):
     assert [exchange.body["max_tokens"] for exchange in server.exchanges] == [4096, 99]
 
 
-async def test_a_history_the_provider_refuses_comes_back_in_its_words(server: Anthropic):
-    call = ToolCall(call_id="c1", name="search", arguments="{}")
+async def test_a_request_that_the_provider_refuses_comes_back_in_its_words(server: Anthropic):
     async with model_at(server) as model:
-        with pytest.raises(ModelError, match="without `tool_result` blocks") as caught:
-            await ask(model, asking("look", AssistantMessage(calls=(call,)), "and?"))
+        with pytest.raises(ModelError, match="at least one message is required") as caught:
+            await ask(model, asking(" "))
     assert (caught.value.status, caught.value.retryable) == (400, False)
 
 

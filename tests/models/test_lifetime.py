@@ -82,7 +82,6 @@ def test_one_model_answers_in_one_event_loop_after_the_other(kind: str, server: 
 
     assert [asyncio.run(once()), asyncio.run(once())] == ["Hello", "Hello"]
     assert [asyncio.run(left_open()), asyncio.run(once())] == ["Hello", "Hello"]
-    del model
     gc.collect()  # the connection of the loop that is gone is warned of here, and not in a later test
 
 

@@ -20,6 +20,7 @@ from .model import (
     ToolSpec,
     UsageReported,
 )
+from .provider_rules import Provider
 from .tool import AnyTool, BadArguments, Tool, tool
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Model",
     "ModelError",
     "ModelRequest",
+    "Provider",
     "TextDelta",
     "Tool",
     "ToolContext",

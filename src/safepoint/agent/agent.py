@@ -335,26 +335,30 @@ def _with_prompt(kept: AgentResult, prompt: str) -> AgentResult:
 
 def _empty_answer(model: str, reason: FinishReason | None) -> ModelError:
     """Return the error for an answer without a word. Only one that just ended may be better the next time."""
-    said = EMPTY_ANSWERS.get(reason or "stop")
-    if said is None:
+    explanation = EMPTY_ANSWERS.get(reason or "stop")
+    if explanation is None:
         return ModelError(f"{model} answered with neither text nor tool calls", retryable=True)
-    return ModelError(f"{model} {said}", finish_reason=reason)
+    return ModelError(f"{model} {explanation}", finish_reason=reason)
 
 
 async def _read(ctx: Context, chunks: AsyncIterable[Chunk], answer: PartialAnswer) -> None:
     async for chunk in chunks:
         match chunk:
             case TextDelta(text):
-                answer.add_text(text)
-                if ctx.has_listener:
-                    ctx.emit(TextStreamed(**ctx.stamp(), text=text))
+                _show(ctx, answer.add_text(text))
             case CallDelta():
                 answer.add_call(chunk)
             case UsageReported(usage):
                 answer.usage = usage
             case AnswerEnded(reason):
+                _show(ctx, answer.end_text())
                 answer.finish_reason = reason
                 return  # the answer is complete: what a provider sends after it is not waited for
+
+
+def _show(ctx: Context, text: str) -> None:
+    if text and ctx.has_listener:
+        ctx.emit(TextStreamed(**ctx.stamp(), text=text))
 
 
 def _check_stop(ctx: Context, point: StopAt, *, stopped_inside: bool = False) -> None:
@@ -384,11 +388,6 @@ def _start_conversation(
         new = [prompt]
     elif prompt is not None:
         new = list(prompt)
-    messages: list[object] = [*history, *new]  # callers without a type checker give anything
-    for message in messages:
-        if not isinstance(message, Message):
-            wanted = "a message must be one of safepoint.messages, such as UserMessage(text=…)"
-            raise UsageError(f"{wanted}, not {shorten(repr(message), 100)}")
     conversation = Conversation([*history, *new])
     if not new or not conversation.messages:
         raise UsageError("the prompt is empty")

@@ -28,7 +28,9 @@ from ..messages import AssistantMessage, FinishReason, Message, ToolCall, ToolRe
 from ..receipt import Usage
 from ..run.context import Context
 from ..run.partial_work import PartialWork
-from .history import repair, unique_id, valid_arguments, valid_name
+from .arguments import valid_arguments
+from .clean_text import REPLACEMENT, clean_text, split_half
+from .history import repair, unique_id, valid_name
 from .model import CallDelta, ModelRequest
 from .model_text import CUT_OFF_CALL, NOT_RUN, UNKNOWN
 
@@ -83,10 +85,11 @@ class PartialAnswer:
         finish_reason: Why the answer ended; None as long as it is not complete.
     """
 
-    __slots__ = ("_arguments", "_calls", "_text", "finish_reason", "usage")
+    __slots__ = ("_arguments", "_calls", "_half", "_text", "finish_reason", "usage")
 
     def __init__(self) -> None:
         self._text: list[str] = []
+        self._half = ""  # the first half of a character, whose other half has not come yet
         self._calls: dict[int, tuple[str, str]] = {}
         self._arguments: dict[int, list[str]] = {}
         self.usage: Usage | None = None
@@ -102,9 +105,17 @@ class PartialAnswer:
         """The text so far."""
         return "".join(self._text)
 
-    def add_text(self, text: str) -> None:
-        """Add a piece of text."""
+    def add_text(self, text: str) -> str:
+        """Add a piece of text, and return what of it can be shown: a server may cut a character in two."""
+        text, self._half = split_half(self._half + text)
+        text = clean_text(text)
         self._text.append(text)
+        return text
+
+    def end_text(self) -> str:
+        """Add what is left of a character whose other half never came, and return it."""
+        half, self._half = self._half, ""
+        return self.add_text(REPLACEMENT) if half else ""
 
     def add_call(self, piece: CallDelta) -> None:
         """Add a piece of a tool call."""
@@ -124,22 +135,27 @@ class PartialAnswer:
         calls: list[ToolCall] = []
         for index, (call_id, name) in sorted(self._calls.items()):
             if name:
-                call_id = unique_id(call_id, used_ids)
+                call_id = unique_id(clean_text(call_id), used_ids)
                 used_ids.add(call_id)
                 arguments = valid_arguments("".join(self._arguments[index]))
                 calls.append(ToolCall(call_id=call_id, name=valid_name(name), arguments=arguments))
         return tuple(calls)
 
+    def _text_beside(self, calls: tuple[ToolCall, ...]) -> str:
+        """Return the text; white space before calls is left out, because some providers refuse it."""
+        return self.text if not calls or self.text.strip() else ""
+
     def message(self, used: Iterable[str] = ()) -> AssistantMessage:
         """Return the complete answer. `used`: see `calls`."""
-        return AssistantMessage(text=self.text, calls=self.calls(used), finish_reason=self.finish_reason)
+        calls = self.calls(used)
+        return AssistantMessage(text=self._text_beside(calls), calls=calls, finish_reason=self.finish_reason)
 
     def cut_off(self, used: Iterable[str] = ()) -> list[Message]:
         """Return what has arrived as an interrupted answer whose calls were not started. `used`: see `calls`."""
         calls = self.calls(used)
         if not calls and not self.text.strip():
             return []
-        message = AssistantMessage(text=self.text, calls=calls, interrupted=True)
+        message = AssistantMessage(text=self._text_beside(calls), calls=calls, interrupted=True)
         return [message, *(NOT_RUN.result(call) for call in calls)]
 
     def cost(self, request: ModelRequest, *, stopped: bool = False) -> Usage:

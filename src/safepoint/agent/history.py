@@ -1,44 +1,42 @@
 """Owns what a valid conversation is, for each provider's rules, and how an invalid one is repaired.
 
 Providers refuse a conversation whose tool calls and results do not match. Such conversations come from outside: they
-were cut off by a crash, edited by a program, or written by another library. `repair` makes one that every provider
-accepts. It may only add what is known to be true: a call without a result gets one that says that its outcome is
-unknown, never one that claims success or failure, because the model decides by it whether to do the work again.
+were cut off by a crash, edited by a program, or written by another library. `repair` makes one that can be sent. It may
+only add what is known to be true: a call without a result gets one that says that its outcome is unknown, never one
+that claims success or failure, because the model decides by it whether to do the work again. A true result that came
+late is put in its place.
 
 A conversation that is valid already comes back unchanged, in the same order and with the same ids: ids of calls are
 parts of idempotency keys and of the record, so that renaming one would let a call run twice. The order of the repair
 matters for the same reason. Ids are made unique from the front to the back, and each result is matched with the call
 of its own round before that call gets another id, or a repeated id would give the result of one call to another.
 
+What only single providers demand is in `provider_rules.py`: `repair(messages, provider)` is what a model sends to it.
+
 Pure functions over messages. Knows nothing of agents.
 """
 
-import json
 import re
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import count, pairwise
-from typing import Literal, TypeAlias
+from itertools import count
 
-from ..errors import SafepointError, UsageError
+from ..errors import SafepointError, UsageError, shorten
 from ..messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolResult, UserMessage
-from .model_text import NO_OUTPUT, UNKNOWN
+from .arguments import is_valid, valid_arguments
+from .clean_text import clean_text, is_clean
+from .model_text import UNKNOWN, assistant_text, result_text
+from .provider_rules import PROVIDERS, Provider, adapted, order_problems
 
 __all__ = [
     "NAME",
     "HistoryError",
-    "Rules",
-    "invalid_arguments",
     "problems",
     "repair",
     "unique_id",
-    "valid_arguments",
     "valid_name",
     "validate",
 ]
-
-Rules: TypeAlias = Literal["openai-chat", "openai-responses", "anthropic"]
 
 
 class HistoryError(SafepointError):
@@ -46,38 +44,41 @@ class HistoryError(SafepointError):
 
 
 BEGINNING = UserMessage(text="(The beginning of this conversation is missing.)")
-UNREADABLE = "unreadable"
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+DEFAULT_PROVIDERS: tuple[Provider, ...] = ("openai", "openai-responses", "anthropic")
 
 
-def validate(messages: Sequence[Message], rules: Rules | None = None) -> None:
+def validate(messages: Sequence[Message], provider: Provider | None = None) -> None:
     """Check a conversation.
 
     Args:
         messages: The conversation.
-        rules: The format whose rules count; by default all of them.
+        provider: Whose rules count: `openai`, `openai-responses`, `anthropic`, `gemini`, `mistral`, `ollama`, or
+            `strict-alternation` for servers that use the chat template of an open model. By default the first three.
 
     Raises:
         HistoryError: A provider would refuse it.
-        UsageError: There are no such rules.
+        UsageError: There is no such provider.
     """
-    known: tuple[Rules, ...] = ("openai-chat", "openai-responses", "anthropic")
-    if rules is not None and rules not in known:
-        raise UsageError(f"rules must be one of {', '.join(known)}, not {rules!r}")
-    checked = known if rules is None else (rules,)
+    checked = DEFAULT_PROVIDERS if provider is None else (_known(provider),)
     found = [f"{name}: {problem}" for name in checked for problem in problems(messages, name)]
     if found:
         raise HistoryError("this conversation would be refused:\n  - " + "\n  - ".join(found))
 
 
-def problems(messages: Sequence[Message], rules: Rules) -> Iterator[str]:
-    """Yield everything that a provider with these rules would refuse."""
+def _known(provider: Provider) -> Provider:
+    if provider not in PROVIDERS:
+        raise UsageError(f"provider must be one of {', '.join(PROVIDERS)}, not {provider!r}")
+    return provider
+
+
+def problems(messages: Sequence[Message], provider: Provider) -> Iterator[str]:
+    """Yield everything that this provider would refuse."""
     yield from _pairs(messages)
     yield from _contents(messages)
     yield from _names(messages)
-    if rules == "anthropic":  # both formats of OpenAI accept any order of user and assistant messages
-        yield from _alternation(messages)
+    yield from order_problems(messages, PROVIDERS[provider])
 
 
 def _pairs(messages: Sequence[Message]) -> Iterator[str]:
@@ -117,7 +118,7 @@ def _contents(messages: Sequence[Message]) -> Iterator[str]:
                 for call in calls:
                     if not call.call_id or not call.name:
                         yield f"message {index}: a call without id or name"
-                    if not _is_object(call.arguments):
+                    if not is_valid(call.arguments):
                         yield f"message {index}: the arguments of {call.name!r} are not a JSON object"
             case UserMessage(text=text) | SystemMessage(text=text):
                 if not text.strip():
@@ -125,6 +126,20 @@ def _contents(messages: Sequence[Message]) -> Iterator[str]:
             case ToolResult(content=content):
                 if not content.strip():
                     yield f"message {index}: an empty tool result"
+        if not all(map(is_clean, _texts(message))):
+            yield f"message {index}: half of a character (a lone surrogate), which cannot be encoded"
+
+
+def _texts(message: Message) -> Iterator[str]:
+    """Yield the texts of a message, without the arguments of its calls, which have a check of their own."""
+    match message:
+        case AssistantMessage(text=text, calls=calls):
+            yield text
+            yield from (call.call_id for call in calls)
+        case UserMessage(text=text) | SystemMessage(text=text):
+            yield text
+        case ToolResult(call_id=call_id, name=name, content=content):
+            yield from (call_id, name, content)
 
 
 def _names(messages: Sequence[Message]) -> Iterator[str]:
@@ -134,38 +149,9 @@ def _names(messages: Sequence[Message]) -> Iterator[str]:
                 yield f"message {index}: {call.name!r} is not a tool name (letters, digits, _ and -, at most 64)"
 
 
-def _alternation(messages: Sequence[Message]) -> Iterator[str]:
-    """Check that a user message comes first, that no two answers follow each other, and that none is blank.
-
-    System messages do not count: they have a field of their own in the request.
-    """
-    turns = [(index, message) for index, message in enumerate(messages) if not isinstance(message, SystemMessage)]
-    if turns and not isinstance(turns[0][1], UserMessage):
-        yield f"message {turns[0][0]}: a conversation begins with a user message"
-    for (_, before), (index, message) in pairwise(turns):
-        if isinstance(before, AssistantMessage) and isinstance(message, AssistantMessage):
-            yield f"message {index}: two answers in a row"
-    for index, message in turns:
-        if isinstance(message, AssistantMessage) and not message.calls and message.text and not message.text.strip():
-            yield f"message {index}: an answer of white space"
-
-
 def valid_name(name: str) -> str:
     """Return a name that every provider accepts, even for a tool that the model has invented."""
     return name if NAME.fullmatch(name) else NOT_IN_NAMES.sub("_", name)[:64]
-
-
-def valid_arguments(arguments: str) -> str:
-    """Return arguments that every provider accepts: text that is no JSON object is kept inside one."""
-    return arguments if _is_object(arguments) else json.dumps({UNREADABLE: arguments})
-
-
-def invalid_arguments(arguments: str) -> str | None:
-    """Return what the model wrote instead of a JSON object, if `valid_arguments` had to wrap it; otherwise None."""
-    if not arguments.startswith(f'{{"{UNREADABLE}"'):
-        return None
-    found = json.loads(arguments)
-    return str(found[UNREADABLE]) if len(found) == 1 else None
 
 
 def unique_id(call_id: str, used: Collection[str]) -> str:
@@ -175,41 +161,86 @@ def unique_id(call_id: str, used: Collection[str]) -> str:
     return next(free for number in count() if (free := f"{call_id or 'call'}-{number}") not in used)
 
 
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text or "{}"), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def repair(messages: Iterable[Message]) -> list[Message]:
-    """Return the conversation in a form that all providers accept. Valid parts do not change.
+def repair(messages: Iterable[Message], provider: Provider | None = None) -> list[Message]:
+    """Return the conversation in a form that can be sent. Valid parts do not change.
 
     Calls without a result get one with the status "unknown". Results without a call and empty messages are left out.
     Two answers in a row become one. The module docstring says why it works this way.
+
+    Args:
+        messages: The conversation.
+        provider: Who is to accept it, as in `validate`. By default it is repaired so that each model can send it, and
+            ids that only some providers refuse are kept.
+
+    Raises:
+        UsageError: There is no such provider, or something is no message.
     """
+    rules = None if provider is None else PROVIDERS[_known(provider)]
+    given = [_cleaned(message) for message in messages]
     repaired: list[Message] = []
-    remaining = deque(messages)
     used: set[str] = set()
-    while remaining:
-        message = remaining.popleft()
+    late: set[int] = set()  # the positions of results that were moved to their calls
+    for index, message in enumerate(given):
         match message:
-            case AssistantMessage():
-                results: list[ToolResult] = []
-                while remaining and isinstance(remaining[0], ToolResult):
-                    result = remaining.popleft()
-                    assert isinstance(result, ToolResult)  # checked by the loop condition
-                    results.append(result)
-                if message.text.strip() or message.calls:
-                    _add_answer(repaired, message, results, used)
+            case AssistantMessage(text=text, calls=calls):
+                if text.strip() or calls:
+                    _add_answer(repaired, message, _results(given, index, late), used)
             case UserMessage(text=text) | SystemMessage(text=text):
                 repaired += [message] if text.strip() else []
             case ToolResult():
-                pass  # there is no call before it
+                pass  # it was added with its call, or has none
     first = next((index for index, message in enumerate(repaired) if not isinstance(message, SystemMessage)), None)
     if first is not None and not isinstance(repaired[first], UserMessage):
         repaired.insert(first, BEGINNING)
-    return repaired
+    return repaired if rules is None else adapted(repaired, rules)
+
+
+def _cleaned(message: Message) -> Message:
+    """Return the message without halves of characters. Raises: UsageError if it is none."""
+    given: object = message  # callers without a type checker give anything
+    if not isinstance(given, Message):
+        wanted = "a message must be one of safepoint.messages, such as UserMessage(text=…)"
+        raise UsageError(f"{wanted}, not {shorten(repr(given), 100)}")
+    if all(map(is_clean, _texts(message))):
+        return message
+    match message:
+        case AssistantMessage(text=text, calls=calls):
+            calls = tuple(replace(call, call_id=clean_text(call.call_id)) for call in calls)
+            return replace(message, text=clean_text(text), calls=calls)
+        case UserMessage(text=text) | SystemMessage(text=text):
+            return replace(message, text=clean_text(text))
+        case ToolResult(call_id=call_id, name=name, content=content):
+            return replace(message, call_id=clean_text(call_id), name=clean_text(name), content=clean_text(content))
+
+
+def _results(messages: Sequence[Message], answer: int, late: set[int]) -> list[ToolResult]:
+    """Return the results of the calls of an answer: those right after it, and those that came later.
+
+    A later one counts for a call without a result, until an answer uses the id of the call again. Its position is added
+    to `late`, so that it counts once.
+    """
+    message = messages[answer]
+    calls = message.calls if isinstance(message, AssistantMessage) else ()
+    results: list[ToolResult] = []
+    after = answer + 1
+    while after < len(messages) and isinstance(each := messages[after], ToolResult):
+        if after not in late:
+            results.append(each)
+        after += 1
+    missing = {call.call_id for call in calls} - {result.call_id for result in results}
+    for index in range(after, len(messages) if missing else after):
+        match messages[index]:
+            case ToolResult(call_id=call_id) as result if call_id in missing and index not in late:
+                late.add(index)
+                missing.discard(call_id)
+                results.append(result)
+            case AssistantMessage(calls=others):
+                missing -= {call.call_id for call in others}
+            case _:
+                pass
+        if not missing:
+            break
+    return results
 
 
 def _add_answer(
@@ -220,9 +251,10 @@ def _add_answer(
     )
     previous = repaired[last] if last >= 0 else None
     if isinstance(previous, AssistantMessage):  # it has no calls, or their results would be in between
-        text = "\n\n".join(filter(str.strip, (previous.text, message.text)))
-        message = replace(message, text=text)
+        message = replace(message, text="\n\n".join(filter(str.strip, (assistant_text(previous), message.text))))
         del repaired[last]
+    if message.text and not message.text.strip():
+        message = replace(message, text="")  # white space before calls, which some providers refuse
     calls, results = _repaired_calls(message.calls, results, used)
     repaired.append(message if calls == message.calls else replace(message, calls=calls))
     repaired += results
@@ -248,7 +280,7 @@ def _repaired_calls(
             matched.append(UNKNOWN.result(call))
             continue
         unmatched.remove(result)
-        result = result if result.content.strip() else replace(result, content=NO_OUTPUT)
+        result = result if result.content.strip() else replace(result, content=result_text(result))
         matched.append(result if result.call_id == call.call_id else replace(result, call_id=call.call_id))
     if tuple(valid_calls) == calls and {id(each) for each in matched} == {id(each) for each in results}:
         return calls, results  # nothing had to be repaired: keep the order in which the results came

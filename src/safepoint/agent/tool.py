@@ -34,7 +34,8 @@ from ..receipt import LeafKind
 from ..run.context import Context
 from ..run.leaf import kind_of, name_of
 from ..run.policy import Policy, PolicySettings
-from .history import NAME, invalid_arguments
+from .arguments import invalid_arguments
+from .history import NAME
 from .model import ToolSpec
 
 __all__ = [

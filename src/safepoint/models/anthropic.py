@@ -7,6 +7,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..agent.arguments import arguments_object
+from ..agent.clean_text import clean_text
+from ..agent.history import repair
 from ..agent.model import CallDelta, Chunk, ModelError, ModelRequest, TextDelta, ToolSpec, UsageReported
 from ..agent.model_text import CUT_OFF_CALL, assistant_text, result_text
 from ..errors import MissingExtra
@@ -15,7 +18,6 @@ from ..receipt import Usage
 from .connection import HttpResponse, ResponseEvents
 from .failure import error_details, failed_mid_answer, malformed, refused, unreachable
 from .sdk import SdkModel
-from .wording import arguments_of
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -91,8 +93,9 @@ class AnthropicModel(SdkModel["AsyncAnthropic", object]):
             "max_tokens": request.max_tokens or self._max_tokens,
             "stream": self._stream,
         }
-        if system := "\n\n".join(m.text for m in request.messages if isinstance(m, SystemMessage) and m.text):
-            body["system"] = system
+        system = (message.text for message in request.messages if isinstance(message, SystemMessage))
+        if text := clean_text("\n\n".join(filter(str.strip, system))):
+            body["system"] = text
         if request.tools:
             body["tools"] = [_tool(spec) for spec in request.tools]
         return body | self._options
@@ -212,7 +215,7 @@ def _messages(messages: tuple[Message, ...]) -> list[dict[str, object]]:
     Consecutive messages of one side become one message. The results of calls belong to the user's side.
     """
     turns: list[tuple[str, list[Block]]] = []
-    for message in messages:
+    for message in repair(messages, "anthropic"):
         role, blocks = _blocks(message)
         if not blocks:
             continue
@@ -236,7 +239,7 @@ def _blocks(message: Message) -> tuple[str, list[Block]]:
             text = assistant_text(message)
             blocks: list[Block] = [{"type": "text", "text": text}] if text else []
             blocks += (
-                {"type": "tool_use", "id": call.call_id, "name": call.name, "input": arguments_of(call)}
+                {"type": "tool_use", "id": call.call_id, "name": call.name, "input": arguments_object(call)}
                 for call in message.calls
             )
             return "assistant", blocks

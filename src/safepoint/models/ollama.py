@@ -11,6 +11,8 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
+from ..agent.arguments import arguments_object
+from ..agent.history import repair
 from ..agent.model import CallDelta, Chunk, ModelError, ModelRequest, TextDelta, ToolSpec, UsageReported
 from ..agent.model_text import assistant_text, result_text
 from ..errors import MissingExtra
@@ -18,7 +20,6 @@ from ..messages import AssistantMessage, FinishReason, Message, SystemMessage, T
 from ..receipt import Usage
 from .failure import failed_mid_answer, malformed, refused
 from .sdk import SdkModel
-from .wording import arguments_of
 
 if TYPE_CHECKING:
     from ollama import AsyncClient, ChatResponse, ResponseError
@@ -159,7 +160,7 @@ class _OllamaAnswer:
 
 
 def _messages(messages: tuple[Message, ...]) -> list[dict[str, object]]:
-    return [converted for message in messages if (converted := _message(message)) is not None]
+    return [converted for message in repair(messages, "ollama") if (converted := _message(message)) is not None]
 
 
 def _message(message: Message) -> dict[str, object] | None:
@@ -171,7 +172,7 @@ def _message(message: Message) -> dict[str, object] | None:
         case ToolResult():
             return {"role": "tool", "tool_name": message.name, "content": result_text(message)}
         case AssistantMessage():
-            calls = [{"function": {"name": call.name, "arguments": arguments_of(call)}} for call in message.calls]
+            calls = [{"function": {"name": call.name, "arguments": arguments_object(call)}} for call in message.calls]
             text = assistant_text(message)
             if calls:
                 return {"role": "assistant", "content": text, "tool_calls": calls}

@@ -8,15 +8,17 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
+from ..agent.arguments import arguments_text
+from ..agent.history import repair
 from ..agent.model import CallDelta, Chunk, ModelError, ModelRequest, TextDelta, ToolSpec, UsageReported
 from ..agent.model_text import CUT_OFF_CALL, assistant_text, result_text
+from ..agent.provider_rules import Provider
 from ..errors import MissingExtra, UsageError
 from ..messages import AssistantMessage, FinishReason, Message, SystemMessage, ToolCall, ToolResult, UserMessage
 from ..receipt import Usage
 from .connection import HttpResponse, ResponseEvents
 from .failure import error_details, failed_mid_answer, malformed, refused, unreachable
 from .sdk import SdkModel
-from .wording import arguments_text
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -27,6 +29,8 @@ Json: TypeAlias = dict[str, Any]
 __all__ = ["OpenAIModel"]
 
 OFFICIAL_HOST = "api.openai.com"
+# The hosts of providers whose rules are known. All other servers may have any model with any chat template.
+HOSTS: dict[str, Provider] = {OFFICIAL_HOST: "openai", "openai.azure.com": "openai", "api.mistral.ai": "mistral"}
 REASONS: dict[str, FinishReason] = {
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
@@ -47,6 +51,7 @@ class OpenAIModel(SdkModel["AsyncOpenAI", object]):
         client: "AsyncOpenAI | None" = None,
         base_url: str | None = None,
         api_key: str | None = None,
+        provider: Provider | None = None,
         stream: bool = True,
         **options: object,
     ) -> None:
@@ -57,6 +62,8 @@ class OpenAIModel(SdkModel["AsyncOpenAI", object]):
             client: An `AsyncOpenAI` to use, which the caller closes. Its own retries are switched off.
             base_url: The URL of a compatible server.
             api_key: The key; by default the SDK reads it from the environment.
+            provider: Whose rules the conversation is made to fit, as in `repair`. By default `openai` and `mistral` at
+                their own addresses, and `strict-alternation` everywhere else.
             stream: False for servers that do not stream: the answer then comes in one piece.
             **options: Sent with every request: `temperature=0`, `timeout=30`, `tool_choice="required"`, …
 
@@ -66,6 +73,7 @@ class OpenAIModel(SdkModel["AsyncOpenAI", object]):
         """
         settings = {"base_url": base_url, "api_key": api_key}
         super().__init__(model, client, settings=settings, stream=stream, options=options)
+        self._provider: Provider | None = provider
 
     def _connect(self, settings: Mapping[str, Any]) -> "AsyncOpenAI":
         try:
@@ -86,16 +94,24 @@ class OpenAIModel(SdkModel["AsyncOpenAI", object]):
         await client.close()
 
     def _body(self, request: ModelRequest) -> dict[str, object]:
-        body: dict[str, object] = {"model": self.name, "messages": _messages(request.messages), "stream": self._stream}
+        body: dict[str, object] = {
+            "model": self.name,
+            "messages": _messages(request.messages, self._provider or _provider_of(self._host)),
+            "stream": self._stream,
+        }
         if self._stream:
             body["stream_options"] = {"include_usage": True}
         if request.tools:
             body["tools"] = [_tool(spec) for spec in request.tools]
         if request.max_tokens is not None:
             # OpenAI's newer models refuse the old name; compatible servers may know only the old one.
-            official = self._client().base_url.host == OFFICIAL_HOST
-            body["max_completion_tokens" if official else "max_tokens"] = request.max_tokens
+            name = "max_completion_tokens" if self._host == OFFICIAL_HOST else "max_tokens"
+            body[name] = request.max_tokens
         return body | self._options
+
+    @property
+    def _host(self) -> str:
+        return self._client().base_url.host
 
     def _events(self, client: "AsyncOpenAI", body: dict[str, Any]) -> ResponseEvents:
         async def send() -> HttpResponse:
@@ -209,8 +225,16 @@ class _OpenAIAnswer:
         return CallDelta(index=index, call_id=call_id, name=name or "", arguments=arguments)
 
 
-def _messages(messages: tuple[Message, ...]) -> list[dict[str, object]]:
-    return [converted for message in messages if (converted := _message(message)) is not None]
+def _messages(messages: tuple[Message, ...], provider: Provider) -> list[dict[str, object]]:
+    repaired = repair(messages, provider)
+    return [converted for message in repaired if (converted := _message(message)) is not None]
+
+
+def _provider_of(host: str) -> Provider:
+    for name, provider in HOSTS.items():
+        if host == name or host.endswith(f".{name}"):
+            return provider
+    return "strict-alternation"
 
 
 def _message(message: Message) -> dict[str, object] | None:

@@ -9,15 +9,10 @@ import pytest
 from hypothesis import given, settings
 
 from safepoint.agent import HistoryError, repair, validate
-from safepoint.agent.history import (
-    Rules,
-    invalid_arguments,
-    problems,
-    unique_id,
-    valid_arguments,
-    valid_name,
-)
+from safepoint.agent.arguments import invalid_arguments, valid_arguments
+from safepoint.agent.history import problems, unique_id, valid_name
 from safepoint.agent.model_text import INTERRUPTED, NOT_RUN, UNKNOWN
+from safepoint.agent.provider_rules import Provider
 from safepoint.messages import AssistantMessage, Message, SystemMessage, UserMessage
 from tests.agent.test_history import (
     HI,
@@ -27,7 +22,7 @@ from tests.agent.test_history import (
     result,
 )
 
-RULES: tuple[Rules, ...] = ("openai-chat", "openai-responses", "anthropic")
+RULES: tuple[Provider, ...] = ("openai", "openai-responses", "anthropic")
 
 
 GOOD: list[Message] = [
@@ -43,7 +38,7 @@ GOOD: list[Message] = [
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_a_good_conversation_is_accepted_and_left_alone(rules: Rules):
+def test_a_good_conversation_is_accepted_and_left_alone(rules: Provider):
     validate(GOOD, rules)
     assert repair(GOOD) == GOOD
 
@@ -76,7 +71,7 @@ def test_a_good_conversation_is_accepted_and_left_alone(rules: Rules):
         ([HI, calling(call()), result(content=" \n")], "empty tool result"),
     ],
 )
-def test_every_provider_refuses(rules: Rules, messages: list[Message], told: str):
+def test_every_provider_refuses(rules: Provider, messages: list[Message], told: str):
     with pytest.raises(HistoryError, match=told):
         validate(messages, rules)
     validate(repair(messages))

@@ -1,12 +1,15 @@
 """Owns a small, strict fake of Anthropic's Messages API: `/v1/messages` over SSE. Scripted like `provider.py`."""
 
 import json
+import re
 from typing import Any
 
+from tests.kit.providers.encoding import encoding_fault
 from tests.kit.providers.script import End, Fails, ScriptedServer, ToolCall, new_id
 
 __all__ = ["Anthropic"]
 
+ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 RESULTS = "`tool_use` ids were found without `tool_result` blocks immediately after"
 UNEXPECTED = "unexpected `tool_use_id` found in `tool_result` blocks"
 
@@ -22,6 +25,8 @@ class Anthropic(ScriptedServer):
     def fault(self, body: dict[str, Any]) -> str | None:
         if not isinstance(body.get("max_tokens"), int):
             return "max_tokens: Field required"
+        if found := encoding_fault(body):
+            return found
         messages = body.get("messages") or []
         if not messages:
             return "messages: at least one message is required"
@@ -53,7 +58,9 @@ def _blocks_fault(number: int, message: dict[str, Any], waiting: set[str]) -> st
         else:
             others = True
         if block["type"] == "text" and not block["text"].strip():
-            return "messages: text content blocks must be non-empty"
+            return "messages: text content blocks must contain non-whitespace text"
+        if block["type"] == "tool_use" and not ID.fullmatch(block["id"]):
+            return f"messages.{number}.content.tool_use.id: String should match pattern '{ID.pattern}'"
     return f"messages.{number}: {RESULTS}: {sorted(left)}" if left else None
 
 

@@ -31,6 +31,7 @@ import pytest
 
 __all__ = ["Llama", "llama"]
 
+TEMPLATES = Path(__file__).parent / "templates"
 CACHE = Path(__file__).parents[2] / ".cache"
 VERSION = 1  # of the model below: a new one gets a new file
 START_SECONDS = 30.0
@@ -42,13 +43,19 @@ EMBEDDING, FORWARD, LAYERS, HEADS = 64, 128, 2, 4
 
 
 class Llama:
-    """The server while it runs. `with Llama() as llama:`"""
+    """The server while it runs. `with Llama() as llama:`
 
-    def __init__(self) -> None:
+    Args:
+        template: The file of a chat template in `templates/`, with the rules of a model's own one. By default it has
+            one that accepts everything.
+    """
+
+    def __init__(self, template: str = "") -> None:
         path = model_file()
+        arguments = [str(path), *([str(TEMPLATES / template)] if template else [])]
         # It ends with its input: also a test run that is killed leaves no server behind.
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(path)],
+            [sys.executable, __file__, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -199,7 +206,7 @@ def _write(path: Path) -> None:
     writer.close()
 
 
-def _serve(path: str) -> None:
+def _serve(path: str, template: str = "") -> None:
     """The server process: says where it listens, and lives until its input ends."""
     import xllamacpp  # type: ignore[import-untyped,import-not-found,unused-ignore]  # it has no stubs
 
@@ -213,6 +220,8 @@ def _serve(path: str) -> None:
     params.fit_params = params.warmup = params.ui = False
     params.endpoint_metrics = True
     params.verbosity = 0
+    if template:
+        params.chat_template, params.use_jinja = Path(template).read_text(encoding="utf-8"), True
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)
     sys.stdin.buffer.read()
@@ -220,4 +229,4 @@ def _serve(path: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(*sys.argv[1:])

@@ -3,7 +3,9 @@
 import json
 from typing import Any
 
+from tests.kit.providers.encoding import encoding_fault
 from tests.kit.providers.script import End, Fails, ScriptedServer, ToolCall
+from tests.kit.providers.template_rules import alternation_fault
 
 __all__ = ["Ollama"]
 
@@ -20,6 +22,8 @@ class Ollama(ScriptedServer):
         """Roughly what the server's own decoding refuses."""
         if not body.get("model"):
             return "model is required"
+        if found := encoding_fault(body) or alternation_fault(body.get("messages") or []):
+            return found
         for message in body.get("messages") or ():
             if message.get("role") not in ("system", "user", "assistant", "tool"):
                 return f"invalid role: {message.get('role')}"

@@ -7,18 +7,23 @@ import json
 import re
 from typing import Any
 
+from tests.kit.providers.encoding import encoding_fault
+
 __all__ = ["fault"]
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}
 ORPHAN = (  # the spelling is the API's
     "Invalid parameter: messages with role 'tool' must be a response to a preceeding message with 'tool_calls'."
 )
+MAX_ID = 64  # 40 at OpenAI itself
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def fault(body: dict[str, Any]) -> str | None:
     """What is wrong with a request, or None."""
     messages = body.get("messages")
+    if found := encoding_fault(body):
+        return found
     if not isinstance(body.get("model"), str) or not body["model"]:
         return "you must provide a model parameter"
     if not isinstance(messages, list):
@@ -81,10 +86,13 @@ def _call_fault(at: str, call: dict[str, Any]) -> str | None:
     function = call.get("function", {})
     if not call.get("id"):
         return f"Missing required parameter: '{at}.id'."
+    if len(call["id"]) > MAX_ID:
+        return f"Invalid '{at}.id': string too long. Expected a string with maximum length {MAX_ID}."
     if call.get("type") != "function" or not NAME.fullmatch(str(function.get("name", ""))):
         return f"Invalid '{at}.function.name': string does not match pattern. Expected {NAME.pattern!r}."
     try:
-        good = isinstance(json.loads(function["arguments"]), dict)
+        arguments = json.loads(function["arguments"])
+        good = isinstance(arguments, dict) and encoding_fault(arguments) is None
     except (KeyError, TypeError, ValueError):
         good = False
     return None if good else f"Invalid '{at}.function.arguments': expected a JSON object."

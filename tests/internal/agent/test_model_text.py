@@ -5,9 +5,9 @@ from typing import get_args
 
 import pytest
 
+from safepoint.agent.arguments import arguments_object, arguments_text
 from safepoint.agent.model_text import STATUS_SENTENCES, assistant_text, result_text
 from safepoint.messages import AssistantMessage, CallStatus, ToolCall, ToolResult
-from safepoint.models.wording import arguments_of, arguments_text
 
 
 def call(arguments: str) -> ToolCall:
@@ -41,16 +41,16 @@ def test_a_completed_call_says_its_content_and_never_nothing():
 @pytest.mark.parametrize("text", ['{"query": "x",\n "n": 1}', "{}"])
 def test_good_arguments_stay_as_the_model_wrote_them(text: str):
     assert arguments_text(call(text)) == text
-    assert arguments_of(call(text)) == json.loads(text)
+    assert arguments_object(call(text)) == json.loads(text)
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_no_arguments_are_an_empty_object(text: str):
     assert arguments_text(call(text)) == "{}"
-    assert arguments_of(call(text)) == {}
+    assert arguments_object(call(text)) == {}
 
 
 @pytest.mark.parametrize("text", ['{"query": "sa', "[1]", "null", '"x"'])
 def test_arguments_that_are_no_object_are_kept_inside_of_one(text: str):
-    assert arguments_of(call(text)) == {"unreadable": text}
+    assert arguments_object(call(text)) == {"unreadable": text}
     assert json.loads(arguments_text(call(text))) == {"unreadable": text}
