@@ -311,6 +311,48 @@ async def test_two_calls_of_one_sub_agent_have_keys_of_their_own():
     assert keys[0] != keys[1]
 
 
+async def test_agents_that_one_tool_calls_have_keys_and_records_of_their_own():
+    paid: list[tuple[str, int, int]] = []
+
+    @tool
+    async def pay(amount: int, ctx: ToolContext) -> str:
+        recorded = await ctx.once("amount", lambda: amount)
+        paid.append((ctx.idempotency_key, amount, recorded))
+        return "paid"
+
+    def payer(amount: int) -> Agent:
+        model = ChunkModel([called(0, "1", "pay", f'{{"amount": {amount}}}'), Ended()], said("done"))
+        return Agent(model, tools=[pay], name="payer")
+
+    @tool
+    async def both(ctx: ToolContext) -> str:
+        await payer(1)(ctx, "the first")
+        await payer(2)(ctx, "the second")
+        return "both"
+
+    await agent_of(both).run("go")
+    assert [(amount, recorded) for _, amount, recorded in paid] == [(1, 1), (2, 2)]
+    assert len({key for key, _, _ in paid}) == 2
+
+
+async def test_the_keys_of_calls_are_ascii_and_differ_whatever_ids_a_model_gives():
+    keys: list[str] = []
+
+    @tool
+    async def pay(ctx: ToolContext) -> str:
+        keys.append(ctx.idempotency_key)
+        return "paid"
+
+    payer = Agent(ChunkModel([called(0, "b ü", "pay"), Ended()], said("done")), tools=[pay], name="Zahlstelle ü")
+    chief = ChunkModel(
+        [called(0, "a", "payer", '{"prompt": "go"}'), called(1, "a:b ü", "pay"), Ended()],
+        said("done"),
+    )
+    await Agent(chief, tools=[payer.as_tool("payer"), pay]).run("go")
+    assert len(set(keys)) == 2
+    assert all(key.isascii() and key.isprintable() and " " not in key for key in keys), keys
+
+
 @tool(requires_approval=True)
 async def launch(target: str) -> str:
     """Launch it."""

@@ -1,12 +1,13 @@
 """The host of one process: ids that hold for life, deploys and crashes that lose nothing, sessions that recover."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from safepoint import Aborted, Completed
-from safepoint.agent import tool
+from safepoint import Aborted, Agent, Completed
+from safepoint.abort import shield
+from safepoint.agent import ModelRequest, ToolContext, tool
 from safepoint.errors import UsageError
 from safepoint.events import (
     SessionClosed,
@@ -17,7 +18,8 @@ from safepoint.events import (
     TurnQueued,
     TurnStarted,
 )
-from safepoint.models.scripted import Call, Stall
+from safepoint.messages import UserMessage
+from safepoint.models.scripted import Call, ScriptedModel, Stall
 from safepoint.session import LocalHost, MemoryStore, SessionInfo, SqliteStore, StoreError
 from safepoint.testing import drain_ready_tasks
 from tests.kit.agents import asked, gated_agent, talker
@@ -591,3 +593,68 @@ async def test_a_text_that_is_none_is_refused(text: Any) -> None:
 def test_what_is_no_agent_or_no_store_is_refused_at_once(agents: Any, store: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         LocalHost(agents, store)
+
+
+@pytest.mark.parametrize("when_busy", ["steer", "interrupt"])
+async def test_a_turn_that_was_to_make_way_for_a_newer_one_does_not_come_back_after_a_crash(
+    when_busy: Literal["steer", "interrupt"],
+) -> None:
+    ran: list[str] = []
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    @tool(effects="idempotent")
+    async def work(ctx: ToolContext) -> str:
+        ran.append(ctx.idempotency_key)
+        begun.set()
+        with shield(60):
+            await over.wait()  # a tool that has not ended yet when the process dies
+        return "done"
+
+    def answer(request: ModelRequest) -> Any:
+        last = request.messages[-1]
+        return [Call("work")] if isinstance(last, UserMessage) and last.text == "first" else "fine"
+
+    agent = Agent(ScriptedModel(*[answer] * 10), tools=[work])
+    store = MemoryStore()
+    host = LocalHost(agent, store)
+    await host.create("s")
+    await host.send("s", "first", turn_id="old")
+    await begun.wait()
+    await host.send("s", "second", turn_id="new", when_busy=when_busy)
+    left = crashed(store)
+    over.set()
+    await host.close()
+    host = LocalHost(agent, left, resume=True)
+    await host.recover()
+    assert isinstance(await end_of(host, "s", "new"), Completed)
+    view = await host.turn("s", "old")
+    assert view.continued_by is None
+    assert isinstance(view.outcome, Aborted)
+    assert view.outcome.reason.kind == "preempted"
+    assert len(ran) == 1
+    await host.close()
+
+
+async def test_the_first_id_also_leads_to_what_a_person_continues_after_too_many_crashes() -> None:
+    store = MemoryStore()
+    host = LocalHost(talker(["half", Stall()]), store)
+    await speaking(host)
+    while True:
+        store = crashed(store)
+        await host.close()
+        host = LocalHost(talker(["more", Stall()], ["more", Stall()]), store, resume=True)
+        await host.recover()
+        running = (await host.session("s")).turns
+        if not running:
+            break  # it is not resumed by itself any more
+        await seen(host, "s", TextStreamed, run_id=running[0].id)
+        await (await host.live("s")).saved()
+    by_hand = await host.continue_turn("s")
+    await seen(host, "s", TextStreamed, run_id=by_hand.id)
+    view = await host.turn("s", "t")
+    assert (view.status, view.continued_by) == ("running", by_hand.id)
+    ack = await host.stop("s", "t")
+    assert ack.status == "accepted"
+    await ack.settled()
+    assert (await host.turn("s", by_hand.id)).status == "aborted"
+    await host.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.session import SqliteStore, StoreError
+from safepoint.session import SessionInUse, SqliteStore, StoreError
 
 # As the first program wrote it, without an application_id.
 FIRST = """
@@ -50,3 +50,15 @@ async def test_a_database_of_another_program_is_not_touched_whatever_it_has_in_c
     await store.close()
     assert path.read_bytes() == before, "not even switched to WAL"
     assert os.listdir(tmp_path) == [path.name]
+
+
+async def test_a_symbolic_link_to_the_file_does_not_give_it_to_a_second_owner(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "link.db").symlink_to(tmp_path / "s.db")
+    store, second = SqliteStore(tmp_path / "s.db"), SqliteStore(tmp_path / "elsewhere" / "link.db")
+    await store.acquire("s")
+    with pytest.raises(SessionInUse):
+        await second.acquire("s")
+    await store.close()
+    assert await second.acquire("s") == 0
+    await second.close()

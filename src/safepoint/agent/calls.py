@@ -25,6 +25,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from urllib.parse import quote
 
 from ..abort import AbortError
 from ..abort.guard import external_cancel_count
@@ -41,7 +42,7 @@ from .conversation import AgentResult, Conversation
 from .model_text import INTERRUPTED, NOT_RUN, UNKNOWN
 from .tool import AnyTool, BadArguments, as_text
 
-__all__ = ["run_calls"]
+__all__ = ["idempotency_key", "run_calls"]
 
 YES = frozenset({"allow", "yes", "y", "ok", "true"})
 RUN_AGAIN, LEAVE = "run it again", "leave it"
@@ -76,7 +77,7 @@ async def run_calls(ctx: Context, conversation: Conversation, tools: Mapping[str
 async def _run_call(this_round: _Round, call: ToolCall) -> None:
     ctx, conversation = this_round.ctx, this_round.conversation
     if ctx.has_listener:
-        key = idempotency_key(conversation, call)
+        key = idempotency_key(conversation.id, call.call_id)
         ctx.emit(
             ToolCalled(
                 **ctx.stamp(), call_id=call.call_id, name=call.name, arguments=call.arguments, idempotency_key=key
@@ -96,9 +97,13 @@ async def _run_call(this_round: _Round, call: ToolCall) -> None:
             )
 
 
-def idempotency_key(conversation: Conversation, call: ToolCall) -> str:
-    """Return the key of a call: the conversation keeps its id for life, and the ids of calls are unique in it."""
-    return f"{conversation.id}:{call.call_id}"
+def idempotency_key(conversation_id: str, call_id: str) -> str:
+    """Return the key of a call: the conversation keeps its id for life, and the ids of calls are unique in it.
+
+    Models choose the ids of calls. They are quoted, so that the key of a call is never that of a call inside of another
+    one, and fits in an HTTP header.
+    """
+    return f"{conversation_id}:{quote(call_id, safe='')}"
 
 
 def _context_of(ctx: Context, call: ToolCall) -> Context:
@@ -137,7 +142,7 @@ async def _run_body(
     make_context = partial(
         ToolContext,
         call_id=call.call_id,
-        idempotency_key=idempotency_key(conversation, call),
+        idempotency_key=idempotency_key(conversation.id, call.call_id),
         kept=conversation.kept.get(call.call_id),
         ask=this_round.ask,
     )

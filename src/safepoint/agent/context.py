@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, TypeAlias, Unpack
+from urllib.parse import quote
 
 from ..errors import UsageError
 from ..receipt import Usage
@@ -113,7 +114,8 @@ def key_of(ctx: Context, inner: Context) -> str:
         inner: The context of the agent's own run, whose name differs from those of the runs before it in `ctx`.
     """
     if isinstance(ctx, RepeatableContext | AskingContext):
-        return ctx.idempotency_key if ctx.runs_inside < 2 else f"{ctx.idempotency_key}/{inner.path[-1]}"
+        key = ctx.idempotency_key
+        return key if ctx.runs_inside < 2 else f"{key}/{quote(inner.path[-1], safe='')}"
     return f"{ctx.run_id}:{(ctx if ctx.runs_inside < 2 else inner).operation}"
 
 

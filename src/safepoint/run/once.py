@@ -8,6 +8,7 @@ import json
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import ClassVar, TypeVar, Unpack, overload
+from urllib.parse import quote
 
 from ..errors import UsageError
 from .context import ChildContext, ChildOptions, Context
@@ -67,7 +68,7 @@ class RepeatableContext(ChildContext):
         if part is not None and part[0] is self:
             scope = part_name(scope, part[1])
         number = self._inner_counts[scope] = self._inner_counts.get(scope, 0) + 1
-        return f"{scope}/{name}#{number}"
+        return f"{scope}/{quote(name, safe='')}#{number}"
 
     @overload
     async def once(self, key: str, fn: Callable[[], Awaitable[T]]) -> T: ...

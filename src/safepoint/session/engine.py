@@ -279,9 +279,29 @@ class SessionEngine:
         turn.urgent = mode in PREEMPT_AT
         running = next((other for other in self.turns.values() if other.running), None)
         self._enqueue(turn, PREEMPT_AT.get(mode))
+        if running is not None and mode in PREEMPT_AT:
+            self._record_preempt(running, PREEMPT_AT[mode])
         if running is not None and mode == "interrupt":
             self._abandon_on_second_interrupt(running)
         return turn
+
+    def _record_preempt(self, running: SessionTurn, at: StopAt) -> None:
+        """Record that the running turn makes way, in the batch that has the new turn.
+
+        Otherwise a crash before its end would bring it back, with its tools, before the turn that was to replace it.
+        """
+        if running.stop_wanted:
+            return  # it is recorded, and its reason counts
+        self.add(
+            StopRequested(
+                **self.stamp(running.id),
+                turn_id=running.id,
+                at_point=at.name,
+                reason="something newer came",
+                reason_kind="preempted",
+            ),
+            durable=True,
+        )
 
     def _check_new(self, turn: SessionTurn) -> None:
         if turn.id in self.state.turns or turn.id in self.turns:

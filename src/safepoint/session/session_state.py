@@ -114,12 +114,15 @@ class TurnRecord:
         return "running" if self.started else "queued"
 
     @property
-    def orphaned(self) -> bool:
-        """Whether it ended only because it lost its owner, and another owner may go on with it."""
-        if self.resume_stopped or self.resumable:
-            return not self.resume_stopped
+    def lost_owner(self) -> bool:
+        """Whether it ended only because it lost its owner, and was not stopped since."""
         lease_lost = isinstance(self.outcome, Aborted) and self.outcome.reason.kind == "lease_lost"
-        return lease_lost and self.next_resumes <= MAX_RESUMES
+        return (self.resumable or lease_lost) and not self.resume_stopped
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether it lost its owner, and the next owner goes on with it by itself."""
+        return self.lost_owner and (self.resumable or self.next_resumes <= MAX_RESUMES)
 
     @property
     def next_resumes(self) -> int:
@@ -233,8 +236,11 @@ class SessionState:
         return None if any(turn.continues == last.id for turn in list(self.turns.values())) else last.id
 
     def successor(self, turn_id: str) -> str:
-        """Return the turn that continues this one after it lost its owner, and so on; else itself. Any thread."""
-        while (turn := self.turns.get(turn_id)) is not None and turn.orphaned:
+        """Return the turn that continues this one after it lost its owner, and so on; else itself. Any thread.
+
+        It does not matter whether the next owner has continued it by itself, or a person has.
+        """
+        while (turn := self.turns.get(turn_id)) is not None and turn.lost_owner:
             successors = [other.id for other in list(self.turns.values()) if other.continues == turn_id]
             if not successors:
                 break

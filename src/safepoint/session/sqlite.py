@@ -65,7 +65,8 @@ class SqliteStore:
         self.path = Path(path)
         self._busy_seconds = check_seconds("busy_seconds", busy_seconds)
         self._live: set[str] = set()
-        self._lease = FileLease(self.path.name, self.path.resolve().parent, str(self.path))
+        real = self.path.resolve()  # one lease for one file, also where its path is a symbolic link
+        self._lease = FileLease(real.name, real.parent, str(self.path))
         self._writer = DatabaseThread(f"store {self.path.name}")
         self._reader = DatabaseThread(f"reader of store {self.path.name}")
         self._db: sqlite3.Connection | None = None  # used in the writer's thread

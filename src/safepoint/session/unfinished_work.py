@@ -23,6 +23,7 @@ its own. It is not added to an answer, because the earlier turn has it already.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from ..agent.calls import idempotency_key
 from ..agent.conversation import AgentResult, Conversation
 from ..agent.history import repair
 from ..agent.model_text import NOT_RUN, UNKNOWN
@@ -101,7 +102,7 @@ class UnfinishedWork:
     def _called(self, event: ToolCalled) -> None:
         if not event.idempotency_key:  # of an early version, which did not record when a body began
             self._begun.add(event.call_id)
-        self.id = self.id or event.idempotency_key.removesuffix(f":{event.call_id}")
+        self.id = self.id or event.idempotency_key.removesuffix(idempotency_key("", event.call_id))
         if not self.answers:
             return  # a call of the continued turn, which runs again
         call = ToolCall(call_id=event.call_id, name=event.name, arguments=event.arguments)
