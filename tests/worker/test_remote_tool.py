@@ -394,3 +394,40 @@ async def test_a_child_that_has_not_begun_is_not_waited_for_when_its_parent_is_s
         ended = await until_kind(host, session, "turn_ended")
         assert ended.event.outcome.reason.kind == "parent"  # type: ignore[union-attr]
         assert asked(child) == 1, "it has not begun later either"
+
+
+@each_broker
+async def test_a_late_stop_from_the_former_process_of_a_parent_does_not_cost_the_work_of_its_child(new: New):
+    async with lost_parent(new) as (lost, released), lost.opened(resume=True) as session:
+        (turn,) = session.turns.values()
+        await until(session, lambda event: event.kind == "call_recorded" and event.run_id == turn.id)
+        (child,) = (await lost.host.session(lost.child)).turns
+        await lost.host.stop(lost.child, child.id, reason=AbortReason("parent", "its worker has lost it"))
+        released.set()
+        async with asyncio.timeout(SECONDS):
+            outcome: Any = (await turn).outcome
+        assert results(outcome.value) == ["it was done once"]
+
+
+@each_broker
+async def test_a_child_that_had_not_begun_when_its_parent_was_handed_over_runs_for_the_parent_that_goes_on(new: New):
+    broker, store = new(), MemoryStore()
+    child = talker([Stall()], "it was done once", name="child")
+    async with working(child, broker, concurrency=1), hosting(broker) as host:
+        await host.create("bystander", "child")
+        await host.send("bystander", "hold the only place", turn_id="t")
+        await until_kind(host, "bystander", "turn_started")
+        session = await Session.open("p", agent=parent_of(host), store=store)
+        session.send("go", turn_id="t1")
+
+        async def accepted() -> bool:
+            return any(one.id != "bystander" and one.turns for one in await host.sessions())
+
+        assert await eventually(accepted)
+        await session.hand_over()
+        await (await host.stop("bystander", "t")).settled(SECONDS)
+        async with Session.open("p", agent=parent_of(host, "the end"), store=store, resume=True) as session:
+            (turn,) = session.turns.values()
+            async with asyncio.timeout(SECONDS):
+                outcome: Any = (await turn).outcome
+            assert results(outcome.value) == ["it was done once"]

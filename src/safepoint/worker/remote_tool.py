@@ -19,7 +19,7 @@ from ..agent.context import ToolContext
 from ..agent.conversation import AgentResult
 from ..agent.tool import AnyTool, tool
 from ..errors import SafepointError, describe
-from ..events import Event, SessionClosed, TurnEnded, TurnQueued, TurnStarted
+from ..events import Event, SessionClosed, TurnEnded, TurnQueued
 from ..outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.stop import StopAck
 from ..session.host import NotFound, SessionAccess
@@ -96,14 +96,19 @@ def remote_tool(host: SessionAccess, agent: str, *, name: str | None = None, des
     # A sub-agent of a local host runs in this process and needs no place of a worker.
     while_waiting = waiting_for_a_sub_agent if isinstance(host, RemoteHost) else nullcontext
 
+    async def stop_turn(session: str, turn: str) -> None:
+        ack = await host.stop(
+            session, turn, reason=AbortReason("parent", "the call that it works for is not continued")
+        )
+        if ack.status != "unknown" and ack.begun:
+            await ack.settled()
+
     async def stop_remote(key: str) -> None:
-        session, turn = _ids(agent, key)
+        session, first = _ids(agent, key)
         with suppress(NotFound):  # it was never started
-            ack = await host.stop(
-                session, turn, reason=AbortReason("parent", "the call that it works for is not continued")
-            )
-            if ack.status != "unknown" and ack.begun:
-                await ack.settled()
+            await stop_turn(session, first)
+            for later in (await host.session(session)).turns:  # a turn that continues the first one, or replaces it
+                await stop_turn(session, later.id)
 
     async def call(prompt: str, ctx: ToolContext) -> str:
         child = _Child(host, agent, ctx)
@@ -128,16 +133,22 @@ def _ids(agent: str, key: str) -> tuple[str, str]:
 
 
 class _Child:
-    """The child of one call: a session of its own with one turn."""
+    """The child of one call: a session of its own, with one turn and those that continue it.
+
+    The process in which the parent ran before may stop the child late: when it is shut down, or has lost the parent to
+    this process. Such a stop has a reason of the kind "parent". It is not meant for the parent that goes on, so the
+    child is continued. If it came before the turn had begun, nothing can be continued, and the id is used up, because a
+    turn that was stopped never begins: then the next id is used.
+    """
 
     def __init__(self, host: SessionAccess, agent: str, ctx: ToolContext) -> None:
         self._host = host
         self._agent = agent
         self._ctx = ctx
-        self._session, self._turn = _ids(agent, ctx.idempotency_key)
+        self._session, self._first = _ids(agent, ctx.idempotency_key)
+        self._turn = self._first  # the turn that works, or has worked last
         self._after = 0  # the number of the last event that was read
         self._skip: float = 0  # how many events are not forwarded, because they were before
-        self._begun = False  # whether the turn has begun, as far as the log was read
 
     async def outcome(self, prompt: str) -> Outcome[AgentResult]:
         """Run the turn, or follow the one that an earlier run of the parent has started. Returns how it ended."""
@@ -146,23 +157,34 @@ class _Child:
             await host.create(session, self._agent, sub_agent=True)
         else:
             await host.create(session, self._agent)
+        number, ended = 1, await self._run_turn(prompt)
+        while _kept_from_beginning(ended):
+            number += 1
+            self._turn = f"{self._first}-{number}"
+            ended = await self._run_turn(prompt)
+        return ended
+
+    async def _run_turn(self, prompt: str) -> Outcome[AgentResult]:
+        """Run one turn, or follow it if it is there already, with what continues it. Returns how it ended."""
+        host, session = self._host, self._session
+        continues = False
         try:
             await host.turn(session, self._turn)
         except NotFound:
             limit = limit_of(self._ctx.signal)
             seconds = None if limit is None else max(limit.remaining, 0.0)
             view = await host.send(session, prompt, turn_id=self._turn, timeout=seconds)
-            return view.outcome or await self._follow()
-        ended = await self._catch_up()
-        if isinstance(ended, Aborted | TimedOut | Failed) and self._is_to_continue(ended):
-            self._turn, ended = (await host.continue_turn(session, self._turn)).id, None
-        if ended is None or _lost(ended):
-            return await self._follow(ended)
+            ended = view.outcome or await self._follow()
+        else:
+            known = await self._catch_up()
+            # It was stopped with this call, which now goes on.
+            continues = self._ctx.kept is not None and isinstance(known, Aborted | TimedOut | Failed)
+            ended = known if known is not None and (continues or not _lost(known)) else await self._follow(known)
+        while (continues or _stopped_by_parent(ended)) and not _kept_from_beginning(ended):
+            continues = False
+            self._turn = (await host.continue_turn(session, self._turn)).id
+            ended = await self._follow()
         return ended
-
-    def _is_to_continue(self, ended: Outcome[AgentResult]) -> bool:
-        """Whether a child that has ended is continued: it was stopped because of its parent, which goes on now."""
-        return self._ctx.kept is not None or (isinstance(ended, Aborted) and ended.reason.kind == "parent")
 
     async def _catch_up(self) -> Outcome[AgentResult] | None:
         """Read the events so far, and forward those that were not forwarded yet. Returns how it ended, if it has."""
@@ -195,8 +217,6 @@ class _Child:
     def _on_event(self, event: Event, ended: Outcome[AgentResult] | None) -> Outcome[AgentResult] | None:
         """Handle an event of the session. Returns how the turn, or the last one that continues it, has ended."""
         match event:
-            case TurnStarted(turn_id=turn_id) if turn_id == self._turn:
-                self._begun = True
             case TurnEnded(turn_id=turn_id, outcome=outcome) if turn_id == self._turn:
                 return outcome
             case TurnQueued(turn_id=turn_id, continues=continues) if continues == self._turn:
@@ -271,6 +291,17 @@ class _Child:
                 raise RuntimeError(f"{self._agent} was stopped: {reason.kind}: {reason.message}")
             case Failed(error, _, _):
                 raise error
+
+
+def _stopped_by_parent(outcome: Outcome[AgentResult]) -> bool:
+    """Whether a stop of the parent ended the turn. A turn whose parent goes on was stopped by its former process."""
+    return isinstance(outcome, Aborted) and outcome.reason.kind == "parent"
+
+
+def _kept_from_beginning(outcome: Outcome[AgentResult]) -> bool:
+    """Whether such a stop came before the turn had begun, so that there is nothing to continue."""
+    fates = [entry.fate for entry in outcome.receipt.entries]
+    return _stopped_by_parent(outcome) and fates == ["not_started"]
 
 
 def _lost(outcome: Outcome[AgentResult]) -> bool:
