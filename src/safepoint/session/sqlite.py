@@ -72,6 +72,7 @@ class SqliteStore:
         self._db: sqlite3.Connection | None = None  # used in the writer's thread
         self._reader_db: sqlite3.Connection | None = None  # used in the reader's thread
         self._synchronous_full: bool | None = None  # how the connection is set; None if that is not known
+        self._newest: str | None = None  # the session that was written last; None if that is not known
         self._closed = False
 
     async def acquire(self, session: str) -> int:
@@ -192,8 +193,11 @@ class SqliteStore:
             written = file.executemany("INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?)", rows).rowcount
             if written != len(rows):  # a number or an end was taken, by the same record or by another one
                 refused = self._refused(session, records)
-            if rows:
+            # The session that was written last has the highest number already, because no other process has the file.
+            if rows and session != self._newest:
                 file.execute(TOUCH, (session,))
+        if rows:
+            self._newest = session  # only now, after the commit
         return refused
 
     def _refused(self, session: str, records: Sequence[LogRecord]) -> frozenset[str]:
