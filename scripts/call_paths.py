@@ -30,7 +30,7 @@ PACKAGE = Path(safepoint.__file__).parent
 PAGE = PACKAGE.parent.parent / "docs" / "architecture.md"
 BEGIN = "<!-- paths:begin -->"
 END = "<!-- paths:end -->"
-LOOP = "turns/"
+ENGINE = "session/engine.py"
 GUARD = "abort/guard.py"
 ON_REQUEST = "OrderLease._handle_request"
 
@@ -101,11 +101,11 @@ def awaits_of(coroutine: Any) -> Stack:
     return tuple(each for each in found if each is not None)
 
 
-def stacks_of_calls(record: list[Stack]) -> Callable[[FrameType, str, Any], None]:
-    """A profile function that records the stack of every Python call."""
+def stacks_of_calls(record: list[Stack], of: CodeType | None = None) -> Callable[[FrameType, str, Any], None]:
+    """A profile function that records the stack of every Python call, or of the calls of one function."""
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call":
+        if event == "call" and of in (None, frame.f_code):
             record.append(stack_of(frame))
 
     return profile
@@ -171,7 +171,7 @@ async def measure_local() -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     await host.create("s1")
     session = await host.live("s1")
     sending: list[Stack] = []
-    sys.setprofile(stacks_of_calls(sending))
+    sys.setprofile(stacks_of_calls(sending, asyncio.Event.set.__code__))
     turn = session.send("What do owls see?")
     sys.setprofile(None)
     loop_task, tool_task = await in_tool
@@ -183,12 +183,13 @@ async def measure_local() -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     sys.setprofile(None)
     await host.close()
 
-    enqueue = max((stack for stack in reversed(sending) if stack and stack[-1].file.startswith(LOOP)), key=len)
+    # `send` sets two events: that of the task which writes the log, and that of the task which runs the turns.
+    [enqueue] = [stack for stack in sending if stack[-1].file == ENGINE]
     wake = next(stack for stack in stopping if len(stack) > 1 and stack[-1].file == GUARD)
     deliver = max((stack for stack in stopping if stack and stack[0].file == GUARD), key=len)
     message = (
         Part("the caller of `session.send`", enqueue),
-        Part("the task of the turn loop, woken by the push", loop_task),
+        Part("the task that runs the turns, woken by `send`", loop_task),
         Part("the task of the tool call", tool_task),
     )
     stop = (

@@ -23,10 +23,17 @@ def test_the_page_shows_the_paths_as_they_are(paths: Paths):
 
 
 def test_a_message_comes_from_the_session_and_ends_in_the_task_of_the_tool(paths: Paths):
-    push, loop, call = paths.message
-    assert "session/session.py" in {frame.file for frame in push.stack}
-    assert loop.stack[0].file.startswith("turns/")
-    assert loop.stack[-1].file == call.stack[0].file == "run/leaf.py"
+    send, runner, call = paths.message
+    assert send.stack[0].file == "session/session.py"
+    assert send.stack[-1].file == runner.stack[0].file == "session/engine.py"
+    assert runner.stack[-1].file == call.stack[0].file == "run/leaf.py"
+
+
+def test_a_message_reaches_the_tool_in_few_calls_and_few_files(paths: Paths):
+    """From `session.send` to the function of the tool: the calls up to the wake-up, and the awaits of both tasks."""
+    frames = [frame for part in paths.message for frame in part.stack]
+    assert len(frames) <= 13
+    assert len({frame.file for frame in frames}) <= 7
 
 
 def test_a_stop_is_one_synchronous_call_and_one_callback_of_the_loop(paths: Paths):

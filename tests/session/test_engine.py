@@ -159,7 +159,7 @@ async def test_a_loop_that_was_told_to_go_ends_its_turns_and_the_session_says_so
     session = await Session.open("s", agent=talker(["half", Stall()]), store=store)
     first, second = session.send("one", turn_id="1"), session.send("two", turn_id="2")
     await first_text(session)
-    task = session._engine.loop._task
+    task = session._engine._runner
     assert task is not None
     task.cancel()
     assert isinstance((await first).outcome, Failed)

@@ -5,12 +5,12 @@ Both answers give the right name.
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
 from ..errors import UsageError
 
-__all__ = ["accepts_deadline", "suggests", "take_deadline"]
+__all__ = ["accepts_deadline", "renamed_timeout", "suggests", "take_deadline"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,6 +47,28 @@ def take_deadline(options: dict[str, object], *, stacklevel: int = 3) -> None:
     options["timeout"] = options.pop("deadline")
     message = "deadline=seconds is called timeout=seconds now; the old name goes away in version 0.3"
     warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
+
+
+def renamed_timeout(timeout: float | None, other: Mapping[str, object], called: str) -> float | None:
+    """Return the value of `timeout`, or of its old name, for a function with `**other: Never`.
+
+    It does what `accepts_deadline` does, without a call around the function. Type checkers refuse all names in `other`.
+
+    Args:
+        timeout: The value of the argument `timeout`.
+        other: The arguments with names that the function does not have.
+        called: The name of the function.
+
+    Raises:
+        TypeError: There is an argument that never had a meaning.
+        UsageError: Both names were used.
+    """
+    for name in other:
+        if name != "deadline":
+            raise TypeError(f"{called}() got an unexpected keyword argument {name!r}")
+    options = {"timeout": timeout, **other}
+    take_deadline(options)
+    return options["timeout"]  # type: ignore[return-value]  # checked by the function, as a timeout is
 
 
 def suggests(**right_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -86,7 +86,8 @@ async def _run_call(this_round: _Round, call: ToolCall) -> None:
     # Rule 2 of the module docstring: the truth about a call that is left by a cancellation of this task.
     result = UNKNOWN.result(call)
     try:
-        result = await _execute(this_round, call)
+        prepared = await _prepare(this_round, call)
+        result = prepared if isinstance(prepared, ToolResult) else await _run_body(this_round, call, prepared)
     finally:
         conversation.add_result(result)
         if ctx.has_listener:
@@ -113,8 +114,17 @@ def _context_of(ctx: Context, call: ToolCall) -> Context:
     return child
 
 
-async def _execute(this_round: _Round, call: ToolCall) -> ToolResult:
-    """Check a call, ask the person where that is needed, run it, and return its result."""
+@dataclass(frozen=True, slots=True)
+class _PreparedCall:
+    """A call that may begin: its tool, its arguments, and the pending cancellations of this task before it."""
+
+    tool: AnyTool
+    value: object
+    cancels_before: int
+
+
+async def _prepare(this_round: _Round, call: ToolCall) -> ToolResult | _PreparedCall:
+    """Check a call, and ask the person where that is needed. The result is that of a call that must not begin."""
     ctx, conversation, ask = this_round.ctx, this_round.conversation, this_round.ask
     if (reason := conversation.why_not_run(call)) is not None:
         return NOT_RUN.result(call, reason)
@@ -132,12 +142,11 @@ async def _execute(this_round: _Round, call: ToolCall) -> ToolResult:
         return uncertain
     if tool.requires_approval and (denial := await _denial(_context_of(ctx, call), call, ask)) is not None:
         return denial
-    return await _run_body(this_round, call, tool, value, cancels_before)
+    return _PreparedCall(tool, value, cancels_before)
 
 
-async def _run_body(
-    this_round: _Round, call: ToolCall, tool: AnyTool, value: object, cancels_before: int
-) -> ToolResult:
+async def _run_body(this_round: _Round, call: ToolCall, prepared: _PreparedCall) -> ToolResult:
+    tool, value = prepared.tool, prepared.value
     ctx, conversation = this_round.ctx, this_round.conversation
     make_context = partial(
         ToolContext,
@@ -161,7 +170,7 @@ async def _run_body(
         returned = await _launch(run, tool, value)
         content = as_text(returned.text if isinstance(returned, AgentResult) else returned)
     except BaseException as error:
-        if _ends_the_task(error, cancels_before, tool):
+        if _ends_the_task(error, prepared.cancels_before, tool):
             raise
         return _result_of_error(this_round, call, tool, run, error)
     finally:

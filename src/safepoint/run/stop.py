@@ -277,14 +277,6 @@ class Stop:
         if parent is not None:
             parent._add_child(self)
 
-    def attach(self, parent: "Stop") -> None:
-        """Put this run under another one, which it had not begun in before: requests for the tree reach it from now on.
-
-        A turn of a session can be stopped while it is queued, so it has its request before the loop begins it.
-        """
-        self._parent = parent
-        parent._add_child(self)
-
     @property
     def requested(self) -> bool:
         """Whether a stop was requested."""

@@ -5,13 +5,14 @@ Knows nothing of who asks for turns, nor of readers.
 **The life of a turn.**
 
 1. `admit` puts it into `turns` and then looks for a stop that came before it (see `turn_stops.py` for this order). If
-   its signal is aborted by then, it ends without a trace in the log. Else `TurnQueued` is added to the log, the turn is
-   pushed to the loop, and its signal is watched. There is no await in between, so a turn that is in `turns` and not
-   yet in the loop exists for no other code of this event loop.
-2. The loop plans it (`_plan`) and runs `TurnWork`, which waits until `TurnStarted` is written before the agent begins.
-   A crash before that finds a turn that waits and may begin anew; a crash after that, one that may have had effects.
-3. `_finish` is awaited by the loop between the end of the work and its own report. It reads stops that were recorded
-   elsewhere, and hands the outcome to `_record_end`.
+   its signal is aborted by then, it ends without a trace in the log. Else `TurnQueued` is added to the log, and the
+   signal of the turn is watched. There is no await in between, so a turn that is in `turns` and not yet accepted exists
+   for no other code of this event loop.
+2. `_run_turns`, the one task of the session, takes the turns that are queued, one after the other. `_work` waits until
+   `TurnStarted` is written before the agent begins. A crash before that finds a turn that waits and may begin anew; a
+   crash after that, one that may have had effects.
+3. `_finish` is awaited when the work has ended, before the next turn. It reads stops that were recorded elsewhere, and
+   hands the outcome to `_record_end`.
 4. `_record_end` decides: the first outcome counts, later ones are dropped. `turn.outcome` is set in the same step in
    which the end is added to the log, so a stop that comes later answers "already finished", and never contradicts the
    log.
@@ -20,12 +21,12 @@ Knows nothing of who asks for turns, nor of readers.
    the store fails instead, the outcome becomes a failure: what is not on record must not count as done.
 
 **No turn is left without an end.** Three things can go wrong, and each ends every turn: the store fails
-(`_keep_writing` aborts what runs, and the log calls `_on_end_written` with the error), the loop ends for any reason
-(`_watch_loop` ends what is left), or the event loop of the session is closed (`release_after_loop_closed`).
+(`_keep_writing` aborts what runs, and the log calls `_on_end_written` with the error), the task that runs the turns
+ends for any reason (it ends what is left), or the event loop of the session is closed (`release_after_loop_closed`).
 
 **Shutdown and close.** `shut_down` stops every turn, and each has its end in the log. `hand_over` leaves queued turns
-without an end, so that the next owner begins them, and marks the running one as resumable. It stops the loop first, so
-that no turn begins between the decision which turns are queued and the end of the log.
+without an end, so that the next owner begins them, and marks the running one as resumable. It sets `_stopping` first,
+so that no turn begins between the decision which turns are queued and the end of the log.
 """
 
 import asyncio
@@ -37,25 +38,34 @@ from typing import Literal, TypeAlias
 from ..abort import AbortError, AbortReason, current_clock
 from ..agent.agent import Agent
 from ..agent.agent_run import Questions
+from ..agent.context import AskingContext
 from ..agent.conversation import AgentResult
 from ..errors import SafepointError, UsageError
-from ..events import Event, SessionClosed, SessionOpened, StopRequested, TurnEnded, TurnQueued, TurnStarted
+from ..events import (
+    Event,
+    SessionClosed,
+    SessionOpened,
+    TurnEdited,
+    TurnEnded,
+    TurnQueued,
+    TurnStarted,
+)
 from ..messages import Message
 from ..outcome import Aborted, Completed, Failed, Outcome
 from ..receipt import Receipt
-from ..run.context import Stamp
-from ..run.stop import PRESS_SECONDS, StopAt, StopOptions, StopRequest
-from ..turns.loop import TurnLoop
-from ..turns.turn import TurnPlan
+from ..run.context import Context, Stamp
+from ..run.settle import settle
+from ..run.stop import StopAt, StopOptions
 from .journal import SessionJournal
 from .log import OnDurable, SessionLog
 from .loop_tasks import LoopTasks
-from .session_state import OWN_EVENTS, SessionState, TurnRecord
+from .session_state import OWN_EVENTS, SessionState, TurnRecord, conversation_id
 from .store import Store, StoreError
 from .turn import SessionTurn, TurnResult
 from .turn_endings import broken, never_started, only_new, sealed, stopped_after_all, unwritable
+from .turn_input import input_of
 from .turn_stops import TurnStops
-from .turn_work import TurnWork
+from .wait_cycles import RUNNING
 
 __all__ = ["SessionBusy", "SessionEnded", "SessionEngine", "WhenBusy"]
 
@@ -94,7 +104,7 @@ class SessionEngine:
         journal: What its tools wait for before they have effects.
         stops: Stops its turns.
         questions: The questions that wait for an answer.
-        loop: Runs its turns.
+        stopping: Whether it begins no further turn.
         closed: Whether it was closed.
     """
 
@@ -110,14 +120,15 @@ class SessionEngine:
         self.turns: dict[str, SessionTurn] = {}
         self.loop_tasks = LoopTasks()
         self.journal = SessionJournal(self.log, self.loop_tasks, self.clock, {})
-        self.stops = TurnStops(self.turns, self.loop_tasks, self.clock, self._record_stop, self._leave_queue)
+        self.stops = TurnStops(self)
         self.questions = Questions(None)
-        self.loop: TurnLoop[SessionTurn] = TurnLoop(self._plan, on_event=self._on_loop_event, name=session_id)
-        self._work = TurnWork(self)
         self._on_turn_started = on_turn_started
-        self._loop_watch: asyncio.Task[None] | None = None
-        self._stop_records: dict[str, tuple[int, AbortReason]] = {}  # turn → seq of the record of its stop, reason
+        self._runner: asyncio.Task[None] | None = None  # runs the turns
+        self._changed = asyncio.Event()  # wakes that task: a turn was accepted, or one of the flags below has changed
+        self._paused = False
+        self._runner_ended = False
         self._handover: AbortReason | None = None  # why the session is handed over to the next owner, if it is
+        self.stopping = False
         self.closed = False
 
     async def open(self, resume: bool, paused: bool = False, may_still_run: bool = False) -> None:
@@ -148,10 +159,9 @@ class SessionEngine:
         self.loop_tasks.spawn(self._keep_writing(), f"session {self.id}")
         self.add(SessionOpened(**self.stamp(), agent=self.agent.name))
         self._recover(resume, may_still_run, warnings)
-        if paused:
-            self.loop.pause()
-        self.loop.start()
-        self._loop_watch = self.loop_tasks.spawn(self._watch_loop(), f"session {self.id}")
+        self._paused = paused
+        self._runner = self.loop_tasks.spawn(self._run_turns(), f"session {self.id}")
+        self._runner.add_done_callback(_retrieve_exception)
 
     def _recover(self, resume: bool, may_still_run: bool, warnings: tuple[str, ...]) -> None:
         """Settle the turns that a crash left open.
@@ -177,7 +187,7 @@ class SessionEngine:
             resumes = self.state.turns[interrupted].next_resumes
             self.admit(SessionTurn(None, (), self.stops.stop, continues=interrupted, resumes=resumes))
         for turn in sorted(queued, key=lambda turn: turn.continues is None):  # turns that continue another come first
-            self._enqueue(turn, None)
+            self._enqueue(turn)
 
     def _seal(self, record: TurnRecord, may_still_run: bool, warnings: tuple[str, ...]) -> None:
         """Record the end of a turn that a crash left open."""
@@ -197,29 +207,95 @@ class SessionEngine:
             for turn in list(self.turns.values()):  # work that cannot be recorded must not go on
                 turn.controller.abort(AbortReason("error", "the store failed", cause=self.log.error))
 
-    async def _watch_loop(self) -> None:
-        """End every turn that is left when the loop has ended, or when this task is cancelled."""
+    async def _run_turns(self) -> None:
+        """Run the turns one after the other. When that ends for any reason, end every turn that is left.
+
+        Raises:
+            BaseException: Only what is meant for the program, such as KeyboardInterrupt.
+        """
         reason: BaseException | None = None
         try:
-            reason = (await self.loop.wait()).reason
-        except BaseException as error:  # it ends the program, and was raised where it happened
+            while (turn := await self._next_turn()) is not None:
+                ctx = self._begin(turn)
+                await settle(ctx, self._work, turn, on_outcome=partial(self._finish, turn))
+                await asyncio.sleep(0)  # let other tasks run: one of them may ask for a stop
+        except BaseException as error:
             reason = error
+        self._runner_ended = True
         for turn in list(self.turns.values()):
             if self._handover is None or turn.outcome is not None:
                 self._record_end(turn, broken(turn, reason or SessionEnded("its loop has ended"), self.clock))
             else:
                 self._leave_to_next_owner(turn, self._handover)
+        if isinstance(reason, KeyboardInterrupt | SystemExit | GeneratorExit):
+            raise reason
+
+    async def _next_turn(self) -> SessionTurn | None:
+        """Wait for the turn that runs next: an urgent one, or the oldest. None if no further turn begins."""
+        while not self.stopping:
+            queued = [] if self._paused else [turn for turn in self.turns.values() if turn.queued]
+            turn = next((turn for turn in queued if turn.urgent), queued[0] if queued else None)
+            if turn is None:
+                await self._changed.wait()
+                self._changed.clear()
+            elif turn.signal.aborted:  # its listener, which does the same, has not been called yet
+                self.leave_queue(turn)
+            else:
+                return turn
+        return None
+
+    def _begin(self, turn: SessionTurn) -> Context:
+        """Mark a turn as running, and make its context."""
+        ctx = Context(self.agent.name, controller=turn.controller, emit=self._on_event, run_id=turn.id)
+        ctx.stop = turn.live_stop
+        turn.begin(ctx)
+        self._on_turn_started()
+        return ctx
+
+    async def _work(self, ctx: Context, turn: SessionTurn, /) -> AgentResult:
+        """Do the work of one turn: make its input, record its start, run the agent.
+
+        Raises:
+            AbortError: It was stopped. The error has the partial result.
+        """
+        token = RUNNING.set(turn)
+        try:
+            value = await input_of(ctx, turn, self.state, partial(self._record_messages, turn))
+            # From here on there may be effects. After a crash the log must say that the turn had begun.
+            started = TurnStarted(**self.stamp(turn.id), turn_id=turn.id, items=1)
+            await self.log.flushed(self.add(started, durable=True))
+            key = conversation_id(self.id, turn.id, self.agent.name)
+            asking = AskingContext(ctx, ask=self.questions.ask, idempotency_key=key, journal=self.journal)
+            return await self.agent(asking, value)  # it looks at the signal first, and keeps the messages
+        finally:
+            RUNNING.reset(token)
+
+    def _record_messages(self, turn: SessionTurn, messages: tuple[Message, ...]) -> None:
+        self.add(TurnEdited(**self.stamp(turn.id), turn_id=turn.id, messages=messages), durable=True)
+
+    def pause(self) -> None:
+        """Begin no turn until `resume()`. The running one runs to its end. Any thread."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Let turns begin again after a pause. Any thread."""
+        self._paused = False
+        self.loop_tasks.call(self._changed.set)
+
+    def _begin_no_further_turn(self) -> None:
+        self.stopping = True
+        self._changed.set()
 
     @property
     def ended(self) -> bool:
         """Whether it takes no more turns, because it was closed or its store or loop failed."""
-        return self.closed or self.log.error is not None or self.loop.finished
+        return self.closed or self.log.error is not None or self._runner_ended
 
     def check_live(self) -> None:
         """Refuse a turn if the session takes no more turns. Raises: SessionEnded."""
         if self.closed:
             raise SessionEnded(f"session {self.id!r} is closed: it takes no more turns. Open it again")
-        if self.log.error is not None or self.loop.finished:
+        if self.log.error is not None or self._runner_ended:
             why = self.log.error or "its loop has ended"
             raise SessionEnded(f"session {self.id!r} broke down ({why}): close it, and open it again")
 
@@ -278,30 +354,11 @@ class SessionEngine:
         mode = "interrupt" if self.questions.waiting and when_busy == "queue" else when_busy
         turn.urgent = mode in PREEMPT_AT
         running = next((other for other in self.turns.values() if other.running), None)
-        self._enqueue(turn, PREEMPT_AT.get(mode))
+        self._enqueue(turn)
         if running is not None and mode in PREEMPT_AT:
-            self._record_preempt(running, PREEMPT_AT[mode])
-        if running is not None and mode == "interrupt":
-            self._abandon_on_second_interrupt(running)
+            self.stops.preempt(running, PREEMPT_AT[mode])
+        self._changed.set()
         return turn
-
-    def _record_preempt(self, running: SessionTurn, at: StopAt) -> None:
-        """Record that the running turn makes way, in the batch that has the new turn.
-
-        Otherwise a crash before its end would bring it back, with its tools, before the turn that was to replace it.
-        """
-        if running.stop_wanted:
-            return  # it is recorded, and its reason counts
-        self.add(
-            StopRequested(
-                **self.stamp(running.id),
-                turn_id=running.id,
-                at_point=at.name,
-                reason="something newer came",
-                reason_kind="preempted",
-            ),
-            durable=True,
-        )
 
     def _check_new(self, turn: SessionTurn) -> None:
         if turn.id in self.state.turns or turn.id in self.turns:
@@ -322,32 +379,10 @@ class SessionEngine:
         now = self.clock.time()
         self._record_end(turn, Failed(error, Receipt(None, None, now), AgentResult(""), finished_at=now))
 
-    def _abandon_on_second_interrupt(self, running: SessionTurn) -> None:
-        """Note that a message interrupts the running turn. With the second one, the turn is no longer waited for.
-
-        A second one within a second counts as the same press of a button.
-        """
-        now = self.clock.monotonic()
-        # An earlier abort counts as the first press, from whatever source it came.
-        presses = [at for at in (running.interrupted_at, running.signal.aborted_at) if at is not None]
-        if running.interrupted_at is None:
-            running.interrupted_at = now
-        if presses and now - min(presses) >= PRESS_SECONDS and running.ctx is not None:
-            running.live_stop.join(StopRequest(abandon=0.0))
-
-    def _enqueue(self, turn: SessionTurn, preempt: StopAt | None) -> None:
+    def _enqueue(self, turn: SessionTurn) -> None:
         turn.session_id, turn.session_turns = self.id, self.turns
         self.turns[turn.id] = turn
-        self.loop.push(turn, preempt=preempt)
         self.stops.watch_signal(turn)
-
-    async def _plan(self, turns: list[SessionTurn]) -> TurnPlan[SessionTurn]:
-        turn = next((turn for turn in turns if turn.urgent), turns[0])
-        rest = [other for other in turns if other is not turn]
-        finish = partial(self._finish, turn)
-        return TurnPlan(
-            self._work, turn, [turn], rest, signal=turn.signal, turn_id=turn.id, then=finish, stop=turn.live_stop
-        )
 
     def _record_end(self, turn: SessionTurn, outcome: Outcome[AgentResult]) -> None:
         """Decide how a turn ended, and add its end to the log. The first outcome of a turn counts."""
@@ -404,54 +439,19 @@ class SessionEngine:
         if reason.kind != "lease_lost" and self._handover is None:
             await self.agent.stop_left_behind(partial_result)
 
-    def _leave_queue(self, turn: SessionTurn) -> None:
+    def leave_queue(self, turn: SessionTurn) -> None:
         """Take a queued turn that was stopped out of the queue. Its messages do not become part of the conversation."""
-        if self.loop.remove(turn):
-            if turn.continues is not None:
-                stopping = self.agent.stop_left_behind(self.state.resume_point(turn.continues)[0])
-                self.loop_tasks.spawn(stopping, f"stop what turn {turn.continues} has left behind")
-            failed = self.log.error is not None
-            self._record_end(turn, outcome := self._never_started(turn))
-            if not failed and isinstance(outcome, Aborted):
-                self._stop_records[turn.id] = turn.end_seq, outcome.reason  # its end is the record of the stop
+        if turn.continues is not None:
+            stopping = self.agent.stop_left_behind(self.state.resume_point(turn.continues)[0])
+            self.loop_tasks.spawn(stopping, f"stop what turn {turn.continues} has left behind")
+        failed = self.log.error is not None
+        self._record_end(turn, outcome := self._never_started(turn))
+        if not failed and isinstance(outcome, Aborted):
+            self.stops.records[turn.id] = turn.end_seq, outcome.reason  # its end is the record of the stop
 
     def _never_started(self, turn: SessionTurn) -> Outcome[AgentResult]:
         reason = turn.signal.reason or turn.stop_request.reason or AbortReason()
         return never_started(reason, self.clock.time())
-
-    def _record_stop(self, turn: SessionTurn, reason: AbortReason) -> None:
-        request = turn.stop_request
-        event = StopRequested(
-            **self.stamp(turn.id),
-            turn_id=turn.id,
-            at_point=request.at.name,
-            abandon=request.abandon,
-            reason=reason.message,
-            reason_kind=reason.kind,
-        )
-        failed = self.log.error is not None  # then the failure of the store stops the turn, and no person or program
-        seq = self.add(event, durable=True)
-        if not failed:
-            self._stop_records[turn.id] = seq, reason
-
-    @property
-    def unrecorded_stops(self) -> dict[str, AbortReason]:
-        """The reasons of the stops that are not in the store because it failed, by turn."""
-        written = self.log.written_seq
-        return {turn_id: reason for turn_id, (seq, reason) in self._stop_records.items() if seq > written}
-
-    def stop_resume(self, turn_id: str, reason: AbortReason) -> None:
-        """Record that a turn that lost its owner must not be resumed, unless a turn has continued it meanwhile."""
-        if self.log.error is None and self.state.interrupted == turn_id:
-            # The event is one of the session: the turn has ended, and an ended turn has no further events.
-            event = StopRequested(
-                **self.stamp(),
-                turn_id=turn_id,
-                at_point=StopAt.NOW.name,
-                reason=reason.message,
-                reason_kind=reason.kind,
-            )
-            self.add(event, durable=True)
 
     async def shut_down(self, cause: AbortReason, within: float) -> None:
         """Stop all turns, end the log, and release the session.
@@ -470,7 +470,7 @@ class SessionEngine:
                 self.stops.stop(turn, gracefully if turn.running and within > 0 else at_once, None)
             for turn in list(self.turns.values()):
                 await turn.until_ended()
-            self.loop.stop(StopAt.NOW, reason=cause.message)
+            self._begin_no_further_turn()
             await self._end_of_log(cause)
         finally:
             await self.loop_tasks.wait_all()
@@ -507,9 +507,7 @@ class SessionEngine:
         """
         try:
             self._handover = cause
-            # From here on the loop begins no turn, and gives back one that it is planning: turns that do not run by now
-            # stay queued. The stop has no reason, because that would become the reason of the running turn.
-            self.loop.stop()
+            self._begin_no_further_turn()  # turns that do not run by now stay queued
             for turn in list(self.turns.values()):
                 if turn.running:
                     self.stops.hand_over(turn, cause, within)
@@ -527,15 +525,17 @@ class SessionEngine:
         turn.end(TurnResult(turn.id, outcome.status, outcome))
 
     async def _end_of_log(self, cause: AbortReason) -> None:
-        if self._loop_watch is not None:
-            await self._loop_watch
+        if self._runner is not None:
+            await asyncio.wait([self._runner])
         closed = SessionClosed(**self.stamp(), reason=cause.message, left=self.state.remaining_turns)
         self.add(closed, durable=True)
         await self.log.close()
 
-    def _on_loop_event(self, event: Event) -> None:
-        if isinstance(event, TurnStarted):
-            self._on_turn_started()
+    def _on_event(self, event: Event) -> None:
+        """Add an event of the running turn to the log. Any thread."""
+        self.loop_tasks.call(self._add_event, event)
+
+    def _add_event(self, event: Event) -> None:
         if isinstance(event, OWN_EVENTS):
             return
         try:
@@ -557,3 +557,9 @@ class SessionEngine:
     def stamp(self, turn_id: str | None = None) -> Stamp:
         """The fields that every event of the session, or of one of its turns, has."""
         return {"run_id": turn_id or self.id, "path": (self.agent.name,), "at": self.clock.time(), "calls": ()}
+
+
+def _retrieve_exception(runner: "asyncio.Task[None]") -> None:
+    """Keep asyncio from logging an exception that was never retrieved: the event loop has raised it itself."""
+    if not runner.cancelled():
+        runner.exception()

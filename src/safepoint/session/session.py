@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, Never
 
 from ..abort import AbortReason, AbortSignal
 from ..abort.clock import check_seconds
 from ..abort.reason import caller, reason_from
-from ..abort.renamed_arguments import accepts_deadline
+from ..abort.renamed_arguments import accepts_deadline, renamed_timeout
 from ..agent.agent import Agent
 from ..agent.conversation import AgentResult
 from ..errors import UsageError, require_method
@@ -133,7 +133,6 @@ class Session:
         """The turns that have not ended, in the order of their acceptance. Any thread."""
         return dict(self._engine.turns)
 
-    @accepts_deadline
     def send(
         self,
         text: "str | Message",
@@ -142,6 +141,7 @@ class Session:
         signal: AbortSignal | None = None,
         timeout: float | None = None,
         when_busy: WhenBusy = "queue",
+        **other: Never,
     ) -> SessionTurn:
         """Send a message. The turn has its id at once, and can be stopped from now on.
 
@@ -153,6 +153,7 @@ class Session:
             when_busy: "queue": the turn begins after those that run and wait. "steer": the running turn makes way after
                 its tool calls. "interrupt": the running turn makes way at once; if it has not a second or more later,
                 the next such message no longer waits for what does not end. "reject": raises SessionBusy.
+            **other: Nothing else is accepted, except for `deadline`, the old name of `timeout`.
 
         Returns:
             The turn. Await it for its result.
@@ -163,6 +164,8 @@ class Session:
             UsageError: The message is empty, the id was used before, or the caller is not on the event loop of the
                 session.
         """
+        if other:
+            timeout = renamed_timeout(timeout, other, "Session.send")
         self._require_session_loop("send")
         turn = self._new_turn(turn_id, as_messages(text), TurnOptions(signal, timeout, caller(1)))
         return self._engine.admit(turn, when_busy)
@@ -327,7 +330,7 @@ class Session:
 
             if self._engine.state.interrupted == successor:
                 abort_reason = reason_from(reason, caller(1))
-                self._engine.loop_tasks.call(self._engine.stop_resume, successor, abort_reason)
+                self._engine.loop_tasks.call(self._engine.stops.stop_resume, successor, abort_reason)
                 message = f"turn {turn_id} has lost its process, and will not be resumed"
                 return StopAck("accepted", "accepted", message, turn_id, settled)
             return StopAck("already_finished", "settled", f"turn {turn_id} has ended", turn_id, settled)
@@ -382,7 +385,7 @@ class Session:
     @property
     def unrecorded_stops(self) -> dict[str, AbortReason]:
         """The reasons of the stops that are not in the store because it failed, by turn."""
-        return self._engine.unrecorded_stops
+        return self._engine.stops.unrecorded
 
     def check_before_effects(self, check: BeforeEffect) -> None:
         """Set a function that is awaited before each effect, to read stops that were recorded elsewhere.
@@ -395,11 +398,11 @@ class Session:
 
     def pause(self) -> None:
         """Begin no turn until `resume()`. The running one runs to its end. Any thread."""
-        self._engine.loop.pause()
+        self._engine.pause()
 
     def resume(self) -> None:
         """Let turns begin again after a pause. Any thread."""
-        self._engine.loop.resume()
+        self._engine.resume()
 
     async def events(self, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
         """Yield all events after this number, then those that come, until the session is closed.

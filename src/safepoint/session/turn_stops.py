@@ -24,17 +24,20 @@ which is the same as once.
 listener is not called for an abort that came before it.
 """
 
-from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
-from ..abort import AbortReason, AbortSignal, Clock
+from ..abort import AbortReason, AbortSignal
 from ..abort.reason import reason_from
+from ..events import StopRequested
 from ..receipt import Receipt
-from ..run.stop import StopAck, StopAt, StopOptions, StopRequest
+from ..run.stop import PRESS_SECONDS, StopAck, StopAt, StopOptions, StopRequest
 from .admission import EarlyStops
-from .loop_tasks import LoopTasks
 from .turn import SessionTurn
 from .turn_endings import receipt_of
+
+if TYPE_CHECKING:
+    from .engine import SessionEngine
 
 __all__ = ["TurnStops"]
 
@@ -43,30 +46,18 @@ class TurnStops:
     """The stops of one session.
 
     Args:
-        turns: The turns of the session that have not ended, by id.
-        loop_tasks: The event loop of the session.
-        clock: The clock of time limits.
-        record: Writes the stop of a turn into the log. Called on the event loop of the session.
-        leave_queue: Takes a queued turn that was stopped out of the queue. Called on the event loop of the session.
+        engine: The turns of the session, their log and their event loop.
 
     Attributes:
         early_stops: The stops of turns that do not exist yet.
+        records: The number of the record of a stop, and its reason, by turn.
     """
 
-    def __init__(
-        self,
-        turns: Mapping[str, SessionTurn],
-        loop_tasks: LoopTasks,
-        clock: Clock,
-        record: Callable[[SessionTurn, AbortReason], object],
-        leave_queue: Callable[[SessionTurn], object],
-    ) -> None:
-        self._turns = turns
-        self._loop_tasks = loop_tasks
-        self._clock = clock
-        self._record = record
-        self._leave_queue = leave_queue
-        self.early_stops = EarlyStops(clock)
+    def __init__(self, engine: "SessionEngine") -> None:
+        self._engine = engine
+        self._clock = engine.clock
+        self.early_stops = EarlyStops(engine.clock)
+        self.records: dict[str, tuple[int, AbortReason]] = {}
 
     def stop_by_id(self, turn_id: str, options: StopOptions, origin: str | None) -> StopAck | None:
         """Stop the turn with this id. Any thread.
@@ -74,10 +65,10 @@ class TurnStops:
         Returns:
             The answer; `None` if there is no such turn. Then the stop is kept for a turn that comes later.
         """
-        if turn_id not in self._turns:
+        if turn_id not in self._engine.turns:
             self.early_stops.remember(turn_id, reason_from(options.reason, origin))
         # Publish the early stop before the turns are read: see the docstring of the module.
-        turn = self._turns.get(turn_id)
+        turn = self._engine.turns.get(turn_id)
         if turn is None:
             return None
         self.early_stops.forget(turn_id)
@@ -91,7 +82,7 @@ class TurnStops:
             return StopAck("already_finished", "settled", f"turn {turn.id} has ended", turn.id, settled)
         turn.stop_wanted = True
         first = turn.request_stop(request)
-        self._loop_tasks.call(self._record_if_new, turn)
+        self._engine.loop_tasks.call(self._record_if_new, turn)
         message = f"stops {turn.stop_request}"
         return StopAck("accepted" if first else "already_stopping", "accepted", message, turn.id, settled)
 
@@ -107,13 +98,13 @@ class TurnStops:
 
     def watch_signal(self, turn: SessionTurn) -> None:
         """React to an abort of the turn's signal, by whomever, until the turn has ended."""
-        turn.signal_listener = turn.signal.add_listener(lambda: self._loop_tasks.call(self._on_abort, turn))
+        turn.signal_listener = turn.signal.add_listener(lambda: self._engine.loop_tasks.call(self._on_abort, turn))
         if turn.signal.aborted:  # the listener may have come too late: see the docstring of the module
             self._on_abort(turn)
 
     def _on_abort(self, turn: SessionTurn) -> None:
         if turn.queued:
-            self._leave_queue(turn)
+            self._engine.leave_queue(turn)
             return
         if turn.stop_request.at is not StopAt.NOW or not turn.stop_wanted:
             # Reasons are compared with `is`. The turn's own request also aborts it where no stop is meant: to make way
@@ -134,6 +125,74 @@ class TurnStops:
         if turn.outcome is None and turn.result is None and changed:
             turn.recorded_stop = turn.stop_request
             self._record(turn, turn.stop_request.reason or AbortReason())
+
+    def _record(self, turn: SessionTurn, reason: AbortReason) -> None:
+        request = turn.stop_request
+        event = StopRequested(
+            **self._engine.stamp(turn.id),
+            turn_id=turn.id,
+            at_point=request.at.name,
+            abandon=request.abandon,
+            reason=reason.message,
+            reason_kind=reason.kind,
+        )
+        failed = self._engine.log.error is not None  # then the store stops the turn, and no person or program
+        seq = self._engine.add(event, durable=True)
+        if not failed:
+            self.records[turn.id] = seq, reason
+
+    def preempt(self, running: SessionTurn, at: StopAt) -> None:
+        """Ask the running turn to make way, and record it in the batch that has the new turn.
+
+        Otherwise a crash before its end would bring it back, with its tools, before the turn that was to replace it.
+        """
+        reason = AbortReason("preempted", "something newer came")
+        running.live_stop.join(StopRequest(at, "root", None, reason, self._clock.monotonic()))
+        if not running.stop_wanted:  # else a stop is recorded, and its reason counts
+            self._engine.add(
+                StopRequested(
+                    **self._engine.stamp(running.id),
+                    turn_id=running.id,
+                    at_point=at.name,
+                    reason=reason.message,
+                    reason_kind=reason.kind,
+                ),
+                durable=True,
+            )
+        if at is StopAt.NOW:
+            self._abandon_on_second_interrupt(running)
+
+    def _abandon_on_second_interrupt(self, running: SessionTurn) -> None:
+        """Note that a message interrupts the running turn. With the second one, the turn is no longer waited for.
+
+        A second one within a second counts as the same press of a button.
+        """
+        now = self._clock.monotonic()
+        # An earlier abort counts as the first press, from whatever source it came.
+        presses = [at for at in (running.interrupted_at, running.signal.aborted_at) if at is not None]
+        if running.interrupted_at is None:
+            running.interrupted_at = now
+        if presses and now - min(presses) >= PRESS_SECONDS and running.ctx is not None:
+            running.live_stop.join(StopRequest(abandon=0.0))
+
+    @property
+    def unrecorded(self) -> dict[str, AbortReason]:
+        """The reasons of the stops that are not in the store because it failed, by turn."""
+        written = self._engine.log.written_seq
+        return {turn_id: reason for turn_id, (seq, reason) in self.records.items() if seq > written}
+
+    def stop_resume(self, turn_id: str, reason: AbortReason) -> None:
+        """Record that a turn that lost its owner must not be resumed, unless a turn has continued it meanwhile."""
+        if self._engine.log.error is None and self._engine.state.interrupted == turn_id:
+            # The event is one of the session: the turn has ended, and an ended turn has no further events.
+            event = StopRequested(
+                **self._engine.stamp(),
+                turn_id=turn_id,
+                at_point=StopAt.NOW.name,
+                reason=reason.message,
+                reason_kind=reason.kind,
+            )
+            self._engine.add(event, durable=True)
 
     async def _settled(self, turn: SessionTurn, timeout: float | None) -> Receipt:
         limit = AbortSignal.never() if timeout is None else AbortSignal.timeout(timeout)

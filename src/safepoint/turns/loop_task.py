@@ -213,7 +213,7 @@ class LoopTask(Generic[T]):
         state.inbox.put_front(remaining)
         state.exit.dropped += dropped
         if consumed:
-            turn.activate(consumed, controller, plan.stop)
+            turn.activate(consumed, controller)
             await self._run_turn(turn, plan, ctx)
         else:
             turn.end("turn_over")
@@ -268,7 +268,7 @@ class LoopTask(Generic[T]):
         name = getattr(plan.work, "name", None) or name_of(plan.work)
         emit = None if self._state.on_event is None else self._state.report
         ctx = Context(str(name), controller=controller, emit=emit, run_id=turn.id)
-        ctx.stop = plan.stop or turn.stop
+        ctx.stop = turn.stop
         return controller, ctx
 
     async def _run_turn(self, turn: Turn[T], plan: TurnPlan[T], ctx: Context) -> None:

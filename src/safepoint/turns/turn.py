@@ -48,8 +48,6 @@ class TurnPlan(Generic[T]):
         timeout: Seconds that this turn may take.
         turn_id: The id of the turn. By default it is given a new one.
         then: Awaited with the outcome before the end of the turn is reported, to save it for example.
-        stop: The request to stop this turn, if it could be stopped before it was planned. It comes with the controller
-            of `signal`. By default the loop makes one.
 
     Raises:
         UsageError: An argument has the wrong type, or `timeout` is out of range.
@@ -63,7 +61,6 @@ class TurnPlan(Generic[T]):
     timeout: float | None = None
     turn_id: str | None = None
     then: Callable[[Outcome[Any]], Awaitable[object]] | None = None
-    stop: Stop | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.work):
@@ -160,25 +157,19 @@ class Turn(Generic[T]):
         ack.decide("submitted")
         self.on_preempt(self, preempt.at)
 
-    def activate(self, consumed: list[T], controller: AbortController, stop: Stop | None = None) -> None:
+    def activate(self, consumed: list[T], controller: AbortController) -> None:
         """Begin the planned turn, and apply the requests that have waited for that.
 
         Args:
             consumed: Its own items.
-            controller: Aborts it, if it had no stop before.
-            stop: The request to stop it that its plan came with, if any.
+            controller: Aborts it.
 
         Raises:
             UsageError: The turn is not being planned.
         """
         if self.phase != "planning":
             raise UsageError(f"turn {self.id} is {self.phase}: only a turn that is being planned can begin")
-        if stop is None:
-            self.stop.bind(controller)
-        else:  # from here on the requests of this turn and those of the loop are one
-            self.stop.close()
-            self.stop = stop
-            stop.attach(self.loop_stop)
+        self.stop.bind(controller)
         self.phase, self.consumed = "active", consumed
         for request in list(self._requests):
             self._process(request)
