@@ -85,6 +85,7 @@ async def settle(
         ctx.emit(RunEnded(**ctx.stamp(), status="aborted"))
         raise passing
     outcome: Outcome[T] = _decide(ctx, result, error, started)
+    error = None  # its traceback refers to this frame: without the cycle it goes at once, with all that it refers to
     result_or_outcome = outcome if on_outcome is None else await on_outcome(outcome)
     if ctx.has_listener:
         ctx.emit(RunEnded(**ctx.stamp(), status=outcome.status))

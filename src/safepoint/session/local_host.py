@@ -36,6 +36,7 @@ from weakref import WeakValueDictionary
 
 from ..abort import AbortReason
 from ..abort.clock import check_seconds
+from ..abort.event_loop import Broadcast
 from ..abort.renamed_arguments import accepts_deadline
 from ..agent.agent import Agent
 from ..errors import UsageError, describe
@@ -88,7 +89,7 @@ class LocalHost:
         # Stops that the store of a broken session did not take: session → turn → reason.
         self._unrecorded_stops: dict[str, dict[str, AbortReason]] = {}
         self._opening_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._sessions_changed = asyncio.Event()  # set when a session becomes live or the host is closed, then replaced
+        self._sessions_changed = Broadcast()  # a session has become live, or the host is closed
         self._recovery: asyncio.Task[list[str]] | None = None
         self._closed = False
 
@@ -170,7 +171,7 @@ class LocalHost:
             session.stop(turn_id, reason=reason)  # the session is paused: the turn has not gone on yet
         self._live[session_id], self._names[session_id] = session, name
         self._stored.discard(session_id)
-        self._notify_readers()
+        self._sessions_changed.notify()
         return session
 
     async def _close_broken(self, session_id: str) -> None:
@@ -198,10 +199,6 @@ class LocalHost:
             return None
         names = [name for name, agent in self._agents.items() if stored in (name, agent.name)]
         return names[0] if names else stored
-
-    def _notify_readers(self) -> None:
-        self._sessions_changed.set()
-        self._sessions_changed = asyncio.Event()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -295,7 +292,7 @@ class LocalHost:
         if self._live_session(session_id) is None:
             await self._read(session_id)
         while (session := self._live_session(session_id)) is None:
-            changed = self._sessions_changed  # taken before the look, so that a change in between is not missed
+            changed = self._sessions_changed.next  # taken before the look, so that a change in between is not missed
             page = await self._store.read(session_id, after, PAGE)
             for record in page:
                 yield decode_record(record)
@@ -405,7 +402,7 @@ class LocalHost:
         """
         check_seconds("within", within)
         self._closed = True
-        self._notify_readers()
+        self._sessions_changed.notify()
         if self._recovery is not None:
             await asyncio.wait([self._recovery])
         for lock in list(self._opening_locks.values()):  # wait for sessions that are being opened now

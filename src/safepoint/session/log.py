@@ -30,6 +30,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ..abort.event_loop import Broadcast
 from ..agent.conversation import AgentResult
 from ..events import Event, TurnEnded
 from ..wire import event_from_json, event_to_json
@@ -85,10 +86,10 @@ class SessionLog:
         self._linger_seconds = linger_seconds
         self._pending: deque[LogRecord] = deque()
         self._recent: deque[LoggedEvent] = deque(maxlen=RECENT)
-        self._visible_changed = asyncio.Event()
+        self._visible_changed = Broadcast()
         self._work = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._written = asyncio.Event()
+        self._written = Broadcast()
         self._durable_seq = 0  # all events up to this number must survive a power cut
         self._closed = False
         self._released = False
@@ -138,7 +139,7 @@ class SessionLog:
             self._durable_seq = self.last_seq
             self._urgent.set()
         self._work.set()
-        self._wake_readers()
+        self._visible_changed.notify()
         return self.last_seq
 
     def make_durable(self, seq: int) -> None:
@@ -153,16 +154,11 @@ class SessionLog:
             return self.written_seq
         return self._withheld[0][0] - 1 if self._withheld else self.last_seq
 
-    def _wake_readers(self) -> None:
-        # A new event object per change: each reader holds the one that it took before it looked, and misses no change.
-        self._visible_changed.set()
-        self._visible_changed = asyncio.Event()
-
     async def flushed(self, seq: int) -> None:
         """Wait until everything up to this number is written. Raises: what the store raised."""
         while self.written_seq < seq and self.error is None:
             self._urgent.set()
-            await self._written.wait()
+            await self._written.next.wait()
         if self.written_seq < seq and self.error is not None:
             raise self.error
 
@@ -217,9 +213,8 @@ class SessionLog:
             on_durable = self._withheld.popleft()[1]
             if on_durable is not None:
                 on_durable(self.error)
-        self._written.set()
-        self._written = asyncio.Event()
-        self._wake_readers()
+        self._written.notify()
+        self._visible_changed.notify()
 
     async def _write(self, batch: list[LogRecord]) -> None:
         refused = await self._store.append(self._session, batch, durable=self._durable_seq >= batch[0].seq)
@@ -236,7 +231,7 @@ class SessionLog:
             Exception: What the store raised.
         """
         while True:
-            changed = self._visible_changed  # taken before the look, so that a change in between is not missed
+            changed = self._visible_changed.next  # taken before the look, so that a change in between is not missed
             page = await self._page(after)
             for logged in page:
                 after = logged.seq
@@ -267,7 +262,7 @@ class SessionLog:
         self._closed = True
         self._urgent.set()
         self._work.set()
-        self._wake_readers()
+        self._visible_changed.notify()
         await self.flushed(self.last_seq)
 
     async def release(self) -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import TypeVar, TypeVarTuple
 
+from ..abort.event_loop import call_in
 from ..errors import UsageError
 
 __all__ = ["LoopTasks", "wait_uninterrupted"]
@@ -81,17 +82,7 @@ class LoopTasks:
 
         Does nothing once the loop is closed: nothing is left there that the call could be for.
         """
-        try:
-            in_loop = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            in_loop = False
-        if in_loop:
-            callback(*args)
-            return
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:
-            pass
+        call_in(self._loop, callback, *args)
 
     def spawn(self, work: Coroutine[object, None, T], name: str) -> "asyncio.Task[T]":
         """Start a task on this loop. `wait_all` waits for it."""

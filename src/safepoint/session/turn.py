@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from ..abort import AbortController, AbortReason, AbortSignal, current_clock
 from ..abort.clock import check_seconds
 from ..abort.deadline import Deadline
+from ..abort.event_loop import wake
 from ..abort.listeners import Registration
 from ..agent.conversation import AgentResult
 from ..errors import UsageError
@@ -268,24 +269,3 @@ class SessionTurn:
             if self.result is None:  # the waiter is added first; `end` sets the result first: one sees the other
                 await waiter
         return self.result
-
-
-def wake(waiter: "asyncio.Future[None]") -> None:
-    """Resolve a waiter in its own event loop, which may run in another thread."""
-    loop = waiter.get_loop()
-    try:
-        if asyncio.get_running_loop() is loop:
-            resolve(waiter)
-            return
-    except RuntimeError:
-        pass  # no event loop runs here
-    try:
-        loop.call_soon_threadsafe(resolve, waiter)
-    except RuntimeError:
-        pass  # that loop is closed, and the waiter with it
-
-
-def resolve(waiter: "asyncio.Future[None]") -> None:
-    """Resolve a waiter, unless it has stopped waiting."""
-    if not waiter.done():
-        waiter.set_result(None)

@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, Literal, TypeAlias, TypeVar
 
+from ..abort.event_loop import post, resolve
+
 __all__ = ["Inbox", "Put", "QueuedItem"]
 
 T = TypeVar("T")
@@ -120,15 +122,17 @@ class Inbox(Generic[T]):
 
     def _wake_waiters(self) -> None:
         """Wake as many waiters as there are free places, or all of them if the queue is closed."""
+        if not self._waiters:
+            return
         free = len(self._waiters)
         if self._max_items is not None and not self.closed:
             free = min(free, self._max_items - len(self._entries))
         for _ in range(free):
             try:
                 waiter = self._waiters.popleft()
-                waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
-            except (IndexError, RuntimeError):  # another thread took the last waiter, or its event loop is closed
-                pass
+            except IndexError:  # another thread took the last one
+                break
+            post(waiter.get_loop(), resolve, waiter, None)
 
     def remove(self, item: T) -> bool:
         """Remove the first entry with this very item, or else with an equal one. False if none is waiting."""
@@ -143,8 +147,3 @@ class Inbox(Generic[T]):
         self.closed = True
         self._wake_waiters()
         self._on_change()
-
-
-def _resolve(waiter: "asyncio.Future[None]") -> None:
-    if not waiter.done():
-        waiter.set_result(None)

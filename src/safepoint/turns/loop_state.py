@@ -6,9 +6,10 @@ import inspect
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar, TypeVarTuple
+from typing import Generic, TypeVar
 
 from ..abort import AbortController, AbortError, AbortReason, Clock
+from ..abort.event_loop import post
 from ..errors import UsageError
 from ..events import Event
 from ..outcome import Outcome
@@ -22,7 +23,6 @@ from .turn import Turn
 __all__ = ["LoopState", "is_async"]
 
 T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 
 @dataclass
@@ -85,19 +85,17 @@ class LoopState(Generic[T]):
         if threading.get_ident() == self._thread:
             self._changed.set()
         elif self._loop is not None:
-            self._call_in_loop(self._changed.set)
-
-    def _call_in_loop(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:  # that event loop is closed: nothing is left to notify
-            pass
+            post(self._loop, self._changed.set)
 
     async def wait_for_change(self) -> None:
         """Wait until `wake` is called, or return at once if it was called since the last wait."""
         await self._changed.wait()
         self._changed.clear()
+
+    @property
+    def has_listener(self) -> bool:
+        """Whether events are received at all. If not, they need not be created."""
+        return self.on_event is not None
 
     @property
     def committed(self) -> bool:
@@ -136,7 +134,7 @@ class LoopState(Generic[T]):
         if self._loop is None or threading.get_ident() == self._thread:
             self.emit(event)
         else:
-            self._call_in_loop(self.emit, event)
+            post(self._loop, self.emit, event)
 
     def emit(self, event: Event) -> None:
         """Call the listener.

@@ -30,6 +30,7 @@ from typing import Generic, TypeVar
 
 from ..abort import AbortController, AbortError, AbortSignal
 from ..abort.deadline import Deadline
+from ..abort.guard import run
 from ..errors import UsageError
 from ..events import LoopIdle, LoopStopping, TurnEnded, TurnPlanned, TurnPreempted, TurnStarted
 from ..outcome import Aborted, Completed, Failed, Outcome, TimedOut
@@ -193,8 +194,10 @@ class LoopTask(Generic[T]):
         turn = state.turn = Turn.plan(items, state.stop, state.clock)
         turn.on_preempt = self._on_preempt
         try:
-            state.report(TurnPlanned(**state.stamp(), turn_id=turn.id, items=len(items)))
-            await self._save_checkpoint(waiting)
+            if state.has_listener:
+                state.report(TurnPlanned(**state.stamp(), turn_id=turn.id, items=len(items)))
+            if self._checkpoint is not None:
+                await self._save_checkpoint(waiting)
             plan = await self._make_plan(interrupted, waiting)
             consumed, remaining, dropped = split(items, plan)
             controller, ctx = self._make_context(turn, plan)
@@ -220,7 +223,8 @@ class LoopTask(Generic[T]):
         state.turn = None
 
     def _on_preempt(self, turn: Turn[T], at: StopAt) -> None:
-        self._state.report(TurnPreempted(**self._state.stamp(), turn_id=turn.id, at_point=at.name))
+        if self._state.has_listener:
+            self._state.report(TurnPreempted(**self._state.stamp(), turn_id=turn.id, at_point=at.name))
 
     async def _make_plan(self, interrupted: InterruptedTurn[T] | None, waiting: list[T]) -> TurnPlan[T]:
         """Await the plan under the signal of planning.
@@ -232,7 +236,7 @@ class LoopTask(Generic[T]):
         signal = self._state.planning.signal
         try:
             signal.raise_if_aborted()
-            return await signal.run(self._call_plan(interrupted, waiting))
+            return await run(signal, self._call_plan(interrupted, waiting))
         except AbortError as error:
             if error.reason is signal.reason:
                 raise _PlanStopped from error
@@ -274,7 +278,8 @@ class LoopTask(Generic[T]):
     async def _run_turn(self, turn: Turn[T], plan: TurnPlan[T], ctx: Context) -> None:
         state = self._state
         try:
-            state.report(TurnStarted(**state.stamp(), turn_id=turn.id, items=len(turn.consumed)))
+            if state.has_listener:
+                state.report(TurnStarted(**state.stamp(), turn_id=turn.id, items=len(turn.consumed)))
             outcome = await settle(ctx, _noting_return(turn, plan.work), plan.input, on_outcome=_awaiting(plan.then))
         except BaseException:  # meant for this task: the loop ends, and the turn with it
             if turn.returned and plan.then is None:
@@ -287,9 +292,11 @@ class LoopTask(Generic[T]):
         state.last_outcome = outcome
         self._account(turn, outcome)
         try:
-            await self._save_checkpoint([])
+            if self._checkpoint is not None:
+                await self._save_checkpoint([])
         finally:
-            state.report(TurnEnded(**state.stamp(), turn_id=turn.id, outcome=outcome))
+            if state.has_listener:
+                state.report(TurnEnded(**state.stamp(), turn_id=turn.id, outcome=outcome))
 
     def _account(self, turn: Turn[T], outcome: Outcome[object]) -> None:
         """Put the items of an ended turn into one list of the exit. A stop counts before a preempt.
@@ -316,12 +323,22 @@ class LoopTask(Generic[T]):
                     result.interrupted += turn.consumed
 
 
-def _noting_return(turn: Turn[T], plan_work: AnyWork) -> AnyWork:
-    """The work of a turn, which also notes on the turn that it has returned, whatever its outcome then is."""
-    work = _interruptible(plan_work)
+def _noting_return(turn: Turn[T], work: AnyWork) -> AnyWork:
+    """The work of a turn, which also notes on the turn that it has returned, whatever its outcome then is.
+
+    It runs as a leaf, unless it handles aborts itself, as agents and flows do.
+    """
+    handles_abort = getattr(work, "handles_abort", False)
 
     async def note_return(ctx: Context, value: object) -> object:
-        result = await work(ctx, value)
+        if handles_abort:
+            result = await work(ctx, value)
+        else:
+            result = await leaf(ctx, work, value)
+            if result is not None and inspect.isawaitable(result):
+                if inspect.iscoroutine(result):
+                    result.close()
+                raise UsageError(f"{name_of(work)} returned something to await: declare it with `async def`")
         turn.returned = True
         return result
 
@@ -340,19 +357,3 @@ def _awaiting(
         return outcome
 
     return before_publishing
-
-
-def _interruptible(work: AnyWork) -> AnyWork:
-    """Run work as a leaf, unless it handles aborts itself, as agents and flows do."""
-    if getattr(work, "handles_abort", False):
-        return work
-
-    async def run(ctx: Context, value: object) -> object:
-        result = await leaf(ctx, work, value)
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise UsageError(f"{name_of(work)} returned something to await: declare it with `async def`")
-        return result
-
-    return run

@@ -2,17 +2,19 @@
 
 A `PreemptAck` is always decided, exactly once, whatever happens to the turn. A push may come from any thread, and so
 may the decision: the loop decides when the turn begins or ends, a timer when the request is due, a stop when it comes
-first. That is why the answer is a `concurrent.futures.Future`, whose first result wins and whose waiters may belong to
-several event loops. Each of those places decides without asking whether another one has done so.
+first. Each of those places decides without asking whether another one has done so: `dict.setdefault` is atomic, and the
+first status stays. Waiters may belong to several event loops. `decide` sets the status first and looks for waiters
+second, `__await__` adds its waiter first and looks at the status second: in either order one of them sees the other.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Generator
-from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..abort.clock import check_seconds
+from ..abort.event_loop import post, resolve
 from ..errors import UsageError
 from ..run.stop import StopAt
 
@@ -57,25 +59,34 @@ class PreemptAck:
     - "loop_stopped": the loop was stopped, which comes before any preempt.
     """
 
+    __slots__ = ("_decision", "_waiters")
+
     def __init__(self) -> None:
-        self._decision: Future[PreemptStatus] = Future()
+        self._decision: dict[None, PreemptStatus] = {}
+        self._waiters: deque[asyncio.Future[None]] = deque()
 
     @property
     def status(self) -> PreemptStatus | None:
         """The status, or `None` while it is not decided."""
-        return self._decision.result() if self._decision.done() else None
+        return self._decision.get(None)
 
     def decide(self, status: PreemptStatus) -> None:
         """Set the status, unless it is decided already. Any thread."""
-        if not self._decision.done():
+        self._decision.setdefault(None, status)  # before the waiters are read: see the docstring of the module
+        while self._waiters:
             try:
-                self._decision.set_result(status)
-            except InvalidStateError:
-                pass  # another thread decided in this moment
+                waiter = self._waiters.popleft()
+            except IndexError:  # another thread took the last one
+                break
+            post(waiter.get_loop(), resolve, waiter, None)
 
     def __await__(self) -> Generator[object, None, PreemptStatus]:
-        # The shield keeps the answer for the other waiters when one of them stops waiting.
-        return asyncio.shield(asyncio.wrap_future(self._decision)).__await__()
+        while (status := self.status) is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)  # before the status is read again
+            if self.status is None:
+                yield from waiter
+        return status
 
     def __repr__(self) -> str:
         return f"PreemptAck({self.status or 'not decided yet'})"

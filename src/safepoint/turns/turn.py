@@ -13,7 +13,7 @@ thread, while the loop moves the turn from phase to phase without a lock. Three 
 - Both see it. That is harmless: an answer is decided once, and the stop that a request becomes only gets stricter.
 """
 
-import uuid
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
@@ -65,11 +65,15 @@ class TurnPlan(Generic[T]):
     def __post_init__(self) -> None:
         if not callable(self.work):
             raise UsageError(f"TurnPlan.work must be an agent, a flow or any Work, not {type(self.work).__name__}")
-        for name, kind in (("signal", AbortSignal), ("turn_id", str), ("timeout", int | float), ("then", Callable)):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, kind):  # type: ignore[arg-type]  # of `Callable`
-                raise UsageError(f"TurnPlan.{name} cannot be {value!r}")
+        if self.signal is not None and not isinstance(self.signal, AbortSignal):
+            raise UsageError(f"TurnPlan.signal cannot be {self.signal!r}")
+        if self.turn_id is not None and not isinstance(self.turn_id, str):
+            raise UsageError(f"TurnPlan.turn_id cannot be {self.turn_id!r}")
+        if self.then is not None and not callable(self.then):
+            raise UsageError(f"TurnPlan.then cannot be {self.then!r}")
         if self.timeout is not None:
+            if not isinstance(self.timeout, int | float):
+                raise UsageError(f"TurnPlan.timeout cannot be {self.timeout!r}")
             check_seconds("timeout", self.timeout)
 
 
@@ -86,7 +90,7 @@ class _Request:
     timer: Timer | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Turn(Generic[T]):
     """A turn, from its planning to its end. A preempt strategy may look at it; only the loop changes it.
 
@@ -118,7 +122,7 @@ class Turn(Generic[T]):
     @classmethod
     def plan(cls, items: list[T], loop_stop: Stop, clock: Clock) -> "Turn[T]":
         """Make a turn that is to be planned, under the stop of its loop."""
-        return cls(uuid.uuid4().hex, items, Stop(None, clock, loop_stop), loop_stop)
+        return cls(os.urandom(16).hex(), items, Stop(None, clock, loop_stop), loop_stop)
 
     def request(self, preempt: Preempt, ack: PreemptAck) -> None:
         """Ask the turn to make way for a newer item. While it is planned, the request waits. Any thread."""

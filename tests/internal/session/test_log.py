@@ -44,7 +44,7 @@ def end_readers(log: SessionLog) -> None:
     log._closed = True
     log._urgent.set()
     log._work.set()
-    log._wake_readers()
+    log._visible_changed.notify()
 
 
 async def numbers(log: SessionLog, after: int = 0) -> list[int]:
