@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from ..agent.conversation import AgentResult
 from ..run.stop import AckLevel, AckStatus, StopAck
-from ..session.acknowledgements import ChangeAck
-from ..session.host import SessionView, TurnView
+from ..session.host import ChangeAck, SessionView, TurnView
 from ..session.turn import TurnStatus
 from ..wire import outcome_to_json
 

@@ -3,8 +3,17 @@
 Owns live sessions and their stores. Knows nothing of the network.
 """
 
-from .acknowledgements import ChangeAck
-from .host import Host, NotFound, SessionAccess, SessionView, SessionViews, TurnChanges, TurnCommands, TurnView
+from .host import (
+    ChangeAck,
+    Host,
+    NotFound,
+    SessionAccess,
+    SessionView,
+    SessionViews,
+    TurnChanges,
+    TurnCommands,
+    TurnView,
+)
 from .local_host import LocalHost
 from .log import LoggedEvent
 from .session import Session, SessionBusy, SessionEnded

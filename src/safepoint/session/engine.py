@@ -56,16 +56,14 @@ from ..receipt import Receipt
 from ..run.context import Context, Stamp
 from ..run.settle import settle
 from ..run.stop import StopAt, StopOptions
-from .journal import SessionJournal
-from .log import OnDurable, SessionLog
+from .log import OnDurable, SessionJournal, SessionLog
 from .loop_tasks import LoopTasks
 from .session_state import OWN_EVENTS, SessionState, TurnRecord, conversation_id
 from .store import Store, StoreError
-from .turn import SessionTurn, TurnResult
+from .turn import RUNNING, SessionTurn, TurnResult
 from .turn_endings import broken, never_started, only_new, sealed, stopped_after_all, unwritable
 from .turn_input import input_of
 from .turn_stops import TurnStops
-from .wait_cycles import RUNNING
 
 __all__ = ["SessionBusy", "SessionEnded", "SessionEngine", "WhenBusy"]
 

@@ -41,16 +41,24 @@ from ..abort.renamed_arguments import accepts_deadline
 from ..agent.agent import Agent
 from ..errors import UsageError, describe
 from ..run.stop import Scope, StopAck, StopAt, StopKeywords
-from .acknowledgements import ChangeAck, change_ack, stop_ack
-from .admission import as_messages
 from .engine import SessionEnded, WhenBusy
-from .host import NotFound, SessionView, TurnView, agents_by_name, refuse_other_text, view_of
+from .host import (
+    ChangeAck,
+    NotFound,
+    SessionView,
+    TurnView,
+    agents_by_name,
+    change_ack,
+    refuse_other_text,
+    stop_ack,
+    view_of,
+)
 from .log import PAGE, LoggedEvent, decode_record
 from .loop_tasks import LoopTasks
 from .session import Session
 from .store import Store, check_store
 from .stored_sessions import StoredSession, StoredSessions
-from .turn import SessionTurn, check_id
+from .turn import SessionTurn, as_messages, check_id
 
 __all__ = ["LocalHost"]
 

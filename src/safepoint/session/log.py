@@ -1,6 +1,7 @@
 """Owns the log of a live session: numbers its events, writes them in the background, and serves many readers.
 
-Knows nothing of turns.
+Also owns the wait for the store before a tool call may have an effect: first on record, then the effect. Knows nothing
+of turns.
 
 **Numbers.** `add` gives each event the next number at once, in the session's own thread, before anything is written. A
 reader asks by number: it gets what is written from the store, and what is not written yet from memory. So there is no
@@ -26,17 +27,21 @@ readers go back to the store, every callback gets the error, and nothing is writ
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ..abort import AbortError, Clock
 from ..abort.event_loop import Broadcast
 from ..agent.conversation import AgentResult
-from ..events import Event, TurnEnded
+from ..events import Event, RecordDelayed, TurnEnded
+from ..run.context import Context
+from ..run.journal import Journal
 from ..wire import event_from_json, event_to_json
+from .loop_tasks import LoopTasks
 from .store import LogRecord, SessionInUse, Store, StoreError
 
-__all__ = ["LoggedEvent", "SessionLog"]
+__all__ = ["BeforeEffect", "LoggedEvent", "SessionJournal", "SessionLog"]
 
 # How many of the newest events are kept in memory, for readers that keep up.
 RECENT = 512
@@ -46,6 +51,9 @@ PAGE = 500
 LINGER_SECONDS = 0.01
 # Called when the end of a turn is written, with None, or with the error if it could not be written.
 OnDurable: TypeAlias = Callable[[Exception | None], object]
+# A wait for the store that is longer than this is reported by an event.
+SLOW_SECONDS = 1.0
+BeforeEffect = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,3 +285,47 @@ def decode_record(record: LogRecord) -> LoggedEvent:
     event = event_from_json(record.text, AgentResult)
     assert record.ends is None or isinstance(event, TurnEnded)
     return LoggedEvent(record.seq, event)
+
+
+class SessionJournal(Journal):
+    """The journal of a live session.
+
+    Attributes:
+        before_effect: Awaited when a call is on record and before its body begins. A worker reads here whether a stop
+            was recorded elsewhere, and applies it; the caller then looks at its signal.
+    """
+
+    def __init__(self, log: SessionLog, loop_tasks: LoopTasks, clock: Clock, results: Mapping[str, str]) -> None:
+        super().__init__(results)
+        self._log = log
+        self._loop_tasks = loop_tasks
+        self._clock = clock
+        self.before_effect: BeforeEffect | None = None
+
+    async def flush(self, ctx: Context) -> None:
+        """Wait until the store has everything that was emitted so far, or the signal is aborted.
+
+        Raises:
+            Exception: What the store raised.
+        """
+        try:
+            await ctx.signal.run(self._written(ctx))
+        except AbortError:
+            if not ctx.signal.aborted:
+                raise
+
+    async def _written(self, ctx: Context) -> None:
+        seq = self._log.last_seq
+        self._log.make_durable(seq)
+        due = self._clock.monotonic() + SLOW_SECONDS
+        timer = self._clock.call_at(due, lambda: self._loop_tasks.call(self._report_delay, ctx, seq))
+        try:
+            await self._log.flushed(seq)
+        finally:
+            timer.disarm()
+        if self.before_effect is not None:
+            await self.before_effect()
+
+    def _report_delay(self, ctx: Context, seq: int) -> None:
+        if self._log.written_seq < seq and not ctx.signal.aborted:
+            ctx.emit(RecordDelayed(**ctx.stamp(), seconds=SLOW_SECONDS))

@@ -4,11 +4,12 @@ Every method that drives a turn takes the caller's signal. Knows nothing of othe
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Literal, Never
+from types import TracebackType
+from typing import Generic, Literal, Never, Protocol, TypeVar
 
 from ..abort import AbortReason, AbortSignal
 from ..abort.clock import check_seconds
@@ -17,25 +18,109 @@ from ..abort.renamed_arguments import accepts_deadline, renamed_timeout
 from ..agent.agent import Agent
 from ..agent.conversation import AgentResult
 from ..errors import UsageError, require_method
-from ..events import TurnEdited, TurnForgotten
+from ..events import Event, SessionClosed, SessionOpened, TurnEdited, TurnEnded, TurnForgotten, TurnStarted
 from ..messages import Message
 from ..outcome import Outcome
 from ..receipt import Receipt
 from ..run.stop import Scope, StopAck, StopAt, StopOptions
-from .admission import as_messages
-from .awaitable_context import AwaitableContext
 from .disconnect_timer import DisconnectTimer
 from .engine import SessionBusy, SessionEnded, SessionEngine, WhenBusy
-from .journal import BeforeEffect
-from .log import LoggedEvent
+from .log import BeforeEffect, LoggedEvent
 from .loop_tasks import wait_uninterrupted
 from .store import Store, check_store
-from .turn import MessagesFn, SessionTurn, TurnOptions, TurnResult, check_id
+from .turn import RUNNING, MessagesFn, SessionTurn, TurnOptions, TurnResult, as_messages, check_id, refuse_cycle
 from .turn_endings import receipt_of
-from .turn_stream import TurnStream
-from .wait_cycles import RUNNING, refuse_cycle
 
-__all__ = ["Session", "SessionBusy", "SessionEnded"]
+__all__ = ["AwaitableContext", "Session", "SessionBusy", "SessionEnded", "TurnStream"]
+
+C = TypeVar("C", bound="AsyncClosable")
+# Events of the session itself, which belong to no turn.
+SESSION_EVENTS = (SessionOpened, SessionClosed)
+
+
+class AsyncClosable(Protocol):
+    """Anything with an async `close()`."""
+
+    async def close(self) -> None:
+        """Release it."""
+        ...
+
+
+class AwaitableContext(Generic[C]):
+    """Something that is opened when it is awaited or entered. Leaving `async with` closes it.
+
+    Args:
+        open: Opens it and returns it.
+    """
+
+    def __init__(self, open: Callable[[], Awaitable[C]]) -> None:
+        self._open = open
+        self._opened: C | None = None
+
+    def __await__(self) -> Generator[object, None, C]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> C:
+        self._opened = await self._open()
+        return self._opened
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._opened is not None:
+            await self._opened.close()
+
+
+class TurnStream:
+    """The events of one turn: `async with session.stream(["hi"]) as events: async for event in events: …`.
+
+    Args:
+        turn: The turn.
+        events: The events of its session, from before the turn was accepted.
+
+    Attributes:
+        turn: The turn.
+    """
+
+    def __init__(self, turn: SessionTurn, events: AsyncGenerator[LoggedEvent, None]) -> None:
+        self.turn = turn
+        self._source = events
+        self._events = self._follow()
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._events
+
+    async def _follow(self) -> AsyncGenerator[Event, None]:
+        if self.turn.result is not None and not self.turn.end_seq:
+            return  # it was stopped before it was accepted, so it is not in the log
+        with self.turn.awaited("reading its events"):
+            async for event in self._events_of_turn():
+                yield event
+
+    async def _events_of_turn(self) -> AsyncGenerator[Event, None]:
+        running = False
+        async with aclosing(self._source) as logged_events:
+            async for logged in logged_events:
+                event = logged.event
+                turn_id = getattr(event, "turn_id", None)
+                # While it runs, an event that belongs to no turn of this session was passed on by one of its tools.
+                if turn_id == self.turn.id or (running and turn_id is None and not isinstance(event, SESSION_EVENTS)):
+                    yield event
+                running = running or (turn_id == self.turn.id and isinstance(event, TurnStarted))
+                if turn_id == self.turn.id and isinstance(event, TurnEnded):
+                    return
+
+    async def __aenter__(self) -> "TurnStream":
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.turn.result is None:
+            self.turn.stop(StopAt.NOW, reason=AbortReason("disconnected", "its events were no longer read"))
+        await self._events.aclose()
+        await self._source.aclose()
+        await self.turn.until_ended()
 
 
 class Session:

@@ -19,6 +19,8 @@ from ..events import (
     SessionClosed,
     SessionOpened,
     StopRequested,
+    ToolCalled,
+    ToolEnded,
     TurnEdited,
     TurnEnded,
     TurnForgotten,
@@ -30,16 +32,14 @@ from ..events import (
 from ..messages import Message
 from ..outcome import Aborted, Completed, Outcome
 from ..run.journal import part_name
-from .forwarded_events import ForwardedEvents
 from .turn import TurnStatus
 from .unfinished_work import UnfinishedWork
 
-__all__ = ["MAX_RESUMES", "OWN_EVENTS", "SessionState", "TurnRecord", "conversation_id"]
+__all__ = ["MAX_RESUMES", "OWN_EVENTS", "ForwardedEvents", "SessionState", "TurnRecord", "conversation_id"]
 
 # How many times a turn is resumed automatically after its process has died. A turn that kills its process would
 # otherwise kill every process that opens its session. After that it stays as it is, and the next queued turn begins.
 MAX_RESUMES = 3
-
 # Events that only the session itself may add, because its state is computed from them. Events of these kinds that come
 # from loops, tools and other sessions are not taken into the log.
 OWN_EVENTS = (
@@ -58,6 +58,35 @@ OWN_EVENTS = (
     TurnQueued,
     TurnStarted,
 )
+
+
+class ForwardedEvents:
+    """The counts, made from the events of the log.
+
+    Attributes:
+        counts: The number of events in the log, by the idempotency key of the call in which the sub-agent runs.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        # The idempotency keys of the calls that have not ended, by the ids of the enclosing calls and their own.
+        self._keys: dict[tuple[str, ...], str] = {}
+
+    def apply(self, event: Event, own: bool) -> None:
+        """Add one event of the log. `own` is true for events of this session's turns, which were not forwarded."""
+        if not own:
+            for depth in range(1, len(event.calls) + 1):
+                key = self._keys.get(event.calls[:depth])
+                if key is not None:
+                    self.counts[key] = self.counts.get(key, 0) + 1
+            return
+        match event:
+            case ToolCalled(call_id=call_id, idempotency_key=key) if key:
+                self._keys[(*event.calls, call_id)] = key
+            case ToolEnded(call_id=call_id, status="completed" | "failed"):
+                self.counts.pop(self._keys.pop((*event.calls, call_id), ""), None)
+            case _:
+                pass
 
 
 @dataclass

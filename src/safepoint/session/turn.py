@@ -1,10 +1,17 @@
-"""Owns the turn of a session as callers see it: one id for life, a status, a stop, a result. Knows no store."""
+"""Owns the turn of a session as callers see it: one id for life, a status, a stop, a result, and what is
+checked before it is accepted and before it is awaited. Knows no store.
+
+A turn waits for the turns ahead of it in its own session, which runs one at a time, and for those that its work awaits.
+When the work of a turn is about to await another turn, these edges are followed from there: if they lead back to the
+waiting turn, none of them would ever end, so the await raises instead.
+"""
 
 import asyncio
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -15,16 +22,28 @@ from ..abort.event_loop import wake
 from ..abort.listeners import Registration
 from ..agent.conversation import AgentResult
 from ..errors import UsageError
-from ..messages import Message
+from ..messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
 from ..outcome import Outcome
 from ..run.context import Context
 from ..run.stop import NO_STOP, Scope, Stop, StopAck, StopAt, StopOptions, StopRequest
-from .wait_cycles import refuse_cycle
 
-__all__ = ["MessagesFn", "SessionTurn", "TurnOptions", "TurnResult", "TurnStatus", "check_id"]
+__all__ = [
+    "RUNNING",
+    "MessagesFn",
+    "SessionTurn",
+    "TurnOptions",
+    "TurnResult",
+    "TurnStatus",
+    "as_messages",
+    "check_id",
+    "refuse_cycle",
+]
 
 TurnStatus: TypeAlias = Literal["queued", "running", "stopping", "completed", "aborted", "timed_out", "failed"]
 MessagesFn: TypeAlias = Callable[[Sequence[Message]], "Sequence[Message | str] | Awaitable[Sequence[Message | str]]"]
+# The turn whose work the current code belongs to.
+RUNNING: "ContextVar[SessionTurn | None]" = ContextVar("safepoint_session_turn", default=None)
+MESSAGE = str | SystemMessage | UserMessage | AssistantMessage | ToolResult
 
 
 def check_id(what: str, given: str) -> str:
@@ -269,3 +288,90 @@ class SessionTurn:
             if self.result is None:  # the waiter is added first; `end` sets the result first: one sees the other
                 await waiter
         return self.result
+
+
+def refuse_cycle(what: str, targets: "Iterable[SessionTurn]") -> "SessionTurn | None":
+    """Refuse a wait that would never end.
+
+    Args:
+        what: What is about to wait, for the message.
+        targets: The turns that it would wait for.
+
+    Returns:
+        The turn whose work is about to wait; `None` if the calling code does not belong to a running turn.
+
+    Raises:
+        UsageError: One of the targets cannot end before that turn. The message has the chain of sessions.
+    """
+    waiting = RUNNING.get()
+    if waiting is None or not waiting.running:
+        return None
+    for target in targets:
+        chain = _chain(target, waiting)
+        if chain is not None:
+            sessions = _without_repeats([waiting.session_id, *chain])
+            raise UsageError(
+                f"{what} would wait for itself: turn {waiting.id!r} waits along the sessions"
+                f" {' → '.join(map(repr, sessions))}. Use send() without awaiting its turn, or another session"
+            )
+    return waiting
+
+
+def _chain(start: "SessionTurn", goal: "SessionTurn") -> list[str] | None:
+    """Return the sessions on a path from one turn to another that it waits for; `None` if there is no such path."""
+    came_from: dict[SessionTurn, SessionTurn | None] = {start: None}
+    to_visit = [start]
+    while to_visit:
+        turn: SessionTurn | None = to_visit.pop()
+        assert turn is not None  # only turns are put into the list
+        if turn is goal:
+            path = []
+            while turn is not None:
+                path.append(turn.session_id)
+                turn = came_from[turn]
+            return path[::-1]
+        for other in _waited_for(turn):
+            if other not in came_from:
+                came_from[other] = turn
+                to_visit.append(other)
+    return None
+
+
+def _waited_for(turn: "SessionTurn") -> "Iterable[SessionTurn]":
+    """Yield the turns that must end before this one: those that its work awaits, and those ahead of it in the queue."""
+    yield from list(turn.awaited_turns)
+    ahead = True
+    for other in list(turn.session_turns.values()):
+        ahead = ahead and other is not turn
+        if ahead or (other.running and other is not turn):
+            yield other
+
+
+def _without_repeats(sessions: list[str]) -> list[str]:
+    last = len(sessions) - 1
+    return [each for index, each in enumerate(sessions) if index in (0, last) or each != sessions[index - 1]]
+
+
+def as_messages(given: "str | Message | Sequence[str | Message] | MessagesFn") -> tuple[Message, ...] | MessagesFn:
+    """Turn what a caller gives into messages.
+
+    Args:
+        given: A text, a message, several of them, or a function of the current messages, which is returned as it is.
+
+    Raises:
+        UsageError: It is none of these, or there is no message, or a message is empty.
+    """
+    if callable(given):
+        return given
+    several: object = [given] if isinstance(given, MESSAGE) else given  # callers without a type checker give anything
+    if not isinstance(several, Iterable) or isinstance(several, bytes | Mapping):
+        raise UsageError(f"a message must be a text, a Message, or several of them, not {given!r}")
+    messages = tuple(UserMessage(text=one) if isinstance(one, str) else one for one in several)
+    for message in messages:
+        if not isinstance(message, MESSAGE):
+            raise UsageError(f"a message must be a text or a Message, not {message!r}")
+        if isinstance(message, UserMessage) and not message.text.strip():
+            raise UsageError("the message is empty")
+    if not messages:
+        raise UsageError("there is no message")
+    return messages

@@ -8,9 +8,8 @@ from ..errors import UsageError
 from ..messages import AssistantMessage, Message, SystemMessage
 from ..run.context import Context
 from ..run.leaf import leaf
-from .admission import as_messages
 from .session_state import SessionState
-from .turn import SessionTurn
+from .turn import SessionTurn, as_messages
 
 __all__ = ["input_of"]
 

@@ -24,22 +24,52 @@ which is the same as once.
 listener is not called for an abort that came before it.
 """
 
+from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..abort import AbortReason, AbortSignal
+from ..abort import AbortReason, AbortSignal, Clock
 from ..abort.reason import reason_from
 from ..events import StopRequested
 from ..receipt import Receipt
 from ..run.stop import PRESS_SECONDS, StopAck, StopAt, StopOptions, StopRequest
-from .admission import EarlyStops
 from .turn import SessionTurn
 from .turn_endings import receipt_of
 
 if TYPE_CHECKING:
     from .engine import SessionEngine
 
-__all__ = ["TurnStops"]
+__all__ = ["EarlyStops", "TurnStops"]
+
+# How long stops for unknown turns are kept, and how many.
+REMEMBER_SECONDS = 600.0
+REMEMBER_COUNT = 1000
+
+
+class EarlyStops:
+    """Stops for turns that do not exist yet. A turn that comes within ten minutes of its stop does not begin.
+
+    The number of stops is limited, so that a client cannot fill the memory with ids: the oldest are dropped.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._stops: OrderedDict[str, tuple[float, AbortReason]] = OrderedDict()
+
+    def remember(self, turn_id: str, reason: AbortReason) -> None:
+        """Keep the stop of a turn that does not exist yet. The first reason for an id stays."""
+        self._stops.setdefault(turn_id, (self._clock.monotonic() + REMEMBER_SECONDS, reason))
+        while len(self._stops) > REMEMBER_COUNT:
+            self._stops.popitem(last=False)
+
+    def find(self, turn_id: str) -> AbortReason | None:
+        """Return the reason if this turn was stopped before it came. The stop is kept, for a message sent again."""
+        until, reason = self._stops.get(turn_id, (0.0, None))
+        return reason if until > self._clock.monotonic() else None
+
+    def forget(self, turn_id: str) -> None:
+        """Drop the stop of a turn that has come meanwhile and was stopped itself."""
+        self._stops.pop(turn_id, None)
 
 
 class TurnStops:

@@ -4,10 +4,10 @@ Owns the turn loop. Knows nothing of sessions and stores.
 """
 
 from .loop import TurnLoop
-from .loop_exit import CheckpointReport, LoopExit
-from .preempt import Preempt, PreemptAck, Pushed
-from .saved_loop import InterruptedTurn
-from .turn import Turn, TurnPlan
+from .loop_checkpoint import CheckpointReport, InterruptedTurn
+from .loop_state import LoopExit
+from .plan import TurnPlan
+from .turn import Preempt, PreemptAck, Pushed, Turn
 
 __all__ = [
     "CheckpointReport",

@@ -19,13 +19,11 @@ from ..events import Event, LoopStopping
 from ..receipt import Receipt
 from ..run.stop import StopAck, StopAt, StopRequest
 from ..storage.checkpoints import Checkpoints
-from .checkpoint_writer import CheckpointWriter
-from .loop_exit import LoopExit
-from .loop_state import LoopState, is_async
+from .loop_checkpoint import AnyPartial, CheckpointWriter, InterruptedTurn
+from .loop_state import LoopExit, LoopState, is_async
 from .loop_task import LoopTask
-from .preempt import Preempt, PreemptAck, PreemptStatus, Pushed
-from .saved_loop import AnyPartial, InterruptedTurn
-from .turn import Turn, TurnPlan
+from .plan import TurnPlan
+from .turn import Preempt, PreemptAck, PreemptStatus, Pushed, Turn
 
 __all__ = ["TurnLoop"]
 

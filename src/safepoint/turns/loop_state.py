@@ -1,10 +1,13 @@
-"""Owns the state that the commands of a loop share with its task: commands write it and wake the task."""
+"""Owns the state that the commands of a loop share with its task, and its result.
+
+Commands write the state and wake the task. In the result every accepted item is in exactly one place.
+"""
 
 import asyncio
 import functools
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -16,13 +19,47 @@ from ..outcome import Outcome
 from ..run.context import Stamp
 from ..run.stop import Stop, StopAt, StopRequest
 from .inbox import Inbox
-from .loop_exit import LoopExit
-from .saved_loop import InterruptedTurn
+from .loop_checkpoint import CheckpointReport, InterruptedTurn
 from .turn import Turn
 
-__all__ = ["LoopState", "is_async"]
+__all__ = ["LoopExit", "LoopState", "is_async"]
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class LoopExit(Generic[T]):
+    """How a loop ended. Every accepted item was either handled or is in exactly one of the lists.
+
+    Attributes:
+        reason: What broke the loop. `None` if it was stopped, or had nothing left to do.
+        handled: How many items were handled.
+        unhandled: Items that were never part of a turn that began, in the order in which they were pushed.
+        interrupted: Items of turns that were stopped.
+        preempted: Items of turns that made way for a newer item.
+        failed: Items of turns that failed.
+        dropped: Items that a plan left out, or that were removed from the queue.
+        late: Items whose push was refused because it came after the stop. They are not accepted items.
+        stop_cause: The reason given with the stop.
+        checkpoint: What became of the checkpoint.
+    """
+
+    reason: BaseException | None = None
+    handled: int = 0
+    unhandled: list[T] = field(default_factory=list)
+    interrupted: list[T] = field(default_factory=list)
+    preempted: list[T] = field(default_factory=list)
+    failed: list[T] = field(default_factory=list)
+    dropped: list[T] = field(default_factory=list)
+    late: list[T] = field(default_factory=list)
+    stop_cause: str = ""
+    checkpoint: CheckpointReport = field(default_factory=CheckpointReport)
+
+    @property
+    def accepted(self) -> int:
+        """How many items were accepted in all."""
+        buckets: Iterable[list[T]] = (self.unhandled, self.interrupted, self.preempted, self.failed, self.dropped)
+        return self.handled + sum(map(len, buckets))
 
 
 @dataclass

@@ -38,12 +38,10 @@ from ..run.context import Context
 from ..run.leaf import leaf, name_of
 from ..run.settle import settle
 from ..run.stop import StopAt, StopRequest
-from .checkpoint_writer import CheckpointWriter
-from .loop_exit import LoopExit
-from .loop_state import LoopState
-from .saved_loop import InterruptedTurn, SavedLoop
-from .split import split
-from .turn import AnyWork, Turn, TurnPlan
+from .loop_checkpoint import CheckpointWriter, InterruptedTurn, SavedLoop
+from .loop_state import LoopExit, LoopState
+from .plan import AnyWork, TurnPlan, split
+from .turn import Turn
 
 __all__ = ["LoopTask"]
 

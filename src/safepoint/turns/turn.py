@@ -1,4 +1,6 @@
-"""Owns one turn: what it is to do, and its phases from planning to the end. Knows nothing of the queue.
+"""Owns one turn of a turn loop: its phases from planning to the end, and the requests that it makes way.
+
+Knows nothing of the queue.
 
 The phases: planning → active → over, or planning → over.
 
@@ -11,73 +13,119 @@ thread, while the loop moves the turn from phase to phase without a lock. Three 
   sees the other, so no request is left without an answer. With one of the two orders reversed, a request could be
   stored after the last look at the list and read the phase before its change: nobody would answer it.
 - Both see it. That is harmless: an answer is decided once, and the stop that a request becomes only gets stricter.
+
+A `PreemptAck` is always decided, exactly once, whatever happens to the turn. A push may come from any thread, and so
+may the decision: the loop decides when the turn begins or ends, a timer when the request is due, a stop when it comes
+first. Each of those places decides without asking whether another one has done so: `dict.setdefault` is atomic, and the
+first status stays. Waiters may belong to several event loops. `decide` sets the status first and looks for waiters
+second, `__await__` adds its waiter first and looks at the status second: in either order one of them sees the other.
 """
 
+import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 
-from ..abort import AbortController, AbortReason, AbortSignal, Clock
+from ..abort import AbortController, AbortReason, Clock
 from ..abort.clock import Timer, check_seconds
-from ..abort.renamed_arguments import accepts_deadline
+from ..abort.event_loop import post, resolve
 from ..errors import UsageError
-from ..outcome import Outcome
-from ..run.context import Work
 from ..run.stop import Stop, StopAt, StopRequest
-from .preempt import Preempt, PreemptAck
 
-__all__ = ["AnyWork", "Phase", "Turn", "TurnPlan"]
+__all__ = ["Phase", "Preempt", "PreemptAck", "PreemptStatus", "Pushed", "Turn"]
 
+PreemptStatus: TypeAlias = Literal["submitted", "no_turn", "turn_over", "loop_stopped"]
 T = TypeVar("T")
 Phase: TypeAlias = Literal["planning", "active", "over"]
-# Work on any input: each plan of a loop may have work of another type, together with the input for it.
-AnyWork: TypeAlias = Work[Any, object]
 
 
 @dataclass(frozen=True, slots=True)
-class TurnPlan(Generic[T]):
-    """What a turn is to do.
+class Preempt:
+    """The request that the running turn makes way.
 
     Attributes:
-        work: An agent, a flow, or any other Work.
-        input: What the work is given.
-        consumed: The items of this turn. `None` means all that are not in `remaining`.
-        remaining: Items for a later turn. Items that are in neither are dropped on purpose.
-        signal: One more signal that ends this turn, and only this one.
-        timeout: Seconds that this turn may take.
-        turn_id: The id of the turn. By default it is given a new one.
-        then: Awaited with the outcome before the end of the turn is reported, to save it for example.
+        at: The point at which the turn stops.
+        within: Seconds after which it is stopped at once if it has not reached that point.
+        delay: Seconds before the turn is asked to stop.
 
     Raises:
-        UsageError: An argument has the wrong type, or `timeout` is out of range.
+        UsageError: `at` is no StopAt or is the end of the turn, or one of the numbers is out of range.
     """
 
-    work: AnyWork
-    input: object = None
-    consumed: Sequence[T] | None = None
-    remaining: Sequence[T] = ()
-    signal: AbortSignal | None = None
-    timeout: float | None = None
-    turn_id: str | None = None
-    then: Callable[[Outcome[Any]], Awaitable[object]] | None = None
+    at: StopAt
+    within: float | None = None
+    delay: float = 0.0
 
     def __post_init__(self) -> None:
-        if not callable(self.work):
-            raise UsageError(f"TurnPlan.work must be an agent, a flow or any Work, not {type(self.work).__name__}")
-        if self.signal is not None and not isinstance(self.signal, AbortSignal):
-            raise UsageError(f"TurnPlan.signal cannot be {self.signal!r}")
-        if self.turn_id is not None and not isinstance(self.turn_id, str):
-            raise UsageError(f"TurnPlan.turn_id cannot be {self.turn_id!r}")
-        if self.then is not None and not callable(self.then):
-            raise UsageError(f"TurnPlan.then cannot be {self.then!r}")
-        if self.timeout is not None:
-            if not isinstance(self.timeout, int | float):
-                raise UsageError(f"TurnPlan.timeout cannot be {self.timeout!r}")
-            check_seconds("timeout", self.timeout)
+        if not isinstance(self.at, StopAt):
+            raise UsageError(f"preempt must be a StopAt, such as StopAt.AFTER_TOOLS, not {self.at!r}")
+        if self.at is StopAt.TURN_END:
+            raise UsageError("preempt at the end of the turn is a plain push: leave preempt= out")
+        if self.within is not None and check_seconds("within", self.within) <= 0:
+            raise UsageError(f"within must be more than 0 seconds, not {self.within!r}")
+        check_seconds("delay", self.delay)
 
 
-TurnPlan.__init__ = accepts_deadline(TurnPlan.__init__)  # type: ignore[method-assign]
+class PreemptAck:
+    """The answer to a preempt. Await it for the status, which is always decided in the end.
+
+    - "submitted": the turn that ran at the time of the push was asked to stop.
+    - "no_turn": no turn ran at that time.
+    - "turn_over": that turn had ended before the request was due.
+    - "loop_stopped": the loop was stopped, which comes before any preempt.
+    """
+
+    __slots__ = ("_decision", "_waiters")
+
+    def __init__(self) -> None:
+        self._decision: dict[None, PreemptStatus] = {}
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def status(self) -> PreemptStatus | None:
+        """The status, or `None` while it is not decided."""
+        return self._decision.get(None)
+
+    def decide(self, status: PreemptStatus) -> None:
+        """Set the status, unless it is decided already. Any thread."""
+        self._decision.setdefault(None, status)  # before the waiters are read: see the docstring of the module
+        while self._waiters:
+            try:
+                waiter = self._waiters.popleft()
+            except IndexError:  # another thread took the last one
+                break
+            post(waiter.get_loop(), resolve, waiter, None)
+
+    def __await__(self) -> Generator[object, None, PreemptStatus]:
+        while (status := self.status) is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)  # before the status is read again
+            if self.status is None:
+                yield from waiter
+        return status
+
+    def __repr__(self) -> str:
+        return f"PreemptAck({self.status or 'not decided yet'})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """The answer to a push. In a condition it is true if the item was accepted.
+
+    Attributes:
+        accepted: Whether the loop has the item. If not, it still belongs to the caller.
+        ack: The answer to the preempt, if one was asked for.
+        why: Why the item was refused.
+    """
+
+    accepted: bool
+    ack: PreemptAck | None = None
+    why: str = ""
+
+    def __bool__(self) -> bool:
+        return self.accepted
 
 
 @dataclass(slots=True, eq=False)

@@ -19,8 +19,8 @@ from ..events import TurnEnded, TurnStarted
 from ..messages import Message
 from ..run.context import Context
 from ..run.stop import StopAt
-from ..session.acknowledgements import change_ack
 from ..session.engine import SessionBusy, SessionEnded
+from ..session.host import change_ack
 from ..session.session import Session
 from ..session.store import SessionInUse, StoreError
 from ..session.turn import SessionTurn

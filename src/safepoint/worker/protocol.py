@@ -15,8 +15,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from ..abort import AbortReason
 from ..errors import UsageError, describe
 from ..run.stop import NO_STOP, AckStatus, Scope, StopAt, StopOptions
-from ..session.acknowledgements import ChangeAck
 from ..session.engine import SessionBusy, SessionEnded, WhenBusy
+from ..session.host import ChangeAck
 from .broker import BrokerError, Order, Queue
 
 if TYPE_CHECKING:

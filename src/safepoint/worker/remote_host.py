@@ -17,14 +17,12 @@ from ..abort.renamed_arguments import accepts_deadline
 from ..errors import UsageError
 from ..receipt import Receipt
 from ..run.stop import AckLevel, AckStatus, Scope, StopAck, StopAt, StopOptions
-from ..session.acknowledgements import NOT_RECORDED, ChangeAck
-from ..session.admission import as_messages
 from ..session.disconnect_timer import DisconnectTimer
 from ..session.engine import SessionBusy, SessionEnded, WhenBusy
-from ..session.host import TurnView, refuse_other_text, view_of
+from ..session.host import NOT_RECORDED, ChangeAck, TurnView, refuse_other_text, view_of
 from ..session.log import LoggedEvent
 from ..session.session_state import TurnRecord
-from ..session.turn import check_id
+from ..session.turn import as_messages, check_id
 from ..session.turn_endings import never_started, receipt_of
 from .broker import Broker, BrokerError, Messaging, NoResponders
 from .directory import Directory

@@ -5,7 +5,8 @@ import pytest
 from safepoint import AbortReason
 from safepoint.errors import UsageError
 from safepoint.messages import AssistantMessage, SystemMessage, UserMessage
-from safepoint.session.admission import REMEMBER_COUNT, REMEMBER_SECONDS, EarlyStops, as_messages
+from safepoint.session.turn import as_messages
+from safepoint.session.turn_stops import REMEMBER_COUNT, REMEMBER_SECONDS, EarlyStops
 from safepoint.testing import FakeClock
 
 HI = UserMessage(text="hi")

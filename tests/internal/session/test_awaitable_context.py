@@ -2,7 +2,7 @@
 
 import pytest
 
-from safepoint.session.awaitable_context import AwaitableContext
+from safepoint.session.session import AwaitableContext
 
 
 class Door:

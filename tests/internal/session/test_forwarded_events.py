@@ -3,7 +3,7 @@
 from typing import Any
 
 from safepoint.events import TextStreamed, ToolCalled, ToolEnded
-from safepoint.session.forwarded_events import ForwardedEvents
+from safepoint.session.session_state import ForwardedEvents
 
 AT: Any = {"run_id": "t", "path": ("p",), "at": 0.0}
 

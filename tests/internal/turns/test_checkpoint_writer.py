@@ -9,8 +9,7 @@ from safepoint.agent import AgentResult
 from safepoint.messages import UserMessage
 from safepoint.run import CheckpointError, CheckpointInUse, MemoryCheckpoints
 from safepoint.turns import CheckpointReport, InterruptedTurn
-from safepoint.turns.checkpoint_writer import CheckpointWriter
-from safepoint.turns.saved_loop import AnyPartial, SavedLoop
+from safepoint.turns.loop_checkpoint import AnyPartial, CheckpointWriter, SavedLoop
 
 LEFT = SavedLoop(("a", "b"), InterruptedTurn(("c",), None), "deploy")
 

@@ -13,9 +13,9 @@ from safepoint.agent import AgentResult
 from safepoint.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from safepoint.run import Usage
 from safepoint.turns import InterruptedTurn
-from safepoint.turns.saved_loop import SavedLoop, adapter
-from safepoint.turns.saved_loop import read as read_with
-from safepoint.turns.saved_loop import write as write_with
+from safepoint.turns.loop_checkpoint import SavedLoop, adapter
+from safepoint.turns.loop_checkpoint import read as read_with
+from safepoint.turns.loop_checkpoint import write as write_with
 
 SAID = AgentResult(
     "half an ans",

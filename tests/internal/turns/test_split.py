@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from safepoint import UsageError
 from safepoint.turns import TurnPlan
-from safepoint.turns.split import split
+from safepoint.turns.plan import split
 
 
 async def work(ctx: object, value: object) -> None:
