@@ -14,7 +14,7 @@ from typing import Any
 from safepoint.agent import Agent, tool
 from safepoint.events import CallRecorded, TextStreamed, event_to_json
 from safepoint.messages import Message
-from safepoint.models.scripted import Call, ScriptedModel
+from safepoint.models.scripted import Call, ScriptedModel, Stall
 from safepoint.run import Completed
 from safepoint.session import MemoryStore, Session, SqliteStore, Store
 from safepoint.session.log import PAGE
@@ -26,6 +26,7 @@ SHORT = 2
 TURNS = 40
 EVENTS, BATCH = 5_000, 100
 IDLE = 200
+STOPS = 200
 WORDS = "so this is what was found in the files that you have asked me to look at, word by word"
 
 
@@ -36,6 +37,7 @@ def peers() -> dict[str, str]:
 def lines(measure: Measure) -> Iterator[Line]:
     yield from turns_in_memory(measure)
     yield from turns_on_disk(measure)
+    yield from stops(measure)
     yield from calls_on_record(measure)
     yield from appending(measure)
     yield from replaying(measure)
@@ -115,6 +117,57 @@ def turns_on_disk(measure: Measure) -> Iterator[Line]:
             {"the same batches in raw sqlite3": lambda: raw_append(path(), batches) / TURNS},
         )
         return samples.lines()
+
+
+def stops(measure: Measure) -> Iterator[Line]:
+    """Turns that wait for their model are stopped all at once, until the caller of each has its result."""
+    samples = measure(
+        f"one of {STOPS} turns stopped at once, each of a session (MemoryStore)",
+        lambda: asyncio.run(stopped_sessions()),
+        {f"one of {STOPS} runs stopped at once": lambda: asyncio.run(stopped_runs())},
+        samples=SHORT,
+    )
+    why = "a turn records its stop and its end, each as JSON, and its caller waits until both are in the store"
+    return samples.lines({f"one of {STOPS} runs stopped at once": AtMost(1.5, why)})
+
+
+def waiting_agent() -> Agent:
+    answers: list[Any] = [["let me see", Stall()]]
+    return Agent(ScriptedModel(*answers * STOPS), tools=[look])
+
+
+async def stopped_sessions() -> float:
+    store, who = MemoryStore(), waiting_agent()
+    sessions = [await Session.open(f"s{number}", agent=who, store=store) for number in range(STOPS)]
+    turns = [session.send("go") for session in sessions]
+    for session in sessions:
+        async for logged in session.events():
+            if isinstance(logged.event, TextStreamed):
+                break
+    start = cpu()
+    for turn in turns:
+        turn.stop()
+    for turn in turns:
+        assert (await turn).status == "aborted"
+    cost = (cpu() - start) / STOPS
+    for session in sessions:
+        await session.close()
+    return cost
+
+
+async def stopped_runs() -> float:
+    who = waiting_agent()
+    runs = [who.run("go") for _ in range(STOPS)]
+    readers = [aiter(run) for run in runs]  # kept: a run whose events are no longer read is stopped
+    for reader in readers:
+        while not isinstance(await anext(reader), TextStreamed):
+            pass
+    start = cpu()
+    for run in runs:
+        run.stop()
+    for run in runs:
+        assert (await run).status == "aborted"
+    return (cpu() - start) / STOPS
 
 
 def calls_on_record(measure: Measure) -> Iterator[Line]:
