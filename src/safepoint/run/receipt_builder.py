@@ -53,7 +53,7 @@ class EntryBuilder:
     )
 
     def __init__(self, receipt_builder: "ReceiptBuilder", name: str, kind: LeafKind, owned: bool = False) -> None:
-        self._receipt_builder = receipt_builder
+        self._receipt_builder: ReceiptBuilder | None = receipt_builder  # None once it has ended
         self.owned = owned
         self.name = name
         self.kind: LeafKind = kind
@@ -76,12 +76,15 @@ class EntryBuilder:
         if note:
             note = shorten(note, NOTE_LIMIT)
         builder = self._receipt_builder
+        if builder is None:
+            return
         # Two threads may end one entry: the thread of a function that returns, and one that writes a receipt meanwhile.
         with builder.lock:
             if self.ended_at is None:
                 self.fate, self.where, self.note = fate, where, note
                 if fate != "still_running":
                     builder.ended(self)
+                    self._receipt_builder = None  # no cycle with the builder, so that both need no garbage collection
 
 
 class ReceiptBuilder:

@@ -182,10 +182,9 @@ def _name_of(task: "asyncio.Task[object]") -> str:
 
 def _threads(receipt_builder: ReceiptBuilder) -> Iterator[tuple[StartingLeaf, int]]:
     """The threads of other libraries' pools that run a function in the context of a leaf of this run."""
-    here = threading.get_ident()
-    for thread, frame in sys._current_frames().items():
-        if thread == here:
-            continue
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]  # this very frame: it would refer to itself, and to all that it refers to
+    for thread, frame in frames.items():
         leaf = _leaf_in(_context_of_call(frame))
         if leaf is not None and leaf.receipt_builder is receipt_builder and not leaf.knows_thread(thread):
             yield leaf, thread
