@@ -35,7 +35,6 @@ from ..messages import CallStatus, ToolCall, ToolResult
 from ..run.context import Context
 from ..run.leaf import launch
 from ..run.leaf_run import LeafRun, RunsIn
-from ..run.once import running_repeatable
 from ..run.partial_work import PartialWork, partial_work
 from .context import AskUserFn, ToolContext
 from .conversation import AgentResult, Conversation
@@ -164,8 +163,6 @@ async def _run_body(this_round: _Round, call: ToolCall, prepared: _PreparedCall)
     except Exception as error:
         run.skip()
         return NOT_RUN.result(call, f"It could not be put on record: {describe(error)}")
-    around = running_repeatable.get()
-    running_repeatable.set(tool_ctx)
     try:
         returned = await _launch(run, tool, value)
         content = as_text(returned.text if isinstance(returned, AgentResult) else returned)
@@ -174,7 +171,6 @@ async def _run_body(this_round: _Round, call: ToolCall, prepared: _PreparedCall)
             raise
         return _result_of_error(this_round, call, tool, run, error)
     finally:
-        running_repeatable.set(around)
         conversation.usage += tool_ctx.usage
     conversation.kept.pop(call.call_id, None)
     return _result(call, "completed", content)

@@ -26,7 +26,7 @@ from ..messages import AssistantMessage, Message, ToolResult
 from ..receipt import Usage
 from ..run.context import Context
 from ..run.journal import EnclosedJournal, Journal, part_name
-from ..run.once import RepeatableContext, repeatable_around
+from ..run.once import RepeatableContext, running_repeatable
 from ..wire import message_from_json, message_to_json
 from .conversation import AgentResult, Conversation, RunAgain
 
@@ -144,7 +144,7 @@ def record_in(ctx: Context | None, name: str) -> ConversationRecord | None:
         ctx: The context that the agent was given, or None for `agent.run()`, which is not given one.
         name: The name of the agent.
     """
-    around = repeatable_around(ctx)
+    around = running_repeatable() if ctx is None else ctx.repeatable
     if around is None or not around.records_agents:
         return None
     return ConversationRecord(around, around.inner_key(name), name)

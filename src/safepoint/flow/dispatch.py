@@ -85,8 +85,10 @@ async def _run_nodes(execution: FlowExecution, ctx: Context, position: Position)
         if not isinstance(ended, NodeDone):
             return ended
         target = graph.routes[name][ended.output]
-        execution.executed.append(execution.operation(ctx, name))
-        execution.forget_parts(execution.operation(ctx, name), position.visit)
+        operation = execution.operation(ctx, name)
+        execution.executed.append(operation)
+        if execution.once:
+            execution.forget_parts(operation, position.visit)
         if isinstance(target, End):
             position.finish(target.name, ended.state)
         else:

@@ -212,10 +212,9 @@ class FlowExecution:
 
     def forget_parts(self, operation: str, visit: str) -> None:
         """Forget the results of the parts of a node that has ended: this visit never runs again."""
-        if self.once:
-            prefix = f"{self.node_key(operation, visit)}/"
-            for name in [name for name in self.once.copy() if name.startswith(prefix)]:
-                self.once.pop(name, None)
+        prefix = f"{self.node_key(operation, visit)}/"
+        for name in [name for name in self.once.copy() if name.startswith(prefix)]:
+            self.once.pop(name, None)
 
     async def save(self, ctx: Context) -> Exception | None:
         """Write the checkpoint, if there is a store.

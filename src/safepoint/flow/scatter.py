@@ -127,7 +127,8 @@ class ItemWorkers:
             return NodeFailed(error, operation)
         if isinstance(ended, BodyReturned):
             self._acknowledge(index, ended.value)
-            self._execution.forget_parts(operation, self._position.visit)
+            if self._execution.once:
+                self._execution.forget_parts(operation, self._position.visit)
             failure = await self._execution.save(self._ctx)
             return ended if failure is None else NodeFailed(failure, operation)
         return ended

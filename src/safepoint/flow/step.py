@@ -15,7 +15,7 @@ from ..errors import SafepointError
 from ..run.context import ChildOptions, Context
 from ..run.leaf import launch
 from ..run.leaf_run import LeafRun
-from ..run.once import RepeatableContext, running_repeatable
+from ..run.once import RepeatableContext
 from ..run.stop import Stop, StopAt
 from .execution import BodyReturned, FlowExecution, NodeDone, NodeEnd, NodeError, NodeFailed, NodeInterrupted, StepEnd
 from .graph import Step, as_work
@@ -268,12 +268,7 @@ class Attempts:
         make_context = partial(NodeContext, attempt=attempt)
         run = self._last = LeafRun(self._ctx, name, step.kind, policy, context=make_context)
         if step.kind != "process":
-            around = running_repeatable.get()
-            running_repeatable.set(run.ctx)
-            try:
-                return await launch(run, step.call, run.ctx, self.working)
-            finally:
-                running_repeatable.set(around)
+            return await launch(run, step.call, run.ctx, self.working)
         output, self.working, errors = await launch(run, call_in_child, run.ctx, (step.fn, self.working))
         add_collected_errors(run.ctx, errors)
         return output

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import Protocol, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
 from ..abort import AbortController, AbortError, AbortSignal, Clock, current_clock, current_signal
 from ..abort.clock import check_seconds
@@ -19,6 +19,9 @@ from .journal import ChildProcessJournal, Journal
 from .receipt_builder import ReceiptBuilder
 from .start_gate import AbortTimers
 from .stop import Stop, StopAt
+
+if TYPE_CHECKING:
+    from .once import RepeatableContext
 
 __all__ = ["ChildContext", "ChildOptions", "Cleanup", "Context", "Work", "on_loop"]
 
@@ -119,6 +122,7 @@ class Context:
 
     __slots__ = (
         "_kept",
+        "_repeatable",
         "_revocation",
         "_runs",
         "_sink",
@@ -158,6 +162,7 @@ class Context:
         self.path: tuple[str, ...] = (name,)
         self.calls: tuple[str, ...] = ()
         self.journal = Journal()
+        self._repeatable: RepeatableContext | None = None
         self.stop = Stop(controller, self.clock)
         self.is_run = True
         self.receipt_builder = ReceiptBuilder(self.clock)
@@ -223,6 +228,11 @@ class Context:
     def operation(self) -> str:
         """The path as one word, for people: `run/search`."""
         return "/".join(self.path)
+
+    @property
+    def repeatable(self) -> "RepeatableContext | None":
+        """The context of the innermost work that may run again: this one, or one around it."""
+        return self._repeatable
 
     @property
     def has_listener(self) -> bool:
@@ -364,6 +374,7 @@ class ChildContext(Context):
         self.path = outer.path if name is None else (*outer.path, name)
         self.calls = outer.calls
         self.journal = outer.journal
+        self._repeatable = outer.repeatable
         self.stop = outer.stop
         self.is_run = False
         self.receipt_builder = outer.receipt_builder

@@ -10,17 +10,17 @@ from contextvars import ContextVar
 from typing import ClassVar, TypeVar, Unpack, overload
 from urllib.parse import quote
 
+from ..abort.resource_account import current_account
 from ..errors import UsageError
 from .context import ChildContext, ChildOptions, Context
 from .journal import part_name
 from .leaf import leaf, name_of
+from .leaf_run import LeafRun
 
-__all__ = ["RepeatableContext", "repeatable_around", "running_repeatable"]
+__all__ = ["RepeatableContext", "running_repeatable"]
 
 T = TypeVar("T")
 
-# The work that may run again and in which the running code is. For code that is not given its context.
-running_repeatable: ContextVar["RepeatableContext | None"] = ContextVar("safepoint_repeatable", default=None)
 # The part under `ctx.once` in which the running code is: the context and the name of the part.
 _running_part: ContextVar["tuple[RepeatableContext, str] | None"] = ContextVar("safepoint_part", default=None)
 
@@ -50,7 +50,12 @@ class RepeatableContext(ChildContext):
         super().__init__(outer, name, **options)
         self.idempotency_key = idempotency_key
         self.records_agents = False
-        self._inner_counts: dict[str, int] = {}
+        self._inner_counts: dict[str, int] | None = None  # most work has no agents or flows inside
+
+    @property
+    def repeatable(self) -> "RepeatableContext":
+        """This context."""
+        return self  # not stored, because a cycle of references would leave each context to the garbage collector
 
     @property
     def is_retry(self) -> bool:
@@ -67,6 +72,8 @@ class RepeatableContext(ChildContext):
         scope = self.idempotency_key
         if part is not None and part[0] is self:
             scope = part_name(scope, part[1])
+        if self._inner_counts is None:
+            self._inner_counts = {}
         number = self._inner_counts[scope] = self._inner_counts.get(scope, 0) + 1
         return f"{scope}/{quote(name, safe='')}#{number}"
 
@@ -104,7 +111,8 @@ class RepeatableContext(ChildContext):
         return result
 
     async def _run_part(self, key: str, fn: Callable[[], object]) -> object:
-        self._inner_counts.pop(part_name(self.idempotency_key, key), None)  # it may have failed before: count anew
+        if self._inner_counts is not None:  # the part may have failed before: count anew
+            self._inner_counts.pop(part_name(self.idempotency_key, key), None)
         before = _running_part.get()
         _running_part.set((self, key))
         try:
@@ -113,17 +121,13 @@ class RepeatableContext(ChildContext):
             _running_part.set(before)
 
 
-def repeatable_around(ctx: Context | None) -> RepeatableContext | None:
-    """Return the context of the work that may run again and that is around this context.
+def running_repeatable() -> RepeatableContext | None:
+    """Return the context of the innermost work around the running code that may run again.
 
-    Args:
-        ctx: The context. None for code that is not given one: then the work around the running code counts.
+    It is for code that is not given its context. The account of a leaf is known to everything that the leaf runs.
     """
-    if isinstance(ctx, RepeatableContext):
-        return ctx
-    running = running_repeatable.get()
-    # A run of its own, such as a turn of a session, has its own record, even if it was started inside a node.
-    return running if running is None or ctx is None or ctx.run_id == running.run_id else None
+    account = current_account.get()
+    return account.ctx.repeatable if isinstance(account, LeafRun) else None
 
 
 def _as_work(fn: Callable[[], object]) -> Callable[[Context, None], object]:
