@@ -145,29 +145,23 @@ class _Call(Generic[T]):
 
     def run(self) -> None:
         """Call the function. Runs in the thread."""
-        deliver = self._outcome()
+        deliver: Callable[[asyncio.Future[T]], None]
+        try:
+            if self.signal is not None:
+                self.signal.raise_if_aborted()
+            deliver = partial(resolve, value=self._context.run(self.fn, *self.args))
+        except (StopIteration, asyncio.CancelledError) as raised:
+            # A future does not accept StopIteration, and CancelledError would look like a cancellation of the caller.
+            deliver = partial(fail, error=_replacement(self.fn, raised))
+        except BaseException as raised:
+            deliver = partial(fail, error=raised)
         if self._first.setdefault(None, "ended") == "left":
             self._drop()
         elif not post(self.loop, deliver, self.future):
             log.debug("The loop that waited for %r is closed", self.fn)
-
-    def _outcome(self) -> "Callable[[asyncio.Future[T]], None]":
-        """Call the function and return what settles the future of the call.
-
-        The traceback of an exception refers to the frame of this method. If `self` stayed in it, the exception would
-        refer to its own future, and a cycle would keep both alive until the garbage collector runs.
-        """
-        fn, args, signal, context = self.fn, self.args, self.signal, self._context
-        del self
-        try:
-            if signal is not None:
-                signal.raise_if_aborted()
-            return partial(resolve, value=context.run(fn, *args))
-        except (StopIteration, asyncio.CancelledError) as raised:
-            # A future does not accept StopIteration, and CancelledError would look like a cancellation of the caller.
-            return partial(fail, error=_replacement(fn, raised))
-        except BaseException as raised:
-            return partial(fail, error=raised)
+        # The traceback of an exception refers to this frame: through its variables, the exception would refer to itself
+        # and to its future, and all of it would stay alive until the garbage collector runs.
+        del self, deliver
 
     def abandon(self) -> None:
         """Leave before the result has arrived. Runs in the caller's loop."""

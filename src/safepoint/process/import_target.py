@@ -18,23 +18,11 @@ from typing import Any, cast
 
 from ..errors import UsageError, describe
 
-__all__ = ["ImportTarget", "find", "load_main", "loading_main", "loads", "main_source", "target_of"]
+__all__ = ["ImportTarget", "find", "load_main", "loading_main", "loads", "main_source"]
 
 # The program's own module, and its name when it is loaded a second time. It is the name that multiprocessing uses, so
 # that a process pool started by the function finds the module's functions as well.
 MAIN = ("__main__", "__mp_main__")
-
-
-def target_of(fn: Callable[..., object]) -> str:
-    """Return the `module:qualname` by which a child process imports this function.
-
-    It also works in decorators, while the module is being loaded: what cannot be checked until the module is complete
-    is checked by the call.
-
-    Raises:
-        UsageError: A child process cannot import the function.
-    """
-    return ImportTarget.of(fn, defining=True).name
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +40,9 @@ class ImportTarget:
     wrappers: int
 
     @staticmethod
-    def of(fn: Callable[..., object], *, defining: bool = False) -> "ImportTarget":
-        if not defining and (path := loading_main()) is not None:
+    def of(fn: Callable[..., object]) -> "ImportTarget":
+        """Find out how a child process can import this function. Raises UsageError if it cannot."""
+        if (path := loading_main()) is not None:
             raise UsageError(
                 f"{path} starts a call in a child process while that process loads the file to find its function; put"
                 ' the code that starts the program under `if __name__ == "__main__":`'
@@ -73,7 +62,7 @@ class ImportTarget:
             raise _refusal(function, "there is no file to import __main__ from", "Put the function in a module")
         if function is not plain:
             _check_owner(plain)
-        wrappers = _count_wrappers(function, module, name, defining=defining)
+        wrappers = _count_wrappers(function, module, name)
         return ImportTarget(plain, f"{MAIN[0] if module in MAIN else module}:{name}", wrappers)
 
     @property
@@ -82,16 +71,12 @@ class ImportTarget:
         return (self.callable.__self__,) if inspect.ismethod(self.callable) else ()
 
 
-def _count_wrappers(function: object, module: str, name: str, *, defining: bool) -> int:
-    module_object = sys.modules.get(module)
-    if defining and (module in MAIN or getattr(getattr(module_object, "__spec__", None), "_initializing", False)):
-        return 0
-    found: object = module_object
+def _count_wrappers(function: object, module: str, name: str) -> int:
+    found: object = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     for wrappers, layer in enumerate(_wrapper_layers(found)):
-        # While a module is loaded again, its names still refer to the functions of the first time.
-        if layer is function or (defining and _import_name(layer) == (module, name)):
+        if layer is function:
             return wrappers
     what = "does not exist" if found is None else f"is {found!r}, which does not lead to it by `__wrapped__`"
     advice = "Make that name refer to it; a decorator does so with `functools.wraps`"

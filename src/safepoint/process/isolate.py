@@ -1,23 +1,19 @@
 """One call of a function in a child process, which can be killed. POSIX only. Tools and leaves are not known here.
 
-**The child process.** It is a fresh interpreter, started by `subprocess`. It is not a fork, which would copy the locks
-of a program with threads in whatever state they are. It is not started by multiprocessing either: its spawn and
+**The child process.** It is a fresh interpreter (`start_python`) and not a process of multiprocessing, whose spawn and
 forkserver share helper processes between calls, always load the program's own file, and do not manage the process
-group. The price is the start of Python and the import of the function's module for each call. A thread supervises the
-child in plain blocking code, as for programs, so it works the same on every event loop, even if the loop is busy or
-closed.
+group. The price is the start of Python and the import of the function's module for each call.
 
-**The gate before the first step.** Starting the child takes long, and the abort may come meanwhile. `run_isolated`
+**The gate before the first step.** Starting the child takes long, and the abort may come meanwhile. `call_isolated`
 checks the signals before it starts the thread, the supervisor checks `kill` before it starts the process, and the
 listeners that wake the supervisor are added before the process is started. So an abort at any moment either prevents
 the process or is seen by `_exchange`. The child checks once more: `ParentConnection.raise_if_aborted` reads what has
 arrived from the parent immediately before the function begins, because the thread that follows the parent may not have
 run yet.
 
-**Framing.** Parent and child exchange length-prefixed pickles over a pair of sockets (`isolated_main.py`). An answer
-counts only when its whole frame has arrived. A child that is killed while it writes therefore leaves no answer, never a
-truncated one; and an answer that was complete before the process died is not lost, because the supervisor reads what is
-in the socket once more after the end of the process.
+**The answer.** It counts only when its whole frame has arrived, so a child that is killed while it writes leaves no
+answer, never a truncated one. An answer that was complete before the process died is not lost: the supervisor reads
+what is in the socket once more after the end of the process.
 """
 
 import inspect
@@ -25,9 +21,9 @@ import pickle
 import signal as os_signals
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast, overload
+from typing import cast
 
 from ..abort.clock import check_seconds
 from ..abort.reason import AbortError, AbortReason, error_from
@@ -42,9 +38,7 @@ from .import_target import ImportTarget, loads, main_source
 from .isolated_main import Answer, CallExited, CallRaised, CallReturned, ChildCall, dumps
 from .tree import POLL_SECONDS
 
-__all__ = ["ChildDied", "IsolatedEnd", "IsolationOptions", "call_isolated", "run_isolated"]
-
-T = TypeVar("T")
+__all__ = ["ChildDied", "IsolatedEnd", "IsolationOptions", "call_isolated"]
 
 # How long after the answer the process, and the processes that it has started, may take to end by themselves.
 LINGER_SECONDS = 1.0
@@ -101,34 +95,8 @@ class IsolationOptions:
     on_start: Callable[[int], object] | None = None
 
 
-@overload
-async def run_isolated(
-    fn: Callable[..., Awaitable[T]],
-    *args: object,
-    signal: AbortSignal,
-    kill: AbortSignal | None = None,
-    grace: float = 2.0,
-    on_start: Callable[[int], object] | None = None,
-    **kwargs: object,
-) -> T: ...
-@overload
-async def run_isolated(
-    fn: Callable[..., T],
-    *args: object,
-    signal: AbortSignal,
-    kill: AbortSignal | None = None,
-    grace: float = 2.0,
-    on_start: Callable[[int], object] | None = None,
-    **kwargs: object,
-) -> T: ...
-async def run_isolated(
-    fn: Callable[..., object],
-    *args: object,
-    signal: AbortSignal,
-    kill: AbortSignal | None = None,
-    grace: float = 2.0,
-    on_start: Callable[[int], object] | None = None,
-    **kwargs: object,
+async def call_isolated(
+    fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], options: IsolationOptions
 ) -> object:
     """Call `fn(*args, **kwargs)` in a child process. A coroutine runs there under `asyncio.run`.
 
@@ -138,11 +106,8 @@ async def run_isolated(
     Args:
         fn: The function, which the child process imports by its name.
         args: Its arguments; they must be picklable.
-        signal: The signal that `current_signal()` follows in the child, with its deadline and its reason.
-        kill: The signal whose abort ends the process; by default `signal`.
-        grace: The process group gets TERM on abort, and KILL after this many seconds.
-        on_start: Called with the process id, in the supervising thread.
-        kwargs: Keyword arguments of the function.
+        kwargs: Its keyword arguments, likewise.
+        options: How the call runs, and how it ends.
 
     Raises:
         AbortError: `kill` was aborted. It is raised when the process group is empty; `.partial` is an IsolatedEnd.
@@ -150,14 +115,6 @@ async def run_isolated(
         UsageError: The function, its arguments or its value cannot be sent to another process.
         Exception: What the function raised.
     """
-    options = IsolationOptions(signal=signal, kill=kill, grace=grace, on_start=on_start)
-    return await call_isolated(fn, args, kwargs, options)
-
-
-async def call_isolated(
-    fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], options: IsolationOptions
-) -> object:
-    """Call `fn(*args, **kwargs)` as `run_isolated` does. The function's arguments may have the names of the options."""
     grace = check_seconds("grace", options.grace)
     target = ImportTarget.of(fn)
     signal = options.signal

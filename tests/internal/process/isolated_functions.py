@@ -13,11 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.abort import AbortSignal, current_signal
-from safepoint.process.isolate import run_isolated
+from safepoint.process.isolate import IsolationOptions, call_isolated
 from tests.kit.programs import alive
 from tests.kit.waiting import wait_until
 
 FOREVER = 60.0  # longer than any test
+
+
+async def run_isolated(
+    fn: Callable[..., Any],
+    *args: object,
+    signal: AbortSignal,
+    kill: AbortSignal | None = None,
+    grace: float = 2.0,
+    on_start: Callable[[int], object] | None = None,
+    **kwargs: object,
+) -> Any:
+    """Call the function in a process of its own."""
+    options = IsolationOptions(signal=signal, kill=kill, grace=grace, on_start=on_start)
+    return await call_isolated(fn, args, kwargs, options)
 
 
 class Folder:

@@ -19,12 +19,12 @@ import pytest
 from safepoint.abort import AbortController, AbortError, AbortSignal, AbortTimeout
 from safepoint.errors import RemoteError, UsageError
 from safepoint.process import group as process_group
-from safepoint.process.import_target import target_of
-from safepoint.process.isolate import IsolatedEnd, IsolationOptions, call_isolated, run_isolated
+from safepoint.process.import_target import ImportTarget
+from safepoint.process.isolate import IsolatedEnd, IsolationOptions, call_isolated
 from safepoint.run import ChildDied
 from tests.conftest import counts
 from tests.internal.process import isolated_functions as functions
-from tests.internal.process.isolated_functions import Counter, Folder, in_task, running
+from tests.internal.process.isolated_functions import Counter, Folder, in_task, run_isolated, running
 from tests.internal.process.test_isolated_calls import LONG, NEVER, aborted, both_loops
 from tests.kit.programs import alive
 
@@ -165,16 +165,15 @@ async def test_a_module_that_the_child_cannot_import_is_reported_as_what_it_is(t
         (functools.partial(functions.same, 1), "it is no function with a name of its own. Use a function"),
         ("abc".upper, "it is no function with a name of its own"),
         (functions.Unsendable().method, "it is a method of a Unsendable, which cannot be pickled (TypeError"),
-        (functions.first_replaced, None),
     ],
-    ids=["lambda", "hidden", "fine", "partial", "method of a value", "unpicklable owner", "namesake"],
+    ids=["lambda", "hidden", "fine", "partial", "method of a value", "unpicklable owner"],
 )
-def test_a_function_that_no_child_could_import_is_refused_when_it_is_defined(fn, words):
+def test_a_function_that_no_child_could_import_is_refused(fn, words):
     if words is None:
-        assert target_of(fn) == f"{HERE}:{fn.__qualname__}"
+        assert ImportTarget.of(fn).name == f"{HERE}:{fn.__qualname__}"
     else:
         with pytest.raises(UsageError) as caught:
-            target_of(fn)
+            ImportTarget.of(fn)
         assert words in str(caught.value)
         assert "cannot run in a child process" in str(caught.value)
 
@@ -184,7 +183,7 @@ def test_a_local_function_is_refused_with_its_place():
         pass
 
     with pytest.raises(UsageError, match=r"<locals>.local \(.*test_isolate.py:\d+\) cannot run .* inside a function"):
-        target_of(local)
+        ImportTarget.of(local)
 
 
 async def test_a_function_whose_name_stands_for_another_is_refused_by_the_call():
@@ -196,10 +195,10 @@ def test_a_function_that_left_its_module_is_refused(monkeypatch):
     add = functions.add
     monkeypatch.delattr(functions, "add")
     with pytest.raises(UsageError, match=f"{HERE}:add, by which a process would import it, does not exist"):
-        target_of(add)
+        ImportTarget.of(add)
     monkeypatch.setattr(functions, "add", 5, raising=False)
     with pytest.raises(UsageError, match=f"{HERE}:add, by which a process would import it, is 5"):
-        target_of(add)
+        ImportTarget.of(add)
 
 
 def test_an_object_that_claims_to_wrap_for_ever_is_refused():
@@ -211,7 +210,7 @@ def test_an_object_that_claims_to_wrap_for_ever_is_refused():
         def __call__(self): ...
 
     with pytest.raises(UsageError, match="no function with a name"):
-        target_of(Endless())
+        ImportTarget.of(Endless())
 
 
 @both_loops

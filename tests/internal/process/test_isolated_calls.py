@@ -1,8 +1,6 @@
 """Calls in processes of their own: what goes in, what comes out, and that nothing of them is left."""
 
 import asyncio
-import importlib
-import textwrap
 
 import pytest
 
@@ -31,23 +29,6 @@ async def aborted(task):
     with pytest.raises(AbortError) as caught:
         await task
     return caught.value
-
-
-def test_a_decorator_may_ask_while_the_module_is_loaded_and_loaded_again(tmp_path, monkeypatch):
-    source = """
-        from safepoint.process.import_target import target_of
-        asked = []
-        def ask(fn):
-            asked.append(target_of(fn))
-            return fn
-        @ask
-        def fn(): ...
-    """
-    (tmp_path / "asking_module.py").write_text(textwrap.dedent(source))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    module = importlib.import_module("asking_module")
-    assert module.asked == ["asking_module:fn"]
-    assert importlib.reload(module).asked == ["asking_module:fn"]
 
 
 async def test_a_process_that_left_the_group_is_named_and_left_alone(folder):

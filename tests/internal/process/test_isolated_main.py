@@ -15,10 +15,9 @@ import pytest
 from safepoint.abort import AbortController, AbortError, AbortReason, AbortSignal
 from safepoint.process import import_target, isolated_main
 from safepoint.process.frames import HEADER, FrameSocket
-from safepoint.process.isolate import run_isolated
 from safepoint.process.isolated_main import CallRaised, CallReturned, ChildCall, ParentConnection, dumps
 from tests.internal.process import isolated_functions as functions
-from tests.internal.process.isolated_functions import Folder
+from tests.internal.process.isolated_functions import Folder, run_isolated
 from tests.internal.process.test_isolated_programs import NEVER, ROOT, program
 from tests.kit.programs import alive
 from tests.kit.waiting import wait_until
@@ -74,7 +73,7 @@ PARENT = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from safepoint.abort import AbortSignal
-from safepoint.process.isolate import run_isolated
+from tests.internal.process.isolated_functions import run_isolated
 from tests.internal.process import isolated_functions as functions
 
 async def main():

@@ -53,7 +53,7 @@ async def test_a_parent_that_ignores_or_blocks_term_does_not_hand_that_down(fold
         import asyncio, os, signal, sys, threading
         from pathlib import Path
         from safepoint.abort import AbortController, AbortError
-        from safepoint.process.isolate import run_isolated
+        from tests.internal.process.isolated_functions import run_isolated
         from tests.internal.process.isolated_functions import Folder, hold
 
         async def main():
@@ -95,8 +95,7 @@ SCRIPT = """
 import asyncio, os
 from dataclasses import dataclass
 from safepoint.abort import AbortSignal
-from safepoint.process.import_target import target_of
-from safepoint.process.isolate import run_isolated
+from tests.internal.process.isolated_functions import run_isolated
 from tests.internal.process.isolated_functions import same
 print("loaded as", __name__)
 
@@ -104,11 +103,6 @@ print("loaded as", __name__)
 class Point:
     x: int
 
-def away(fn):
-    target_of(fn)
-    return fn
-
-@away
 def moved(point):
     return Point(point.x + 1), os.getpid()
 
