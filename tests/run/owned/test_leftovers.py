@@ -66,6 +66,32 @@ async def test_a_task_is_named_although_its_starter_had_no_leaf_when_another_run
     await asyncio.wait(kept)
 
 
+async def test_a_task_is_still_named_after_another_run_has_looked_at_it():
+    idle, begun, go, end = asyncio.Event(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def waiting(ctx: Context, value: object) -> None:
+        idle.set()
+        await asyncio.get_running_loop().create_future()
+
+    async def background() -> None:
+        begun.set()
+        await end.wait()
+
+    async def tool(ctx: Context, value: object) -> None:
+        kept.append(asyncio.ensure_future(background()))
+        await asyncio.get_running_loop().create_future()
+
+    kept: list[asyncio.Future[None]] = []
+    first = asyncio.ensure_future(stop(tool, go.is_set))
+    await begun.wait()
+    assert (await stop(waiting, idle.is_set)).receipt.still_running == ()  # it looks at the task, which is not its own
+    go.set()
+    [entry] = (await first).entries("background")
+    assert entry.fate == "still_running"
+    end.set()
+    await asyncio.wait(kept)
+
+
 async def test_a_policy_can_end_the_tasks_of_a_tool_with_it():
     begun = asyncio.Event()
 
