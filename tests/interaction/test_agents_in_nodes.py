@@ -14,7 +14,8 @@ from safepoint.agent import Agent, AgentResult, ToolContext, tool
 from safepoint.flow import END, Checkpoint, Flow, FlowResult, NodeContext
 from safepoint.messages import AssistantMessage, ToolResult, UserMessage
 from safepoint.models.scripted import Call, Error, ScriptedModel, Stall
-from safepoint.run import FolderCheckpoints, Retry
+from safepoint.run import FolderCheckpoints, Retry, leaf
+from safepoint.session import MemoryStore, Session
 from tests.kit.agents import ONCE
 
 Asking = Callable[[Agent, NodeContext[Any], str], Awaitable[AgentResult]]
@@ -35,6 +36,11 @@ async def call(agent: Agent, ctx: NodeContext[Any], prompt: str) -> AgentResult:
 async def run(agent: Agent, ctx: NodeContext[Any], prompt: str) -> AgentResult:
     """The agent with a run of its own."""
     return (await agent.run(prompt)).unwrap()
+
+
+async def as_leaf(agent: Agent, ctx: NodeContext[Any], prompt: str) -> AgentResult:
+    """The agent as a leaf, whose context is inside that of the node."""
+    return await leaf(ctx, agent, prompt)
 
 
 class Till:
@@ -127,7 +133,7 @@ async def go_on(flow: Flow[Desk, Any], stopped: FlowResult[Desk]) -> FlowResult[
         return await flow.execute(resume=checkpoint)
 
 
-@pytest.mark.parametrize("how", [call, run])
+@pytest.mark.parametrize("how", [call, run, as_leaf])
 async def test_it_goes_on_after_its_last_answer_and_repeats_no_call_that_has_a_result(how: Asking):
     till, reached = Till(), asyncio.Event()
 
@@ -537,3 +543,20 @@ async def test_an_agent_in_a_clean_up_is_asked_at_each_end():
 
     await go_on(flow, await stop(flow, till.reached))
     assert till.names == ["look", "mail", "look", "mail"]
+
+
+async def test_a_session_that_a_node_opens_keeps_its_own_record():
+    till = Till()
+    agent = till.agent([Call("pay")], "paid")
+    recorded: list[str] = []
+
+    async def work(state: Desk, ctx: NodeContext[Any]) -> None:
+        async with Session.open("s", agent=agent, store=MemoryStore()) as session:
+            result = await session.send("go")
+        recorded.extend(ctx.journal.results)
+        state.notes.append(result.outcome.unwrap().text)
+
+    result = await flow_of(work).execute(Desk())
+    assert result.outcome.unwrap().notes == ["paid"]
+    assert recorded == []
+    assert "s:" in till.effects[0][1]
