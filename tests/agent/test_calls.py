@@ -382,7 +382,8 @@ async def test_a_denied_call_does_not_run_and_the_model_is_told(answer: str):
     outcome = await agent.run("go")
     assert isinstance(outcome, Completed)
     assert statuses(outcome) == ["failed"]
-    assert contents(outcome) == ["The user did not allow this call of launch. It did not run."]
+    words = " The user answered: rather not" if answer == "rather not" else ""
+    assert contents(outcome) == [f"The user did not allow this call of launch. It did not run.{words}"]
 
 
 async def test_when_nobody_can_be_asked_the_call_does_not_run():

@@ -453,3 +453,12 @@ async def test_one_stopped_stream_leaves_the_others_alone(llama: Llama):
             assert llama.busy() == 1
         await quiet(llama)
         await drain_ready_tasks()
+
+
+async def test_mistral_is_not_sent_an_option_that_it_refuses(provider: Provider):
+    provider.will("one", "two")
+    async with model_at(provider, provider="mistral") as model:
+        await ask(model)
+    async with model_at(provider) as model:
+        await ask(model)
+    assert ["stream_options" in exchange.body for exchange in provider.exchanges] == [False, True]

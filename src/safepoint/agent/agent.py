@@ -39,6 +39,7 @@ __all__ = ["Agent", "LimitExceeded"]
 # A provider may ask to wait for up to a minute, because rate limits count by the minute. Our own pauses are shorter.
 RETRY = Retry(attempts=4, delay=0.5, max_delay=60, on=lambda error: isinstance(error, ModelError) and error.retryable)
 DEFAULT = Policy()
+DESCRIPTION = 300  # characters of instructions that describe an agent to another one
 
 # What is said of an answer with neither text nor calls, where the same request would end in the same way.
 EMPTY_ANSWERS: dict[FinishReason, str] = {
@@ -66,6 +67,7 @@ class Agent:
         tools: Iterable[ToolLike] = (),
         instructions: str = "",
         name: str = "agent",
+        description: str = "",
         ask_user: AskUser | bool | None = None,
         retry: Retry = RETRY,
         max_steps: int = 50,
@@ -79,6 +81,8 @@ class Agent:
             tools: What the model may call: functions, tools, agents, any Work.
             instructions: The system message.
             name: The name in events, receipts and errors.
+            description: What it does, for the model of another agent that has it as a tool. By default the first
+                sentence of the instructions.
             ask_user: Answers questions to the person: `fn(question)` or `fn(question, *, signal)`. With True,
                 `AgentRun.answer` does.
             retry: For requests that failed and may succeed later. Tools are never retried.
@@ -94,11 +98,15 @@ class Agent:
         given: object = tools  # callers without a type checker give a tool alone, too
         if not isinstance(given, Iterable):
             raise UsageError(f"tools must be a list of tools, not {shorten(repr(given), 100)}: put it into [ ]")
+        text: object = instructions
+        if not isinstance(text, str):
+            raise UsageError(f"instructions must be a text, not {type(text).__name__}")
         if max_steps < 1:
             raise UsageError(f"max_steps must be 1 or more, not {max_steps!r}")
         self.model = model
         self.name = name
         self.instructions = instructions
+        self.description = description
         self._callback: AskUser | None = ask_user if callable(ask_user) else None
         self._can_ask = bool(ask_user)
         self._retry = retry
@@ -291,7 +299,7 @@ class Agent:
             record = ConversationRecord(ctx, ctx.idempotency_key, self.name) if ctx.records_agents else None
             return await self._run_as_child(ctx, ctx.child_run(None, AbortController(ctx.signal)), value, record)
 
-        text = description or f"Ask {self.name}. {self.instructions}".strip()
+        text = description or self.description or f"Ask {self.name}. {_first_sentence(self.instructions)}".strip()
         # It handles an abort itself, leaf by leaf. So it only sees the signal, and is not interrupted.
         made = tool(call, name=name or self.name, description=text, on_abort="cooperate")
         return replace(made, kind="child", inner_tools=self._tools)
@@ -323,6 +331,12 @@ class Agent:
             What may still be running, as warnings for a receipt.
         """
         return await stop_left_behind(self._tools, conversation)
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence of instructions. The whole of them is too long for a provider, and not its business."""
+    line = next(iter(text.strip().splitlines()), "")
+    return shorten(line.partition(". ")[0].removesuffix(".") + "." if line else "", DESCRIPTION)
 
 
 def _with_prompt(kept: AgentResult, prompt: str) -> AgentResult:
@@ -380,6 +394,10 @@ def _start_conversation(
     if resume is not None:
         if history:
             raise UsageError("resume= brings its own history: leave history= out")
+        given: object = resume
+        if not isinstance(given, AgentResult):
+            wanted = "resume must be an AgentResult: read it with outcome_from_json(text, AgentResult).partial"
+            raise UsageError(f"{wanted}, not {type(given).__name__}")
         return Conversation(resume=resume, run_again=run_again)
     new: list[Message] = []
     if isinstance(prompt, str):

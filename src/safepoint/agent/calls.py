@@ -43,7 +43,10 @@ from .tool import AnyTool, BadArguments, as_text
 
 __all__ = ["idempotency_key", "run_calls"]
 
-YES = frozenset({"allow", "yes", "y", "ok", "true"})
+# The answers that allow a call, in any case and without punctuation. Everything else denies it: "yes, but not that
+# account" begins with a yes, too.
+YES = frozenset({"allow", "allowed", "approve", "approved", "go ahead", "ok", "sure", "true", "y", "yes", "yes please"})
+NO = frozenset({"", "deny", "denied", "false", "n", "no"})
 RUN_AGAIN, LEAVE = "run it again", "leave it"
 
 
@@ -250,7 +253,7 @@ async def _person_runs_it_again(ctx: Context, call: ToolCall, ask: AskUserFn) ->
     """Ask the person whether a cut-off call, of which nothing is known, is to run again."""
     question = f"Nobody knows whether {call.name}({call.arguments}) took effect before it was cut off. Run it again?"
     try:
-        return (await ask(ctx, question, (RUN_AGAIN, LEAVE))).strip().lower() in YES | {RUN_AGAIN}
+        return _plain(await ask(ctx, question, (RUN_AGAIN, LEAVE))) in YES | {RUN_AGAIN}
     except Exception:
         return False  # there is no person, or the run was stopped: the old result of the call stays
 
@@ -267,9 +270,15 @@ async def _denial(ctx: Context, call: ToolCall, ask: AskUserFn) -> ToolResult | 
         return _result(
             call, "failed", f"It did not run: it could not be asked whether it is allowed: {describe(error)}"
         )
-    if answer.strip().lower() in YES:
+    if _plain(answer) in YES:
         return None  # if a stop came meanwhile, the start gate of the call refuses it
-    return _result(call, "failed", f"The user did not allow this call of {call.name}. It did not run.")
+    words = "" if _plain(answer) in NO else f" The user answered: {answer.strip()}"
+    return _result(call, "failed", f"The user did not allow this call of {call.name}. It did not run.{words}")
+
+
+def _plain(answer: str) -> str:
+    """Return an answer in lower case, without punctuation."""
+    return " ".join("".join(c if c.isalnum() else " " for c in answer).lower().split())
 
 
 def _result(call: ToolCall, status: CallStatus, content: str) -> ToolResult:

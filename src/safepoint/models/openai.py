@@ -94,12 +94,13 @@ class OpenAIModel(SdkModel["AsyncOpenAI", object]):
         await client.close()
 
     def _body(self, request: ModelRequest) -> dict[str, object]:
+        provider = self._provider or _provider_of(self._host)
         body: dict[str, object] = {
             "model": self.name,
-            "messages": _messages(request.messages, self._provider or _provider_of(self._host)),
+            "messages": _messages(request.messages, provider),
             "stream": self._stream,
         }
-        if self._stream:
+        if self._stream and provider != "mistral":  # Mistral refuses the option, and reports the usage without it
             body["stream_options"] = {"include_usage": True}
         if request.tools:
             body["tools"] = [_tool(spec) for spec in request.tools]
