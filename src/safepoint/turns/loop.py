@@ -8,6 +8,7 @@ import math
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -17,7 +18,7 @@ from ..abort.reason import caller
 from ..errors import UsageError
 from ..events import Event, LoopStopping
 from ..receipt import Receipt
-from ..run.stop import StopAck, StopAt, StopRequest
+from ..run.stop import NO_STOP, StopAck, StopAt, StopOptions, StopRequest
 from ..storage.checkpoints import Checkpoints
 from .loop_checkpoint import AnyPartial, CheckpointWriter, InterruptedTurn
 from .loop_state import LoopExit, LoopState, is_async
@@ -232,9 +233,10 @@ class TurnLoop(Generic[T]):
             UsageError: The arguments do not fit together, or one is out of range.
         """
         state = self._state
-        _check_stop(at, within, abandon, when_idle_for)
-        cause = AbortReason("user", reason, caller(1))
-        request = _stop_request(at, within, abandon, cause, state.clock.monotonic())
+        options = StopOptions(at, "tree", within, abandon, AbortReason("user", reason, caller(1)))
+        if when_idle_for is not None:
+            _check_idle_stop(options, when_idle_for)
+        request = _request_of(options, state.clock.monotonic())
         if self.finished:
             return StopAck("already_finished", "settled", "the loop has ended", self.id, self._settled)
         state.cause = state.cause or reason
@@ -364,25 +366,19 @@ def _decided(status: PreemptStatus) -> PreemptAck:
     return ack
 
 
-def _check_stop(at: StopAt | None, within: float | None, abandon: float | None, when_idle_for: float | None) -> None:
-    """Refuse arguments of `stop` that are out of range or exclude each other. Raises: UsageError."""
-    if at is not None and not isinstance(at, StopAt):
-        raise UsageError(f"at must be a StopAt, such as StopAt.SAFE_POINT, not {at!r}")
-    for name, seconds in (("within", within), ("when_idle_for", when_idle_for)):
-        if seconds is not None and check_seconds(name, seconds) <= 0:
-            raise UsageError(f"{name} must be more than 0 seconds, not {seconds!r}")
-    if abandon is not None:
-        check_seconds("abandon", abandon)
-    if when_idle_for is not None and (at is not None or within is not None or abandon is not None):
+def _check_idle_stop(options: StopOptions, seconds: float) -> None:
+    """Refuse a `when_idle_for` that is out of range or does not go with the other arguments. Raises: UsageError."""
+    if check_seconds("when_idle_for", seconds) <= 0:
+        raise UsageError(f"when_idle_for must be more than 0 seconds, not {seconds!r}")
+    if (options.at, options.within, options.abandon) != (None, None, None):
         raise UsageError("when_idle_for= never touches a running turn: at=, within= and abandon= do not go with it")
 
 
-def _stop_request(
-    at: StopAt | None, within: float | None, abandon: float | None, cause: AbortReason, now: float
-) -> StopRequest:
-    """Make the request of a stop that was checked. One without a point and a message gives no reason for an abort."""
-    at = at or (StopAt.TURN_END if within is None else StopAt.SAFE_POINT)
-    reason = cause if cause.message or at is not StopAt.TURN_END else None
-    deadline = None if within is None else now + within
-    abandon = None if abandon is None else float(abandon)
-    return StopRequest(at, "tree", deadline, reason, math.inf if reason is None else now, abandon)
+def _request_of(options: StopOptions, now: float) -> StopRequest:
+    """Make the request of a stop of a loop. One without a point and a message gives no reason for an abort."""
+    at = options.at or (StopAt.TURN_END if options.within is None else StopAt.SAFE_POINT)
+    request = replace(options, at=at).request(NO_STOP, now=now, origin=None)
+    assert request.reason is not None  # the options have one
+    if request.reason.message or at is not StopAt.TURN_END:
+        return request
+    return replace(request, reason=None, asked_at=math.inf)

@@ -32,7 +32,7 @@ from ..abort import AbortController, AbortReason, Clock
 from ..abort.clock import Timer, check_seconds
 from ..abort.event_loop import post, resolve
 from ..errors import UsageError
-from ..run.stop import Stop, StopAt, StopRequest
+from ..run.stop import Stop, StopAt, StopOptions, StopRequest
 
 __all__ = ["Phase", "Preempt", "PreemptAck", "PreemptStatus", "Pushed", "Turn"]
 
@@ -63,8 +63,7 @@ class Preempt:
             raise UsageError(f"preempt must be a StopAt, such as StopAt.AFTER_TOOLS, not {self.at!r}")
         if self.at is StopAt.TURN_END:
             raise UsageError("preempt at the end of the turn is a plain push: leave preempt= out")
-        if self.within is not None and check_seconds("within", self.within) <= 0:
-            raise UsageError(f"within must be more than 0 seconds, not {self.within!r}")
+        StopOptions(self.at, within=self.within).check()
         check_seconds("delay", self.delay)
 
 
