@@ -16,7 +16,7 @@ from .signal import AbortSignal
 from .stream import Stream
 from .threads import AbandonedThreads, abandoned_threads, run_in_thread
 
-if not TYPE_CHECKING:
+if not TYPE_CHECKING:  # pragma: no branch
     from ..lazy_imports import lazy_imports as _lazy_imports
 
     __getattr__ = _lazy_imports(__name__, {}, moved={"ProcessResult": "..process", "run_process": "..process"})

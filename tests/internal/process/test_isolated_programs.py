@@ -153,7 +153,9 @@ def test_a_program_that_would_start_itself_again_and_again_is_told_what_to_do(fo
 def test_a_function_of_a_program_without_a_file_to_load_is_refused(how, folder):
     program("", folder, "package/__init__.py")
     program(SCRIPT + "run(moved, Point(1))", folder, "package/__main__.py")
-    printed = run_program(*(["-c", SCRIPT] if how == "-c" else ["-m", "package"]), folder=folder)
+    printed = run_program(
+        *(["-c", SCRIPT + "run(moved, Point(1))"] if how == "-c" else ["-m", "package"]), folder=folder
+    )
     assert "there is no file to import __main__ from. Put the function in a module" in printed
     assert printed.count("loaded as") == 1
 
