@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-import threading
 from typing import Any
 
 import pytest
@@ -11,18 +10,16 @@ from safepoint import AbortController, Aborted, Agent, Completed, StopAt, TimedO
 from safepoint.agent import AgentRun, ToolContext
 from safepoint.events import LeafAbandoned, ProgressMade
 from safepoint.models.scripted import Call, ScriptedModel
-from safepoint.testing import FakeClock, drain_ready_tasks
-from tests.kit.agents import agents_kept, contents, fates, of_kind, statuses, stopped
+from safepoint.testing import FakeClock
+from tests.kit.agents import Swallower, agents_kept, contents, fates, of_kind, statuses, stopped
+from tests.kit.leaves import LibraryCall
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop", "eager")
 SECONDS = 10.0
 
 
-class Library:
+class Library(LibraryCall):
     """A synchronous tool that is inside a library until it is let go: no interrupt is sent there."""
-
-    def __init__(self) -> None:
-        self.inside, self.let_go, self.out = threading.Event(), threading.Event(), threading.Event()
 
     def tool(self, name: str = "blocks", **options: Any) -> Any:
         def blocks(ctx: ToolContext) -> str:
@@ -35,40 +32,6 @@ class Library:
             return "too late"
 
         return tool(blocks, name=name, **options)
-
-    async def begun(self) -> None:
-        assert await asyncio.to_thread(self.inside.wait, SECONDS)
-        while not self.let_go._cond._waiters:  # type: ignore[attr-defined]  # before that it is in its own code
-            await asyncio.sleep(0.001)  # real time: a thread on its way into a lock
-
-    async def end(self) -> None:
-        self.let_go.set()
-        assert await asyncio.to_thread(self.out.wait, SECONDS)
-        await drain_ready_tasks()
-
-
-class Swallower:
-    """An async tool that swallows every interruption until it is let go."""
-
-    def __init__(self) -> None:
-        self.inside, self.let_go = asyncio.Event(), asyncio.Event()
-
-    def tool(self, name: str = "swallows", **options: Any) -> Any:
-        async def swallows(ctx: ToolContext) -> str:
-            self.inside.set()
-            while not self.let_go.is_set():
-                try:
-                    await self.let_go.wait()
-                except asyncio.CancelledError:
-                    pass
-            ctx.progress("still here")
-            return "too late"
-
-        return tool(swallows, name=name, **options)
-
-    async def end(self) -> None:
-        self.let_go.set()
-        await drain_ready_tasks()
 
 
 def agent_of(*tools: Any, calls: list[Call] | None = None) -> Agent:
@@ -125,7 +88,7 @@ async def test_an_async_tool_that_swallows_its_interruption_is_left_too(clock: F
     assert fates(outcome)["agent/swallows"] == "still_running"
     (entry,) = outcome.receipt.still_running
     assert entry.where is not None
-    assert "test_press.py" in entry.where
+    assert "tests/kit/agents.py" in entry.where
     assert "swallows" in entry.where
     assert statuses(stopped(outcome)) == ["unknown"]
     await swallower.end()

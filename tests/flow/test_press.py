@@ -1,13 +1,13 @@
 """The second press in a flow: `stop(abandon=seconds)` leaves behind a node that does not end, and keeps the cursor."""
 
 import asyncio
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 from safepoint import Aborted
 from safepoint.flow import END, Flow, NodeContext
-from safepoint.testing import FakeClock, drain_ready_tasks
+from safepoint.testing import FakeClock
+from tests.kit.leaves import LibraryCall
 
 SECONDS = 10.0
 
@@ -19,11 +19,8 @@ class Notes:
     written: list[str] = field(default_factory=list)
 
 
-class Deaf:
+class Deaf(LibraryCall):
     """A synchronous node that is inside a library until it is let go."""
-
-    def __init__(self) -> None:
-        self.inside, self.let_go, self.out = threading.Event(), threading.Event(), threading.Event()
 
     def __call__(self, state: Notes, ctx: NodeContext[Any]) -> None:
         self.inside.set()
@@ -32,16 +29,6 @@ class Deaf:
         finally:  # it may be interrupted as soon as the library returns
             state.written.append("too late")
             self.out.set()
-
-    async def begun(self) -> None:
-        assert await asyncio.to_thread(self.inside.wait, SECONDS)
-        while not self.let_go._cond._waiters:  # type: ignore[attr-defined]  # before that it is in its own code
-            await asyncio.sleep(0.001)  # real time: a thread on its way into a lock
-
-    async def end(self) -> None:
-        self.let_go.set()
-        assert await asyncio.to_thread(self.out.wait, SECONDS)
-        await drain_ready_tasks()
 
 
 async def over(run: Any) -> Any:

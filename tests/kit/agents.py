@@ -5,11 +5,22 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from safepoint import Aborted, AbortSignal, Agent, Completed, TimedOut, tool
-from safepoint.agent import AgentResult, AgentRun, AnswerEnded, CallDelta, Chunk, ModelRequest, TextDelta, validate
+from safepoint.agent import (
+    AgentResult,
+    AgentRun,
+    AnswerEnded,
+    CallDelta,
+    Chunk,
+    ModelRequest,
+    TextDelta,
+    ToolContext,
+    validate,
+)
 from safepoint.events import Event
 from safepoint.messages import AssistantMessage, Message, ToolResult
 from safepoint.models.scripted import Call, ScriptedModel
 from safepoint.run import Outcome, Retry
+from safepoint.testing import drain_ready_tasks
 
 ONCE = Retry(attempts=1)
 
@@ -101,6 +112,46 @@ def kinds(events: Iterable[Event], *of: str) -> list[str]:
 
 def of_kind(events: Iterable[Event], kind: type[Any]) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
+
+
+class Swallower:
+    """An async tool that swallows every interruption until it is let go."""
+
+    def __init__(self) -> None:
+        self.inside, self.let_go = asyncio.Event(), asyncio.Event()
+
+    def tool(self, name: str = "swallows", **options: Any) -> Any:
+        async def swallows(ctx: ToolContext) -> str:
+            self.inside.set()
+            while not self.let_go.is_set():
+                try:
+                    await self.let_go.wait()
+                except asyncio.CancelledError:
+                    pass
+            ctx.progress("still here")
+            return "too late"
+
+        return tool(swallows, name=name, **options)
+
+    async def end(self) -> None:
+        self.let_go.set()
+        await drain_ready_tasks()
+
+
+class HeldTool:
+    """A tool that goes on after a stop until the test lets it go. `inside` is set when its body has begun."""
+
+    def __init__(self, name: str = "slow", **options: Any) -> None:
+        self.inside, self.released = asyncio.Event(), asyncio.Event()
+
+        @tool(name=name, on_abort="cooperate", **options)
+        async def held() -> str:
+            """Go on."""
+            self.inside.set()
+            await self.released.wait()
+            return "late"
+
+        self.tool = held
 
 
 def talker(*answers: Any, name: str = "talker", **options: Any) -> Agent:

@@ -10,6 +10,7 @@ from typing import Any
 from safepoint import AbortController
 from safepoint.events import Event
 from safepoint.run import Completed, Context, Entry, Outcome, Policy, Receipt, leaf, settle
+from safepoint.testing import drain_ready_tasks
 from tests.kit.waiting import until
 
 SECONDS = 20.0
@@ -63,6 +64,26 @@ async def stop(tool: Callable[..., Any], when: Callable[[], object], policy: Pol
     controller.abort("stop")
     outcome = await running
     return Stopped(outcome, time.monotonic() - start)
+
+
+class LibraryCall:
+    """The events of a synchronous function that is inside a library until it is let go: no interrupt is sent there.
+
+    Its body is part of the test, because interrupts look at the file of a function. `out` says that it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.inside, self.let_go, self.out = threading.Event(), threading.Event(), threading.Event()
+
+    async def begun(self) -> None:
+        assert await asyncio.to_thread(self.inside.wait, SECONDS)
+        while not self.let_go._cond._waiters:  # type: ignore[attr-defined]  # before that it is in its own code
+            await asyncio.sleep(0.001)  # real time: a thread on its way into a lock
+
+    async def end(self) -> None:
+        self.let_go.set()
+        assert await asyncio.to_thread(self.out.wait, SECONDS)
+        await drain_ready_tasks()
 
 
 class LeafRig:

@@ -5,31 +5,11 @@ from typing import Any
 
 from playwright.async_api import Page, Route, expect
 
-from safepoint.agent import Agent, tool
+from safepoint.agent import Agent
+from tests.kit.agents import Swallower
 from tests.kit.background import in_background
 from tests.kit.browser import Lab, chromium, is_idle, is_running, lab, picture, say, stop_button  # noqa: F401
 from tests.kit.servers import ControlledModel, Served
-
-
-class Swallower:
-    """A tool that goes on after every interruption until the test lets it go."""
-
-    def __init__(self) -> None:
-        self.reached, self.released = asyncio.Event(), asyncio.Event()
-
-    def tool(self) -> Any:
-        @tool
-        async def stubborn() -> str:
-            """Go on."""
-            self.reached.set()
-            while not self.released.is_set():
-                try:
-                    await self.released.wait()
-                except asyncio.CancelledError:
-                    pass
-            return "late"
-
-        return stubborn
 
 
 def dont_wait(page: Page) -> Any:
@@ -39,14 +19,14 @@ def dont_wait(page: Page) -> Any:
 async def stuck(lab: Lab) -> tuple[Served, Page, Swallower]:  # noqa: F811
     """A turn in a tool that does not end, on a page whose clock the test moves."""
     faucet, swallower = ControlledModel(), Swallower()
-    served = await lab.serve(Agent(faucet, tools=[swallower.tool()]))
+    served = await lab.serve(Agent(faucet, tools=[swallower.tool("stubborn")]))
     page = await lab.page("about:blank")
     await page.clock.install()
     await page.goto(served.url)
     await say(page, "go")
     await is_running(page)
     faucet.call("stubborn")
-    await swallower.reached.wait()
+    await swallower.inside.wait()
     return served, page, swallower
 
 
@@ -82,7 +62,7 @@ async def test_dont_wait_stands_in_the_place_of_stopping_after_a_second_and_ends
     await expect(page.locator("#dont-wait-means")).to_be_hidden()
     assert bodies == [{"at": "NOW"}, {"at": "NOW", "abandon": 0}]
     await expect(page.locator("details.tool .state")).to_have_text("outcome unknown")
-    swallower.released.set()
+    swallower.let_go.set()
 
 
 @in_background
@@ -101,7 +81,7 @@ async def test_it_is_reached_and_pressed_with_the_keyboard_alone(lab: Lab) -> No
     await page.keyboard.press("Enter")
     await expect(page.locator(".end.aborted p")).to_have_text("You stopped this turn.")
     await expect(page.locator("#prompt")).to_be_focused()
-    swallower.released.set()
+    swallower.let_go.set()
 
 
 @in_background
@@ -117,7 +97,7 @@ async def test_it_comes_back_after_a_reload_and_other_tabs_have_it_too(lab: Lab)
     await dont_wait(other).click()
     for tab in (page, other):
         await expect(tab.locator(".end.aborted p")).to_have_text("You stopped this turn.")
-    swallower.released.set()
+    swallower.let_go.set()
 
 
 @in_background
@@ -142,7 +122,7 @@ async def test_a_press_that_fails_tells_and_is_offered_again(lab: Lab) -> None: 
     await page.clock.fast_forward(1_100)
     await dont_wait(page).click()
     await expect(page.locator(".end.aborted")).to_be_visible()
-    swallower.released.set()
+    swallower.let_go.set()
 
 
 @in_background
@@ -158,5 +138,5 @@ async def test_a_stop_that_waits_for_a_safe_point_is_first_made_a_now(lab: Lab) 
     await expect(page.locator(".state-line")).to_contain_text("Stopping…")
     await page.clock.fast_forward(1_100)
     await expect(dont_wait(page)).to_be_visible()
-    swallower.released.set()
+    swallower.let_go.set()
     await expect(page.locator(".end.aborted")).to_be_visible()

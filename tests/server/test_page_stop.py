@@ -1,33 +1,16 @@
 """Owns the tests of stopping from the page, in a real browser: the button, its menu, and Esc Esc."""
 
 import asyncio
-from typing import Any
 
 from playwright.async_api import Route, expect
 
-from safepoint.agent import Agent, tool
+from safepoint.agent import Agent
+from tests.kit.agents import HeldTool
 from tests.kit.background import in_background
 from tests.kit.browser import Lab, chromium, is_idle, is_running, lab, listeners, picture, say, stop_button  # noqa: F401
 from tests.kit.servers import ControlledModel, Served
 
 AGAIN = "Press Esc again to stop"
-
-
-class Deaf:
-    """A tool that goes on after a stop until the test lets it go."""
-
-    def __init__(self) -> None:
-        self.reached, self.released = asyncio.Event(), asyncio.Event()
-
-    def tool(self) -> Any:
-        @tool(on_abort="cooperate")
-        async def deaf() -> str:
-            """Go on."""
-            self.reached.set()
-            await self.released.wait()
-            return "late"
-
-        return deaf
 
 
 async def status(served: Served) -> list[str]:
@@ -38,14 +21,14 @@ async def status(served: Served) -> list[str]:
 
 @in_background
 async def test_stop_stands_in_the_place_of_send_and_says_stopping_at_once(lab: Lab) -> None:  # noqa: F811
-    faucet, deaf = ControlledModel(), Deaf()
-    served = await lab.serve(Agent(faucet, tools=[deaf.tool()]))
+    faucet, deaf = ControlledModel(), HeldTool("deaf")
+    served = await lab.serve(Agent(faucet, tools=[deaf.tool]))
     page = await lab.page(served.url)
     await say(page, "go")
     await is_running(page)
     faucet.say("Half an answer.")
     faucet.call("deaf")
-    await deaf.reached.wait()
+    await deaf.inside.wait()
     held = asyncio.Event()
 
     async def hold(route: Route) -> None:
@@ -120,12 +103,12 @@ async def test_a_server_that_does_not_answer_cannot_keep_the_button(lab: Lab) ->
 
 @in_background
 async def test_the_menu_stops_after_this_tool_or_this_answer(lab: Lab) -> None:  # noqa: F811
-    faucet, deaf = ControlledModel(), Deaf()
-    served = await lab.serve(Agent(faucet, tools=[deaf.tool()]))
+    faucet, deaf = ControlledModel(), HeldTool("deaf")
+    served = await lab.serve(Agent(faucet, tools=[deaf.tool]))
     page = await lab.page(served.url)
     await say(page, "go")
     faucet.call("deaf")
-    await deaf.reached.wait()
+    await deaf.inside.wait()
     await page.locator("#stop-more").click()
     await picture(page, "menu")
     await page.get_by_role("menuitem", name="Stop after this tool").click()

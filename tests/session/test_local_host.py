@@ -22,7 +22,7 @@ from safepoint.messages import UserMessage
 from safepoint.models.scripted import Call, ScriptedModel, Stall
 from safepoint.session import LocalHost, MemoryStore, SessionInfo, SqliteStore, StoreError
 from safepoint.testing import drain_ready_tasks
-from tests.kit.agents import asked, gated_agent, talker
+from tests.kit.agents import HeldTool, asked, gated_agent, talker
 from tests.kit.hosts import end_of, seen
 from tests.kit.sessions import first_text, said, stored
 from tests.kit.stores import FailingStore
@@ -183,19 +183,12 @@ async def test_without_resume_the_running_turn_stays_ended_and_the_waiting_ones_
 
 @pytest.mark.parametrize("who", ["a person", "session.close()", "a person, while it is closed"])
 async def test_what_somebody_has_stopped_is_not_resumed_after_a_deploy(who: str) -> None:
-    inside, released = asyncio.Event(), asyncio.Event()
-
-    @tool(on_abort="cooperate")
-    async def slow() -> str:
-        inside.set()
-        await released.wait()
-        return "done"
-
+    slow = HeldTool()
     store = MemoryStore()
-    host = LocalHost(talker([Call("slow")], tools=[slow]), store)
+    host = LocalHost(talker([Call("slow")], tools=[slow.tool]), store)
     await host.create("s")
     await host.send("s", "hi", turn_id="t")
-    await inside.wait()
+    await slow.inside.wait()
     closing: asyncio.Task[None] | None = None
     if who == "a person":
         await host.stop("s", "t")
@@ -206,7 +199,7 @@ async def test_what_somebody_has_stopped_is_not_resumed_after_a_deploy(who: str)
         closing = asyncio.create_task(host.close())
         await drain_ready_tasks()
         assert (await host.stop("s", "t")).level == "recorded"
-    released.set()
+    slow.released.set()
     await host.close()
     if closing is not None:
         await closing
@@ -244,24 +237,17 @@ async def test_a_stop_of_a_turn_that_nobody_goes_on_with_yet_keeps_the_next_host
 
 
 async def test_a_crash_while_the_host_is_closed_keeps_the_turn_as_well() -> None:
-    inside, released = asyncio.Event(), asyncio.Event()
-
-    @tool(on_abort="cooperate", effects="read")
-    async def slow() -> str:
-        inside.set()
-        await released.wait()
-        return "done"
-
+    slow = HeldTool(effects="read")
     store = MemoryStore()
-    host = LocalHost(talker([Call("slow")], tools=[slow]), store)
+    host = LocalHost(talker([Call("slow")], tools=[slow.tool]), store)
     await host.create("s")
     await host.send("s", "hi", turn_id="t")
-    await inside.wait()
+    await slow.inside.wait()
     closing = asyncio.create_task(host.close())
     await drain_ready_tasks()
     await (await host.live("s")).saved()
     left = crashed(store)
-    released.set()
+    slow.released.set()
     await closing
     host = LocalHost(talker("whole"), left, resume=True)
     await host.recover()
@@ -508,24 +494,17 @@ async def test_a_session_in_sqlite_comes_back_when_the_lock_of_another_program_g
 
 
 async def test_a_stop_reaches_a_turn_of_a_session_that_is_being_closed() -> None:
-    inside, released = asyncio.Event(), asyncio.Event()
-
-    @tool(on_abort="cooperate")
-    async def deaf() -> str:
-        inside.set()
-        await released.wait()
-        return "late"
-
-    host = LocalHost(talker([Call("deaf")], "next", tools=[deaf]))
+    deaf = HeldTool("deaf")
+    host = LocalHost(talker([Call("deaf")], "next", tools=[deaf.tool]))
     await host.create("s")
     await host.send("s", "hi", turn_id="t")
-    await inside.wait()
+    await deaf.inside.wait()
     closing = asyncio.create_task(host.close_session("s"))
     await drain_ready_tasks()
     async with asyncio.timeout(5):
         await host.stop("s", "t", abandon=0.0)
         await closing
-    released.set()
+    deaf.released.set()
     await host.send("s", "again", turn_id="t2")
     assert (await end_of(host, "s", "t2")).status == "completed"
     await host.close()

@@ -15,77 +15,56 @@ from safepoint.models.scripted import Call, Stall
 from safepoint.session import MemoryStore, Session
 from safepoint.testing import FakeClock, drain_ready_tasks
 from tests.conftest import counts
-from tests.kit.agents import gated_agent, talker
+from tests.kit.agents import HeldTool, gated_agent, talker
 from tests.kit.sessions import ends, first_text, stops, stored, until
 from tests.kit.stores import GatedStore
 from tests.kit.waiting import loop_until
 
 
 async def test_a_stop_is_in_the_store_before_the_turn_has_ended() -> None:
-    inside, released = asyncio.Event(), asyncio.Event()
-
-    @tool(on_abort="cooperate")
-    async def slow() -> str:
-        inside.set()
-        await released.wait()
-        return "done"
-
+    slow = HeldTool()
     store = MemoryStore()
-    async with Session.open("s", agent=talker([Call("slow")], tools=[slow]), store=store) as session:
+    async with Session.open("s", agent=talker([Call("slow")], tools=[slow.tool]), store=store) as session:
         turn = session.send("hi", turn_id="t")
-        await inside.wait()
+        await slow.inside.wait()
         session.stop("t", reason="enough")
         await session.saved()
         assert (await stops(store), await ends(store)) == ([("t", "user")], {})
         assert turn.status == "stopping"
-        released.set()
+        slow.released.set()
         assert (await turn).status == "aborted"
 
 
 @pytest.mark.parametrize("source", ["caller's signal", "deadline"])
 async def test_a_stop_by_the_callers_signal_or_a_deadline_is_recorded_as_well(source: str, clock: FakeClock) -> None:
-    inside, released = asyncio.Event(), asyncio.Event()
-
-    @tool(on_abort="cooperate")
-    async def slow() -> str:
-        inside.set()
-        await released.wait()
-        return "done"
-
+    slow = HeldTool()
     store, controller = MemoryStore(), AbortController()
-    async with Session.open("s", agent=talker([Call("slow")], tools=[slow]), store=store) as session:
+    async with Session.open("s", agent=talker([Call("slow")], tools=[slow.tool]), store=store) as session:
         options: Any = {"signal": controller.signal} if source != "deadline" else {"timeout": 5.0}
         turn = session.send("hi", turn_id="t", **options)
-        await inside.wait()
+        await slow.inside.wait()
         controller.abort("left")
         clock.advance(5)
         await drain_ready_tasks()
         await session.saved()
         assert await stops(store) == [("t", "user" if source != "deadline" else "deadline")]
         assert turn.status == "stopping"
-        released.set()
+        slow.released.set()
         assert isinstance((await turn).outcome, Aborted if source != "deadline" else TimedOut)
 
 
 async def test_a_stop_that_is_asked_for_again_is_not_written_again() -> None:
-    inside, released = asyncio.Event(), asyncio.Event()
-
-    @tool(on_abort="cooperate")
-    async def slow() -> str:
-        inside.set()
-        await released.wait()
-        return "done"
-
+    slow = HeldTool()
     store = MemoryStore()
-    async with Session.open("s", agent=talker([Call("slow")], tools=[slow]), store=store) as session:
+    async with Session.open("s", agent=talker([Call("slow")], tools=[slow.tool]), store=store) as session:
         turn = session.send("hi", turn_id="t")
-        await inside.wait()
+        await slow.inside.wait()
         acks = [turn.stop(StopAt.AFTER_TOOLS, reason="first"), *(turn.stop(reason="again") for _ in range(50))]
         assert [ack.status for ack in acks] == ["accepted", *["already_stopping"] * 50]
         assert acks[1].message == "stops at AFTER_TOOLS", "a call without a time leaves it as it is"
         turn.stop(StopAt.NOW)
         turn.stop(StopAt.AFTER_MODEL)
-        released.set()
+        slow.released.set()
         result = await turn
         receipts = [await ack.settled() for ack in acks]
     assert isinstance(result.outcome, Aborted)
@@ -117,22 +96,18 @@ async def test_the_receipt_of_a_stop_that_came_too_late_claims_nothing() -> None
 
 
 async def test_a_receipt_can_be_waited_for_with_a_limit(clock: FakeClock) -> None:
-    inside, released = asyncio.Event(), asyncio.Event()
-
-    @tool(on_abort="cooperate", warn_after=1000)
-    async def slow() -> str:
-        inside.set()
-        await released.wait()
-        return "done"
-
-    async with Session.open("s", agent=talker([Call("slow")], tools=[slow])) as session, asyncio.TaskGroup() as group:
+    slow = HeldTool(warn_after=1000)
+    async with (
+        Session.open("s", agent=talker([Call("slow")], tools=[slow.tool])) as session,
+        asyncio.TaskGroup() as group,
+    ):
         turn = session.send("hi")
-        await inside.wait()
+        await slow.inside.wait()
         waiting = group.create_task(pytest_raises_timeout(turn.stop().settled(3)))
         await drain_ready_tasks()
         clock.advance(3)
         await waiting
-        released.set()
+        slow.released.set()
         assert (await turn.stop().settled()).entries
 
 
