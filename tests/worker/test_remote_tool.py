@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+import pytest
+
 from safepoint import AbortController, AbortReason
 from safepoint.agent import Agent, tool
 from safepoint.events import Event, TurnEnded
 from safepoint.models.scripted import Call, Error, Stall
 from safepoint.run import Aborted, Completed
-from safepoint.session import Host, LocalHost, LoggedEvent, MemoryStore, Session
+from safepoint.session import Host, LocalHost, LoggedEvent, MemoryStore, Session, TurnView
 from safepoint.worker import Broker, BrokerError, MemoryBroker, RemoteHost, remote_tool
 from tests.kit.agents import asked, talker
 from tests.kit.sessions import until
@@ -274,6 +276,7 @@ class Lost:
     """A parent in a session, whose process dies while its child works on another machine: nobody stops the child."""
 
     def __init__(self, broker: Broker, host: RemoteHost) -> None:
+        self.broker = broker
         self.host = host
         self.deaf = Deaf(broker)
         self.store = MemoryStore()
@@ -407,6 +410,39 @@ async def test_a_late_stop_from_the_former_process_of_a_parent_does_not_cost_the
         async with asyncio.timeout(SECONDS):
             outcome: Any = (await turn).outcome
         assert results(outcome.value) == ["it was done once"]
+
+
+class Unanswered(RemoteHost):
+    """A host whose first request to continue a turn gets no answer: it was lost on its way, or its answer was."""
+
+    def __init__(self, broker: Broker, arrives: bool) -> None:
+        super().__init__(broker)
+        self.arrives = arrives
+        self.requests = 0
+
+    async def continue_turn(self, session_id: str, turn_id: str | None = None) -> TurnView:
+        self.requests += 1
+        if self.requests == 1:
+            if self.arrives:
+                await super().continue_turn(session_id, turn_id)
+            raise BrokerError("no answer")
+        return await super().continue_turn(session_id, turn_id)
+
+
+@pytest.mark.parametrize(("arrives", "requests"), [(True, 1), (False, 2)])
+async def test_a_child_whose_request_to_continue_got_no_answer_is_followed_or_asked_again(arrives: bool, requests: int):
+    async with lost_parent() as (lost, released):
+        host = Unanswered(lost.broker, arrives)
+        async with Session.open("p", agent=parent_of(host, "the end"), store=lost.store, resume=True) as session:
+            (turn,) = session.turns.values()
+            await until(session, lambda event: event.kind == "call_recorded" and event.run_id == turn.id)
+            (child,) = (await lost.host.session(lost.child)).turns
+            await lost.host.stop(lost.child, child.id, reason=AbortReason("parent", "its worker has lost it"))
+            released.set()
+            async with asyncio.timeout(SECONDS):
+                outcome: Any = (await turn).outcome
+            assert (results(outcome.value), host.requests) == (["it was done once"], requests)
+        await host.close()
 
 
 @each_broker

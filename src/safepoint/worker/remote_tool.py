@@ -24,6 +24,7 @@ from ..outcome import Aborted, Completed, Failed, Outcome, TimedOut
 from ..run.stop import StopAck
 from ..session.host import NotFound, SessionAccess
 from ..session.session_state import OWN_EVENTS
+from .broker import BrokerError
 from .remote_host import RemoteHost
 
 __all__ = ["SubAgentWaits", "remote_tool"]
@@ -31,6 +32,9 @@ __all__ = ["SubAgentWaits", "remote_tool"]
 # How long to wait for the end of the child when the parent was stopped, and when the parent was told not to wait.
 SETTLE_SECONDS = 10.0
 ABANDON_SECONDS = 2.0
+# How often a child that was stopped is told to continue while nobody answers, and the pause in between.
+CONTINUE_ATTEMPTS = 3
+CONTINUE_RETRY_SECONDS = 1.0
 
 
 class SubAgentWaits:
@@ -182,9 +186,29 @@ class _Child:
             ended = known if known is not None and (continues or not _lost(known)) else await self._follow(known)
         while (continues or _stopped_by_parent(ended)) and not _kept_from_beginning(ended):
             continues = False
-            self._turn = (await host.continue_turn(session, self._turn)).id
-            ended = await self._follow()
+            ended = await self._continue()
         return ended
+
+    async def _continue(self) -> Outcome[AgentResult]:
+        """Continue the turn, which was stopped, and follow it. Returns how it ended.
+
+        A request without an answer may have been carried out all the same. The log of the session shows it: then the
+        turn is followed, and else the request is sent again. Otherwise the call would fail while its child works.
+        """
+        stopped = self._turn
+        for remaining in reversed(range(CONTINUE_ATTEMPTS)):
+            try:
+                self._turn = (await self._host.continue_turn(self._session, stopped)).id
+            except SafepointError as error:
+                ended = await self._catch_up()
+                if self._turn != stopped:
+                    return ended if ended is not None and not _lost(ended) else await self._follow(ended)
+                if not remaining or not isinstance(error, BrokerError):
+                    raise
+                await self._ctx.signal.sleep(CONTINUE_RETRY_SECONDS)
+            else:
+                break
+        return await self._follow()
 
     async def _catch_up(self) -> Outcome[AgentResult] | None:
         """Read the events so far, and forward those that were not forwarded yet. Returns how it ended, if it has."""
