@@ -7,11 +7,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    from .openai_messages import from_openai
     from .wire import message_from_json, message_to_json
-else:  # on first use: they need pydantic, which the classes do not
+else:  # on first use: they are made of these classes, and the JSON needs pydantic, which the classes do not
     from .lazy_imports import lazy_imports as _lazy_imports
 
-    __getattr__ = _lazy_imports(__name__, {"message_from_json": "safepoint.wire", "message_to_json": "safepoint.wire"})
+    __getattr__ = _lazy_imports(
+        __name__,
+        {
+            "from_openai": "safepoint.openai_messages",
+            "message_from_json": "safepoint.wire",
+            "message_to_json": "safepoint.wire",
+        },
+    )
 
 __all__ = [
     "AssistantMessage",
@@ -22,6 +30,7 @@ __all__ = [
     "ToolCall",
     "ToolResult",
     "UserMessage",
+    "from_openai",
     "message_from_json",
     "message_to_json",
 ]

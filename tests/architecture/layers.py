@@ -15,6 +15,7 @@ LAYERS = {
     "process": 2,
     "storage": 2,
     "messages": 3,
+    "openai_messages": 3,
     "receipt": 3,
     "outcome": 3,
     "events": 3,
@@ -31,16 +32,29 @@ LAYERS = {
 }
 FACE = "__init__"
 # Public data types, each of which may be imported by those that come after it, and by `run`.
-DATA = ("messages", "receipt", "outcome", "events", "wire", "run")
+DATA = ("messages", "openai_messages", "receipt", "outcome", "events", "wire", "run")
 # Imports beside each other on one line, with the reason.
 BESIDE = {
     ("models", "agent"): "a model is a part of an agent",
     ("json_fields", "errors"): "errors are the root of everything",
     ("events", "wire"): "users look for event_to_json beside the events: imported on first use, because of pydantic",
+    ("messages", "openai_messages"): "users look for from_openai beside the messages: imported on first use",
     ("messages", "wire"): "users look for message_to_json beside the messages: imported on first use",
     **{(above, below): "data types" for at, above in enumerate(DATA) for below in DATA[:at]},
 }
-CORE = {"errors", "json_fields", "abort", "process", "storage", "messages", "receipt", "outcome", "events", "run"}
+CORE = {
+    "errors",
+    "json_fields",
+    "abort",
+    "process",
+    "storage",
+    "messages",
+    "openai_messages",
+    "receipt",
+    "outcome",
+    "events",
+    "run",
+}
 
 
 def upward_imports(source: Source) -> Iterator[str]:

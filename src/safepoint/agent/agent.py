@@ -6,7 +6,7 @@ the signal and the stop. Knows nothing of providers, turns and sessions.
 
 import asyncio
 import copy
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..abort import AbortController, AbortSignal
@@ -383,6 +383,14 @@ def _check_stop(ctx: Context, point: StopAt, *, stopped_inside: bool = False) ->
         ctx.signal.raise_if_aborted()
 
 
+def _listed(name: str, messages: Sequence[Message]) -> list[Message]:
+    given: object = messages  # callers without a type checker give a text, one dict, or None
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        instead = "; read dicts of OpenAI with messages.from_openai([…])" if isinstance(given, Mapping) else ""
+        raise UsageError(f"{name} must be a list of messages, not {shorten(repr(given), 100)}{instead}")
+    return list(messages)
+
+
 def _start_conversation(
     prompt: "str | Message | Sequence[Message] | None",
     history: Sequence[Message] = (),
@@ -405,8 +413,8 @@ def _start_conversation(
     elif isinstance(prompt, SystemMessage | UserMessage | AssistantMessage | ToolResult):
         new = [prompt]
     elif prompt is not None:
-        new = list(prompt)
-    conversation = Conversation([*history, *new])
+        new = _listed("prompt", prompt)
+    conversation = Conversation([*_listed("history", history), *new])
     if not new or not conversation.messages:
         raise UsageError("the prompt is empty")
     if conversation.answered:

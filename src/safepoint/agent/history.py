@@ -200,7 +200,8 @@ def _cleaned(message: Message) -> Message:
     given: object = message  # callers without a type checker give anything
     if not isinstance(given, Message):
         wanted = "a message must be one of safepoint.messages, such as UserMessage(text=…)"
-        raise UsageError(f"{wanted}, not {shorten(repr(given), 100)}")
+        instead = "; read dicts of OpenAI with messages.from_openai([…])" if isinstance(given, dict) else ""
+        raise UsageError(f"{wanted}, not {shorten(repr(given), 100)}{instead}")
     if all(map(is_clean, _texts(message))):
         return message
     match message:
