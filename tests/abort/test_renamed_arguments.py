@@ -144,3 +144,10 @@ async def test_http_accepts_both_names_and_marks_the_answer_to_the_old_one() -> 
         for turn in ("t1", "t2"):
             await served.until(session, "turn_ended", turn_id=turn)
             assert (await served.turn(session, turn))["status"] == "timed_out"
+
+
+async def test_an_argument_that_never_had_a_meaning_is_a_type_error_as_in_any_function():
+    unknown: dict[str, Any] = {"dedline": 1.0}
+    async with Session.open("s", agent=slow_agent()) as session:
+        with pytest.raises(TypeError, match=r"send\(\) got an unexpected keyword argument 'dedline'"):
+            session.send("hello", **unknown)

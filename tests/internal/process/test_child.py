@@ -52,6 +52,10 @@ def test_a_process_kills_what_has_its_mark_and_its_own_group_last(monkeypatch):
         monkeypatch.setattr(os, "killpg", lambda pgid, number: killed.append((pgid, number)))
         group.kill_own_processes()
         assert killed == [(other.pid, os_signals.SIGKILL), (0, os_signals.SIGKILL)]
+        killed.clear()
+        monkeypatch.setattr(os, "getpid", lambda: other.pid)  # as in the process itself, which has the mark, too
+        group.kill_own_processes()
+        assert killed == [(0, os_signals.SIGKILL)]
     finally:
         monkeypatch.undo()
         other.kill()
