@@ -25,8 +25,9 @@ from tests.kit.providers.script import Answer, ScriptedServer
 from tests.kit.providers.template_rules import alternation_fault, mistral_fault, short_id_fault
 
 TORTURE = bool(os.environ.get("SAFEPOINT_TORTURE"))
-HISTORIES = 20_000 if TORTURE else 60  # conversations of each provider
-PARTS = 10 if TORTURE else 1
+HISTORIES = 20_000 if TORTURE else 120  # histories that are repaired for each provider
+TURNS = 3_000 if TORTURE else 60  # turns that are run and stopped at each server: five servers share half an hour
+PARTS = 2 if TORTURE else 1
 
 TEXTS = ["", " ", "\n\n", "hello", "größe 😀", "ok \ud83d", "\ude00 fine", "caf\udce9", "a\x00b", "[interrupted]"]
 IDS = ["", "a", "b", "c", "call-0", "functions.look:0", "x" * 60, "é", "a b", "call\ud83d", "123456789"]
@@ -154,7 +155,7 @@ async def test_no_conversation_is_refused_after_any_stop(provider: str, part: in
     with kind() as server:
         async with make(server.url) as model:
             agent = Agent(model, tools=[look], instructions="Be \ud83d brief.", retry=Retry(attempts=1))
-            for seed in range(part, HISTORIES // 3, PARTS):
+            for seed in range(part, TURNS // 3, PARTS):
                 random = Random(f"{provider}{seed}")
                 history = a_history(random)
                 for prompt in ("one", "two \ud83d", "three"):
@@ -165,7 +166,7 @@ async def test_no_conversation_is_refused_after_any_stop(provider: str, part: in
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_every_conversation_is_repaired_for_every_provider(provider: RulesOf):
-    for seed in range(HISTORIES * 2):
+    for seed in range(HISTORIES):
         random = Random(seed)
         given = [*a_history(random), UserMessage(text="and now?")]
         repaired = repair(given, provider)
