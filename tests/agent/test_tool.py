@@ -52,7 +52,7 @@ def test_a_tool_is_named_and_described_by_its_function():
         return query * limit
 
     assert search.name == "search"
-    assert search.description == "Look something up.\n\nIn the whole library."
+    assert search.description == "Look something up.\n\nIn the whole library.\n\nReturns:\n    str: the best ones"
     assert search.spec.parameters == {
         "type": "object",
         "additionalProperties": False,
@@ -196,9 +196,11 @@ def test_the_context_is_optional_may_have_any_name_and_is_never_shown_to_the_mod
 
 
 def test_an_annotation_that_cannot_be_read_is_no_obstacle():
-    @tool
-    async def open_minded(word: "Unheard") -> str:  # type: ignore[name-defined]  # noqa: F821
-        return str(word)
+    with pytest.warns(UserWarning, match="open_minded: no type for word: 'Unheard'"):
+
+        @tool
+        async def open_minded(word: "Unheard") -> str:  # type: ignore[name-defined]  # noqa: F821
+            return str(word)
 
     assert list(properties(open_minded)) == ["word"]
     assert open_minded.read('{"word": [1]}') == {"word": [1]}

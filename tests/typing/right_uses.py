@@ -26,7 +26,7 @@ from safepoint import (
 from safepoint.agent import AnyTool, Model, Tool
 from safepoint.events import Event, TextStreamed, ToolCalled
 from safepoint.flow import END, End
-from safepoint.messages import Message
+from safepoint.messages import Message, from_openai
 from safepoint.models import ScriptedModel
 from safepoint.run import Context, leaf, settle
 from safepoint.session import SessionTurn, TurnResult
@@ -59,6 +59,28 @@ async def tools(ctx: ToolContext) -> None:
     Agent(ScriptedModel("hi"), tools=[search, add, sub_agent, sub_agent.as_tool(), len])
     several: list[AnyTool] = [search, add]
     Agent(ScriptedModel("hi"), tools=several)
+
+
+class Shop:
+    @tool
+    def sell(self, what: str, number: int = 1) -> int:
+        return number
+
+
+def a_tool_of_an_object_has_the_signature_without_self() -> "Tool[[str], int]":
+    assert_type(Shop().sell("tea", number=2), int)
+    Agent(ScriptedModel("hi"), tools=[Shop().sell])
+
+    class Counter:
+        @tool
+        def count(self, what: str) -> int:
+            return 1
+
+    return Counter().count
+
+
+def a_conversation_of_openai_becomes_messages() -> None:
+    assert_type(from_openai([{"role": "user", "content": "hi"}]), list[Message])
 
 
 def a_tool_is_named_with_its_signature() -> "Tool[[str, ToolContext], Coroutine[Any, Any, list[str]]]":

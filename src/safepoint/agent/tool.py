@@ -5,13 +5,15 @@ agent's loop.
 """
 
 import inspect
-import re
+import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property, partial
+from types import MethodType
 from typing import (
     Annotated,
     Any,
+    Concatenate,
     Generic,
     Literal,
     ParamSpec,
@@ -20,23 +22,23 @@ from typing import (
     TypedDict,
     TypeVar,
     Unpack,
-    get_args,
-    get_type_hints,
     overload,
 )
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
+from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_json
 
 from ..errors import SafepointError, UsageError
 from ..receipt import LeafKind
-from ..run.context import Context
 from ..run.leaf import kind_of, name_of
 from ..run.policy import Policy, PolicySettings
 from .arguments import invalid_arguments
+from .docstring import read_docstring
 from .history import NAME
 from .model import ToolSpec
+from .signature import CallableInfo, ParameterInfo, inspect_callable, is_context, is_method, resolved_hints
 
 __all__ = [
     "AnyTool",
@@ -50,6 +52,9 @@ __all__ = [
 ]
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
+S = TypeVar("S")
+T = TypeVar("T")
 R = TypeVar("R", covariant=True)
 Effects: TypeAlias = Literal["read", "idempotent", "reversible", "irreversible"]
 
@@ -92,6 +97,8 @@ class Tool(Generic[P, R]):
         inner_tools: For an agent as a tool: its own tools.
         stop_remote: For a tool whose work runs elsewhere: stops what a call with this idempotency key left running
             there. It is used when nothing will ever continue the call.
+        takes_self: Whether it is a method that was decorated in the body of a class. Read from an object, as in
+            `shop.buy`, it is a tool of that object; by itself it is none yet.
     """
 
     name: str
@@ -107,10 +114,26 @@ class Tool(Generic[P, R]):
     input_adapter: TypeAdapter[object] | None = None
     inner_tools: "Mapping[str, AnyTool]" = field(default_factory=dict)
     stop_remote: Callable[[str], Awaitable[None]] | None = None
+    takes_self: bool = False
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function directly, for tests and other code."""
         return self.fn(*args, **kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> "Tool[P, R]": ...
+
+    @overload
+    def __get__(self: "Tool[Concatenate[S, Q], T]", instance: S, owner: type | None = None) -> "Tool[Q, T]": ...
+
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> "Tool[P, R]": ...
+
+    def __get__(self, instance: object, owner: type | None = None) -> "AnyTool":
+        """Return the tool of one object, if this is a method; otherwise the tool as it is."""
+        if instance is None or not self.takes_self:
+            return self
+        return replace(self, fn=MethodType(self.fn, instance), takes_self=False)
 
     @property
     def __wrapped__(self) -> Callable[P, R]:
@@ -121,7 +144,10 @@ class Tool(Generic[P, R]):
     def spec(self) -> ToolSpec:
         """The tool as a model sees it."""
         adapter = self.input_adapter
-        schema = self.arguments.model_json_schema() if adapter is None else adapter.json_schema()
+        try:
+            schema = self.arguments.model_json_schema() if adapter is None else adapter.json_schema()
+        except PydanticUserError as error:
+            raise UsageError(f"{self.name}: no model can give its parameters: {error.message}") from error
         schema.pop("title", None)
         for parameter in schema.get("properties", {}).values():
             parameter.pop("title", None)
@@ -212,17 +238,42 @@ def tool(work: object = None, /, **options: Unpack[ToolOptions]) -> object:
     if work is None:
         return lambda work: tool(work, **options)
     if isinstance(work, Tool):
+        _refuse_unbound(work)
         return _changed(work, options) if options else work
+    if isinstance(work, staticmethod):
+        work = work.__func__
+    if isinstance(work, classmethod):
+        raise _class_method(work.__func__)
+    if isinstance(work, type):
+        name = work.__name__
+        raise UsageError(f"{name} is a class: make a tool of an object, tool({name}(…)), or of a function that uses it")
     if not callable(work):
         raise UsageError(f"a tool must be a function or Work, not {type(work).__name__}")
-    if inspect.isgeneratorfunction(work) or inspect.isasyncgenfunction(work):
+    called = work if isinstance(work, partial) or inspect.isroutine(work) else type(work).__call__
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise UsageError(f"{name_of(work)} yields; a tool returns one value, and reports on the way by ctx.progress()")
     if isinstance(work, partial) or inspect.isroutine(work):
         return _from_function(work, options)
     as_tool = getattr(work, "as_tool", None)
     if as_tool is not None:
         return _changed(as_tool(options.get("name")), options)
-    return _from_work(work, options)
+    value = _value_of_work(work, options)
+    return _from_function(work, options) if value is None else _from_work(work, value, options)
+
+
+def _path(method: Callable[..., object]) -> str:
+    return method.__qualname__.rpartition("<locals>.")[2]
+
+
+def _class_method(method: Callable[..., object]) -> UsageError:
+    path = _path(method)
+    return UsageError(f"{path} is a class method, which has no class here: leave it as it is, and give tool({path})")
+
+
+def _refuse_unbound(method: AnyTool) -> None:
+    if method.takes_self:
+        within, _, name = _path(method.fn).rpartition(".")
+        raise UsageError(f"{within}.{name} is a method: give the tool of an object, {within}(…).{name}")
 
 
 class _Declaration(TypedDict):
@@ -235,18 +286,19 @@ class _Declaration(TypedDict):
     requires_approval: bool
 
 
-def _declaration(work: Callable[..., object], options: ToolOptions, policy: Policy) -> _Declaration:
+def _declaration(
+    work: Callable[..., object], options: ToolOptions, policy: Policy, documented: str = ""
+) -> _Declaration:
     name = options.get("name") or getattr(work, "name", None) or name_of(work)
     if not NAME.fullmatch(name):
         raise UsageError(f"{name!r} is not a tool name: letters, digits, _ and -, at most 64; give name=…")
     effects = options.get("effects", getattr(work, "effects", None))
     if effects not in (None, "read", "idempotent", "reversible", "irreversible"):
         raise UsageError(f"effects of {name!r} must be read, idempotent, reversible or irreversible, not {effects!r}")
-    text = options.get("description") or getattr(work, "description", None) or _original(work).__doc__
-    description = re.split(r"\n\s*Args:\s*\n", inspect.cleandoc(text or ""))[0].strip()
+    description = options.get("description") or getattr(work, "description", None) or documented
     return {
         "name": name,
-        "description": description,
+        "description": inspect.cleandoc(description).strip(),
         "policy": policy,
         "effects": effects,
         "requires_approval": options.get("requires_approval", getattr(work, "requires_approval", False)),
@@ -266,71 +318,95 @@ def _policy(options: ToolOptions, **defaults: object) -> Policy:
 
 def _from_function(fn: Callable[..., object], options: ToolOptions) -> AnyTool:
     policy = _policy(options)
-    hints = _hints(fn)
-    descriptions = _parameter_descriptions(inspect.getdoc(_original(fn)) or "")
-    context_name = None
-    fields: dict[str, Any] = {}
-    for name, parameter in inspect.signature(fn).parameters.items():
-        kind = hints.get(name, object)
-        if name == "ctx" or _is_context(kind):
-            context_name = name
-        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise UsageError(f"{name_of(fn)}: a tool's parameters must have names; {parameter} has none for a model")
-        else:
-            # The alias is the real name. Pydantic reserves some names of fields, such as `json` and `_x`.
-            fields[f"p_{name}"] = (
-                Annotated[kind, Field(alias=name)],
-                _field(parameter.default, descriptions.get(name)),
-            )
-    declaration = _declaration(fn, options, policy)
-    arguments = create_model(f"{declaration['name']}_arguments", __config__={"extra": "forbid"}, **fields)
-    return Tool(**declaration, fn=fn, kind=kind_of(fn, policy), context_name=context_name, arguments=arguments)
+    method = is_method(fn)
+    if method and next(iter(inspect.signature(fn).parameters)) == "cls":
+        raise _class_method(fn)
+    info = inspect_callable(fn, skip_first=method)
+    _warn_of_unresolved(fn, info)
+    declaration = _declaration(fn, options, policy, info.description)
+    arguments = _arguments_model(name_of(fn), info, f"{declaration['name']}_arguments")
+    kind = kind_of(fn, policy)
+    context = info.context_name
+    return Tool(**declaration, fn=fn, kind=kind, context_name=context, arguments=arguments, takes_self=method)
 
 
-def _is_context(kind: object) -> bool:
-    return any(isinstance(one, type) and issubclass(one, Context) for one in (kind, *get_args(kind)))
+def _warn_of_unresolved(fn: Callable[..., object], info: CallableInfo) -> None:
+    if info.unresolved:
+        which = ", ".join(f"{name}: {why}" for name, why in info.unresolved.items())
+        instead = "import the type outside of `if TYPE_CHECKING`"
+        warnings.warn(
+            f"{name_of(fn)}: no type for {which}. The model may give any value there; {instead}", stacklevel=4
+        )
 
 
-def _field(default: object, description: str | None) -> object:
-    if isinstance(default, FieldInfo):
-        return default
-    default = ... if default is inspect.Parameter.empty else default
-    return Field(default, description=description) if description else Field(default)
+def _arguments_model(function: str, info: CallableInfo, name: str) -> type[BaseModel]:
+    shown = [each for each in info.parameters if not each.bound or _is_for_models(each)]
+    # The alias is the real name. Pydantic reserves some names of fields, such as `json` and `_x`.
+    fields: dict[str, Any] = {f"p_{each.name}": _field(each) for each in shown}
+    try:
+        return create_model(name, __config__={"extra": "forbid"}, **fields)
+    except PydanticUserError as error:
+        wrong = ", ".join(repr(each.name) for each in shown if not _is_for_models(each))
+        instead = "bind it with functools.partial, or give it a type of data"
+        raise UsageError(f"{function}: no model can give {wrong or 'its parameters'}: {instead}") from error
 
 
-def _from_work(work: Callable[..., object], options: ToolOptions) -> AnyTool:
+def _is_for_models(parameter: ParameterInfo) -> bool:
+    """Whether a model can give a value of this type, and read its default."""
+    default = parameter.default
+    try:
+        TypeAdapter(parameter.annotation).json_schema()
+        if default is not inspect.Parameter.empty and not isinstance(default, FieldInfo):
+            to_json(default)
+    except (PydanticUserError, ValueError):
+        return False
+    return True
+
+
+def _field(parameter: ParameterInfo) -> tuple[object, object]:
+    annotation: Any = parameter.annotation
+    annotation = Annotated[annotation, Field(alias=parameter.name, description=parameter.description)]
+    if isinstance(parameter.default, FieldInfo):
+        return annotation, parameter.default
+    return annotation, Field(... if parameter.default is inspect.Parameter.empty else parameter.default)
+
+
+def _value_of_work(work: Callable[..., object], options: ToolOptions) -> tuple[str, object] | None:
+    """Return the name and the type of the value of Work, `async (ctx, value)`. None if this is not the shape of it."""
+    kind: Any = options.get("input") or getattr(work, "input_type", None)
+    call = type(work).__call__
+    hints, _ = resolved_hints(work)
+    try:
+        parameters = list(inspect.signature(work).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    if len(parameters) != 2:
+        return None if kind is None else ("input", kind)
+    first, second = parameters
+    asked = kind is not None or second.kind is second.POSITIONAL_ONLY
+    has_context = first.name == "ctx" or is_context(hints.get(first.name))
+    if not asked and not (has_context and inspect.iscoroutinefunction(call)):
+        return None
+    name = second.name if second.kind is second.POSITIONAL_OR_KEYWORD and second.name != "value" else "input"
+    return name, kind or hints.get(second.name, str)
+
+
+def _from_work(work: Callable[..., object], value: tuple[str, object], options: ToolOptions) -> AnyTool:
     # An agent or a flow handles an abort itself, leaf by leaf. So it only sees the signal, and is not interrupted.
-    declaration = _declaration(work, options, _policy(options, on_abort="cooperate"))
-    annotated = _hints(type(work).__call__).get("value", str)
-    kind: Any = options.get("input") or getattr(work, "input_type", None) or annotated
+    policy = _policy(options, on_abort="cooperate")
+    declaration = _declaration(work, options, policy, read_docstring(work.__doc__).description)
+    name: str = value[0]
+    kind: Any = value[1]
     if _is_record(kind):
         adapter: TypeAdapter[object] = TypeAdapter(kind)
         return Tool(**declaration, fn=work, kind="child", context_name=None, arguments=BaseModel, input_adapter=adapter)
-    arguments = create_model(f"{declaration['name']}_arguments", __config__={"extra": "forbid"}, input=(kind, ...))
-    return Tool(**declaration, fn=work, kind="child", context_name=None, arguments=arguments, input_field="input")
+    fields: dict[str, Any] = {f"p_{name}": (Annotated[kind, Field(alias=name)], ...)}
+    arguments = create_model(f"{declaration['name']}_arguments", __config__={"extra": "forbid"}, **fields)
+    return Tool(**declaration, fn=work, kind="child", context_name=None, arguments=arguments, input_field=name)
 
 
 def _is_record(kind: object) -> bool:
     return is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, BaseModel))
-
-
-def _original(fn: Callable[..., object]) -> Callable[..., object]:
-    """Return the function that a `partial` was made of, or the function itself."""
-    return fn.func if isinstance(fn, partial) else fn
-
-
-def _hints(fn: Callable[..., object]) -> dict[str, object]:
-    try:
-        return get_type_hints(_original(fn), include_extras=True)
-    except (NameError, TypeError):
-        return {}
-
-
-def _parameter_descriptions(docstring: str) -> dict[str, str]:
-    """Return the descriptions of the parameters in the `Args:` section of a docstring."""
-    _, _, section = docstring.partition("Args:")
-    found = re.findall(r"^\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.+)$", section, re.MULTILINE)
-    return dict(found)
 
 
 def as_text(value: object) -> str:
