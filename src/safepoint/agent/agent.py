@@ -71,6 +71,7 @@ class Agent:
         ask_user: AskUser | bool | None = None,
         retry: Retry = RETRY,
         max_steps: int = 50,
+        max_parallel: int | None = None,
         token_budget: int | None = None,
         model_policy: Policy = DEFAULT,
     ) -> None:
@@ -87,6 +88,8 @@ class Agent:
                 `AgentRun.answer` does.
             retry: For requests that failed and may succeed later. Tools are never retried.
             max_steps: How many requests one run may make.
+            max_parallel: How many tool calls of one answer run at once. By default async calls have no limit, and
+                32 synchronous ones run at once.
             token_budget: How many tokens one run may use, in and out, sub-agents included. It is checked before each
                 request.
             model_policy: How a request is stopped.
@@ -103,6 +106,8 @@ class Agent:
             raise UsageError(f"instructions must be a text, not {type(text).__name__}")
         if max_steps < 1:
             raise UsageError(f"max_steps must be 1 or more, not {max_steps!r}")
+        if max_parallel is not None and (type(max_parallel) is not int or max_parallel < 1):
+            raise UsageError(f"max_parallel must be a whole number of 1 or more, or None, not {max_parallel!r}")
         self.model = model
         self.name = name
         self.instructions = instructions
@@ -111,6 +116,7 @@ class Agent:
         self._can_ask = bool(ask_user)
         self._retry = retry
         self._max_steps = max_steps
+        self._max_parallel = max_parallel
         self._token_budget = token_budget
         self._model_policy = model_policy
         self._tools: dict[str, AnyTool] = {}
@@ -156,7 +162,7 @@ class Agent:
     async def _converse(self, ctx: Context, conversation: Conversation, ask: AskUserFn) -> AgentResult:
         while not conversation.answered:
             if conversation.in_tool_round:
-                await run_calls(ctx, conversation, self._tools, ask)
+                await run_calls(ctx, conversation, self._tools, ask, self._max_parallel)
                 _check_stop(ctx, StopAt.AFTER_TOOLS, stopped_inside=conversation.stopped_inside)
                 await conversation.flush(ctx)
             self._check_limits(conversation)

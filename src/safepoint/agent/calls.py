@@ -1,5 +1,8 @@
 """Owns the tool calls of one answer: they run side by side, and each gets exactly one result that says what happened.
 
+Calls of a tool with `parallel=False` run alone, between those before and those after them in the answer. A call that
+waits for its turn, or for a slot, when a stop comes has not begun: it is "not started", and on no record.
+
 Three rules keep the results true, whatever ends a call:
 
 1. The durable record comes first. Before the body of a call begins, `CallRecorded` is emitted and `_record_start`
@@ -36,6 +39,7 @@ from ..run.context import Context
 from ..run.leaf import launch
 from ..run.leaf_run import LeafRun, RunsIn
 from ..run.partial_work import PartialWork, partial_work
+from .call_slots import CallSlots
 from .context import AskUserFn, ToolContext
 from .conversation import AgentResult, Conversation
 from .model_text import INTERRUPTED, NOT_RUN, UNKNOWN
@@ -58,22 +62,44 @@ class _Round:
     conversation: Conversation
     tools: Mapping[str, AnyTool]
     ask: AskUserFn
+    slots: CallSlots
 
 
-async def run_calls(ctx: Context, conversation: Conversation, tools: Mapping[str, AnyTool], ask: AskUserFn) -> None:
-    """Run the open calls of the last answer, all at once, and add their results to the conversation.
+async def run_calls(
+    ctx: Context,
+    conversation: Conversation,
+    tools: Mapping[str, AnyTool],
+    ask: AskUserFn,
+    max_parallel: int | None = None,
+) -> None:
+    """Run the open calls of the last answer side by side, and add their results to the conversation.
 
     Raises nothing for what a tool did: that is in the results.
     """
-    this_round = _Round(ctx, conversation, tools, ask)
-    calls = conversation.open_calls
-    if len(calls) == 1:
-        await _run_call(this_round, calls[0])
-    elif calls:
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(_run_call(this_round, call), name=f"{ctx.operation}/{call.name}")
+    this_round = _Round(ctx, conversation, tools, ask, CallSlots(max_parallel))
+    for calls in _groups(conversation.open_calls, tools):
+        if len(calls) == 1:
+            await _run_call(this_round, calls[0])
+        else:
+            async with asyncio.TaskGroup() as group:
+                for call in calls:
+                    group.create_task(_run_call(this_round, call), name=f"{ctx.operation}/{call.name}")
     conversation.close_tool_round()
+
+
+def _groups(calls: tuple[ToolCall, ...], tools: Mapping[str, AnyTool]) -> list[list[ToolCall]]:
+    """Return the calls in the order of the answer, in groups that run side by side."""
+    groups: list[list[ToolCall]] = []
+    joins = False  # whether the next parallel call belongs to the last group
+    for call in calls:
+        tool = tools.get(call.name)
+        parallel = tool is None or tool.parallel
+        if parallel and joins:
+            groups[-1].append(call)
+        else:
+            groups.append([call])
+        joins = parallel
+    return groups
 
 
 async def _run_call(this_round: _Round, call: ToolCall) -> None:
@@ -89,7 +115,11 @@ async def _run_call(this_round: _Round, call: ToolCall) -> None:
     result = UNKNOWN.result(call)
     try:
         prepared = await _prepare(this_round, call)
-        result = prepared if isinstance(prepared, ToolResult) else await _run_body(this_round, call, prepared)
+        if isinstance(prepared, ToolResult):
+            result = prepared
+        else:
+            async with this_round.slots.hold(prepared.tool.kind, ctx.signal):
+                result = await _run_body(this_round, call, prepared)
     finally:
         conversation.add_result(result)
         if ctx.has_listener:
@@ -161,6 +191,9 @@ async def _run_body(this_round: _Round, call: ToolCall, prepared: _PreparedCall)
     run = LeafRun(ctx, tool.name, tool.kind, tool.policy, runs_in=runs_in, context=make_context)
     tool_ctx = run.ctx
     tool_ctx.records_agents = conversation.record is not None
+    if ctx.signal.aborted or conversation.stopped_inside:  # the call has waited, and a stop came meanwhile
+        run.skip()
+        return NOT_RUN.result(call)
     try:
         await _record_start(this_round, call, tool, tool_ctx)
     except Exception as error:

@@ -59,7 +59,7 @@ R = TypeVar("R", covariant=True)
 Effects: TypeAlias = Literal["read", "idempotent", "reversible", "irreversible"]
 
 # The options of a tool that are not settings of its policy.
-OWN_OPTIONS = frozenset({"name", "description", "effects", "requires_approval", "input"})
+OWN_OPTIONS = frozenset({"name", "description", "effects", "requires_approval", "parallel", "input"})
 
 
 class BadArguments(SafepointError):
@@ -73,6 +73,7 @@ class ToolOptions(PolicySettings, total=False):
     description: str
     effects: Effects
     requires_approval: bool
+    parallel: bool
     input: object
 
 
@@ -97,6 +98,7 @@ class Tool(Generic[P, R]):
         inner_tools: For an agent as a tool: its own tools.
         stop_remote: For a tool whose work runs elsewhere: stops what a call with this idempotency key left running
             there. It is used when nothing will ever continue the call.
+        parallel: Whether a call may run beside the other ones of its answer.
         takes_self: Whether it is a method that was decorated in the body of a class. Read from an object, as in
             `shop.buy`, it is a tool of that object; by itself it is none yet.
     """
@@ -114,6 +116,7 @@ class Tool(Generic[P, R]):
     input_adapter: TypeAdapter[object] | None = None
     inner_tools: "Mapping[str, AnyTool]" = field(default_factory=dict)
     stop_remote: Callable[[str], Awaitable[None]] | None = None
+    parallel: bool = True
     takes_self: bool = False
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -227,6 +230,7 @@ def tool(work: object = None, /, **options: Unpack[ToolOptions]) -> object:
             description: By default the docstring of the function.
             effects: "read", "idempotent", "reversible" or "irreversible": what a stop in the middle may leave behind.
             requires_approval: True to ask the person before each call.
+            parallel: False for calls that run alone, in the order of the answer.
             input: The type of a Work's value, if its annotation does not say it.
 
     Returns:
@@ -284,6 +288,7 @@ class _Declaration(TypedDict):
     policy: Policy
     effects: Effects | None
     requires_approval: bool
+    parallel: bool
 
 
 def _declaration(
@@ -295,6 +300,9 @@ def _declaration(
     effects = options.get("effects", getattr(work, "effects", None))
     if effects not in (None, "read", "idempotent", "reversible", "irreversible"):
         raise UsageError(f"effects of {name!r} must be read, idempotent, reversible or irreversible, not {effects!r}")
+    parallel = options.get("parallel", getattr(work, "parallel", True) is not False)
+    if not isinstance(parallel, bool):
+        raise UsageError(f"parallel of {name!r} must be True or False, not {parallel!r}")
     description = options.get("description") or getattr(work, "description", None) or documented
     return {
         "name": name,
@@ -302,6 +310,7 @@ def _declaration(
         "policy": policy,
         "effects": effects,
         "requires_approval": options.get("requires_approval", getattr(work, "requires_approval", False)),
+        "parallel": parallel,
     }
 
 
