@@ -14,6 +14,7 @@ LAYERS = {
     "abort": 1,
     "process": 2,
     "storage": 2,
+    "event_base": 3,
     "messages": 3,
     "openai_messages": 3,
     "receipt": 3,
@@ -32,7 +33,7 @@ LAYERS = {
 }
 FACE = "__init__"
 # Public data types, each of which may be imported by those that come after it, and by `run`.
-DATA = ("messages", "openai_messages", "receipt", "outcome", "events", "wire", "run")
+DATA = ("event_base", "messages", "openai_messages", "receipt", "outcome", "events", "wire", "run")
 # Imports beside each other on one line, with the reason.
 BESIDE = {
     ("models", "agent"): "a model is a part of an agent",
@@ -52,6 +53,7 @@ CORE = {
     "openai_messages",
     "receipt",
     "outcome",
+    "event_base",
     "events",
     "run",
 }

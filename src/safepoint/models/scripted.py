@@ -18,14 +18,17 @@ from ..agent.model import (
     Chunk,
     ModelError,
     ModelRequest,
+    NativeReported,
+    ReasoningDelta,
     TextDelta,
     UsageReported,
 )
 from ..errors import UsageError
 from ..messages import AssistantMessage, FinishReason, Message, ToolResult
 from ..receipt import Usage
+from .native import native_data
 
-__all__ = ["Answer", "Call", "Delay", "Error", "Finish", "Piece", "ScriptedModel", "Stall"]
+__all__ = ["Answer", "Call", "Delay", "Error", "Finish", "Piece", "ScriptedModel", "Stall", "Think"]
 
 WORD = re.compile(r"\s*\S+|\s+")
 MAX_ARGUMENT_PIECE = 16  # in characters
@@ -95,16 +98,25 @@ class Finish:
     reason: FinishReason | None
 
 
-Piece: TypeAlias = str | Call | Delay | Stall | Error | Finish
+@dataclass(frozen=True, slots=True)
+class Think:
+    """Reasoning before the answer, streamed word by word. The next requests get it back whole, as `native`."""
+
+    text: str
+
+
+Piece: TypeAlias = str | Think | Call | Delay | Stall | Error | Finish
 Answer: TypeAlias = Piece | Sequence[Piece] | Callable[[ModelRequest], "Answer"]
-PIECES = (str, Call, Delay, Stall, Error, Finish)
+ScriptedChunk: TypeAlias = TextDelta | ReasoningDelta | CallDelta | NativeReported | Delay | Stall | Error | Finish
+PIECES = (str, Think, Call, Delay, Stall, Error, Finish)
 
 
 class ScriptedModel:
     """A model with fixed answers: `ScriptedModel("Hello", [Call("search", query="x")], "Bye")`.
 
     The first request gets the first answer, and so on. An answer is a text, which is streamed word by word; a list of
-    texts, `Call`, `Delay`, `Stall`, `Error` and `Finish`; or a function of the request that returns one of these.
+    texts, `Think`, `Call`, `Delay`, `Stall`, `Error` and `Finish`; or a function of the request that returns one of
+    these.
 
     Attributes:
         name: The name in events and receipts.
@@ -147,11 +159,13 @@ class ScriptedModel:
                 case Finish():
                     reason = chunk.reason
                     break
-                case TextDelta() | CallDelta():
+                case NativeReported():
+                    yield chunk
+                case TextDelta() | ReasoningDelta() | CallDelta():
                     # As with a real stream, other tasks run between two chunks, and may stop this one there.
                     await (signal.sleep(self._chunk_delay) if self._chunk_delay else asyncio.sleep(0))
                     signal.raise_if_aborted()
-                    written += len(chunk.text if isinstance(chunk, TextDelta) else chunk.name + chunk.arguments)
+                    written += len(chunk.name + chunk.arguments if isinstance(chunk, CallDelta) else chunk.text)
                     yield chunk
         if reason is not None:
             yield UsageReported(Usage(1, _tokens(sum(map(_length, request.messages))), _tokens(written)))
@@ -176,13 +190,16 @@ class ScriptedModel:
             _check(answer, number)
         return (answer,) if isinstance(answer, PIECES) else answer
 
-    def _chunks(self, pieces: Sequence[Piece]) -> list[TextDelta | CallDelta | Delay | Stall | Error | Finish]:
-        chunks: list[TextDelta | CallDelta | Delay | Stall | Error | Finish] = []
+    def _chunks(self, pieces: Sequence[Piece]) -> list[ScriptedChunk]:
+        chunks: list[ScriptedChunk] = []
         index = 0
         for piece in pieces:
             match piece:
                 case str():
                     chunks += map(TextDelta, WORD.findall(piece))
+                case Think(text):
+                    chunks += map(ReasoningDelta, WORD.findall(text))
+                    chunks.append(NativeReported(native_data("scripted", {"reasoning": text})))
                 case Call():
                     self._call_count += 1
                     chunks += _call(piece, index, f"call-{self._call_count}")
@@ -210,7 +227,7 @@ def _check(answer: object, number: int) -> None:
     if isinstance(answer, Sequence) and all(isinstance(piece, PIECES) for piece in answer):
         return
     raise UsageError(
-        f"answer {number} must be a text, a list of texts, Call, Delay, Stall, Error and Finish,"
+        f"answer {number} must be a text, a list of texts, Think, Call, Delay, Stall, Error and Finish,"
         f" or a function of the request, not {answer!r}"
     )
 
