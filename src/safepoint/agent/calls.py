@@ -43,7 +43,8 @@ from .call_slots import CallSlots
 from .context import AskUserFn, ToolContext
 from .conversation import AgentResult, Conversation
 from .model_text import INTERRUPTED, NOT_RUN, UNKNOWN
-from .tool import AnyTool, BadArguments, as_text
+from .tool import AnyTool, BadArguments
+from .value_text import as_text
 
 __all__ = ["idempotency_key", "run_calls"]
 

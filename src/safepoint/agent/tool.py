@@ -4,11 +4,13 @@ Schema and validation come from the signature and the docstring, by pydantic. Kn
 agent's loop.
 """
 
+import copy
 import inspect
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property, partial
+from itertools import islice
 from types import MethodType
 from typing import (
     Annotated,
@@ -28,7 +30,7 @@ from typing import (
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from ..errors import SafepointError, UsageError
 from ..receipt import LeafKind
@@ -37,6 +39,7 @@ from ..run.policy import Policy, PolicySettings
 from .arguments import invalid_arguments
 from .docstring import read_docstring
 from .history import NAME
+from .json_schema import check_schema, schema_problems
 from .model import ToolSpec
 from .signature import CallableInfo, ParameterInfo, inspect_callable, is_context, is_method, resolved_hints
 
@@ -47,7 +50,6 @@ __all__ = [
     "Tool",
     "ToolLike",
     "ToolOptions",
-    "as_text",
     "tool",
 ]
 
@@ -59,7 +61,8 @@ R = TypeVar("R", covariant=True)
 Effects: TypeAlias = Literal["read", "idempotent", "reversible", "irreversible"]
 
 # The options of a tool that are not settings of its policy.
-OWN_OPTIONS = frozenset({"name", "description", "effects", "requires_approval", "parallel", "input"})
+MAX_PROBLEMS = 10  # of wrong arguments, that are told to the model
+OWN_OPTIONS = frozenset({"name", "description", "effects", "requires_approval", "parallel", "input", "schema"})
 
 
 class BadArguments(SafepointError):
@@ -75,6 +78,7 @@ class ToolOptions(PolicySettings, total=False):
     requires_approval: bool
     parallel: bool
     input: object
+    schema: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class Tool(Generic[P, R]):
         stop_remote: For a tool whose work runs elsewhere: stops what a call with this idempotency key left running
             there. It is used when nothing will ever continue the call.
         parallel: Whether a call may run beside the other ones of its answer.
+        schema: The JSON schema of the arguments, if the tool was given one.
         takes_self: Whether it is a method that was decorated in the body of a class. Read from an object, as in
             `shop.buy`, it is a tool of that object; by itself it is none yet.
     """
@@ -118,6 +123,7 @@ class Tool(Generic[P, R]):
     stop_remote: Callable[[str], Awaitable[None]] | None = None
     parallel: bool = True
     takes_self: bool = False
+    schema: Mapping[str, Any] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function directly, for tests and other code."""
@@ -146,6 +152,8 @@ class Tool(Generic[P, R]):
     @cached_property
     def spec(self) -> ToolSpec:
         """The tool as a model sees it."""
+        if self.schema is not None:
+            return ToolSpec(name=self.name, description=self.description, parameters=dict(self.schema))
         adapter = self.input_adapter
         try:
             schema = self.arguments.model_json_schema() if adapter is None else adapter.json_schema()
@@ -170,6 +178,8 @@ class Tool(Generic[P, R]):
         """
         if (text := invalid_arguments(arguments)) is not None:
             raise self._bad_arguments(f"not a JSON object: {text}")
+        if self.schema is not None:
+            return self._read_by_schema(arguments, self.schema)
         try:
             if self.input_adapter is not None:
                 return self.input_adapter.validate_json(arguments or "{}")
@@ -183,6 +193,16 @@ class Tool(Generic[P, R]):
             raise self._bad_arguments(f"{type(error).__name__}: {error}") from error
         values = {field.alias or name: getattr(fields, name) for name, field in type(fields).model_fields.items()}
         return values[self.input_field] if self.input_field is not None else values
+
+    def _read_by_schema(self, arguments: str, schema: Mapping[str, Any]) -> object:
+        try:
+            value = from_json(arguments or "{}", allow_inf_nan=False)
+            problems = list(islice(schema_problems(value, {"type": "object", **schema}, schema), MAX_PROBLEMS))
+        except (ValueError, RecursionError) as error:
+            raise self._bad_arguments(str(error)) from None
+        if problems:
+            raise self._bad_arguments("; ".join(problems))
+        return value
 
     def _bad_arguments(self, problem: str) -> BadArguments:
         return BadArguments(f"The arguments of {self.name} are wrong: {problem}. Correct them and call it again.")
@@ -232,6 +252,7 @@ def tool(work: object = None, /, **options: Unpack[ToolOptions]) -> object:
             requires_approval: True to ask the person before each call.
             parallel: False for calls that run alone, in the order of the answer.
             input: The type of a Work's value, if its annotation does not say it.
+            schema: A JSON schema of the arguments, instead of the signature. The function gets them by name.
 
     Returns:
         The tool; without `work`, a decorator.
@@ -241,6 +262,8 @@ def tool(work: object = None, /, **options: Unpack[ToolOptions]) -> object:
     """
     if work is None:
         return lambda work: tool(work, **options)
+    if "schema" in options and (isinstance(work, Tool) or hasattr(work, "as_tool")):
+        raise UsageError(f"schema= goes with a function, not with {type(work).__name__}, which has its own parameters")
     if isinstance(work, Tool):
         _refuse_unbound(work)
         return _changed(work, options) if options else work
@@ -256,7 +279,7 @@ def tool(work: object = None, /, **options: Unpack[ToolOptions]) -> object:
     called = work if isinstance(work, partial) or inspect.isroutine(work) else type(work).__call__
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise UsageError(f"{name_of(work)} yields; a tool returns one value, and reports on the way by ctx.progress()")
-    if isinstance(work, partial) or inspect.isroutine(work):
+    if "schema" in options or isinstance(work, partial) or inspect.isroutine(work):
         return _from_function(work, options)
     as_tool = getattr(work, "as_tool", None)
     if as_tool is not None:
@@ -327,6 +350,8 @@ def _policy(options: ToolOptions, **defaults: object) -> Policy:
 
 def _from_function(fn: Callable[..., object], options: ToolOptions) -> AnyTool:
     policy = _policy(options)
+    if "schema" in options:
+        return _from_schema(fn, options["schema"], options)
     method = is_method(fn)
     if method and next(iter(inspect.signature(fn).parameters)) == "cls":
         raise _class_method(fn)
@@ -337,6 +362,36 @@ def _from_function(fn: Callable[..., object], options: ToolOptions) -> AnyTool:
     kind = kind_of(fn, policy)
     context = info.context_name
     return Tool(**declaration, fn=fn, kind=kind, context_name=context, arguments=arguments, takes_self=method)
+
+
+def _from_schema(fn: Callable[..., object], given: Mapping[str, object], options: ToolOptions) -> AnyTool:
+    policy = _policy(options)
+    info = inspect_callable(fn, skip_first=is_method(fn), any_keywords=True)
+    declaration = _declaration(fn, options, policy, info.description)
+    name = declaration["name"]
+    check_schema(given, name)
+    schema: dict[str, Any] = copy.deepcopy({"type": "object", **given})
+    schema.setdefault("properties", {})
+    properties, taken = schema["properties"], {each.name: each for each in info.parameters}
+    if info.context_name in properties:
+        raise UsageError(f"{name}: the schema has the property {info.context_name!r}, which is the context: rename one")
+    if not info.takes_any:
+        if strange := [each for each in properties if each not in taken]:
+            raise UsageError(f"{name}: the function does not take {', '.join(strange)}: add **arguments to it")
+        schema.setdefault("additionalProperties", False)
+    given_always = schema.get("required", ())
+    for each in info.parameters:
+        if each.default is inspect.Parameter.empty and each.name not in given_always:
+            raise UsageError(f"{name}: {each.name} has no default, and the schema does not require it: do one of both")
+    return Tool(
+        **declaration,
+        fn=fn,
+        kind=kind_of(fn, policy),
+        context_name=info.context_name,
+        arguments=BaseModel,
+        takes_self=is_method(fn),
+        schema=schema,
+    )
 
 
 def _warn_of_unresolved(fn: Callable[..., object], info: CallableInfo) -> None:
@@ -416,18 +471,3 @@ def _from_work(work: Callable[..., object], value: tuple[str, object], options: 
 
 def _is_record(kind: object) -> bool:
     return is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, BaseModel))
-
-
-def as_text(value: object) -> str:
-    """Return the value of a tool as text for a model. It never raises: a strange value is not a failed call."""
-    if isinstance(value, str):
-        text = value
-    elif value is None:
-        text = ""
-    else:
-        try:
-            text = to_json(value, fallback=str, inf_nan_mode="constants").decode()
-        except Exception:  # it has no JSON form: its keys are tuples, or it contains itself
-            text = str(value)
-    # Half of a surrogate pair, as in some file names, cannot be sent to any provider.
-    return text.encode(errors="replace").decode() if text.strip() else "(no output)"
