@@ -7,7 +7,7 @@ import functools
 
 import pytest
 
-from safepoint.agent.tool import as_text
+from safepoint.agent.value_text import as_text
 from tests.agent.test_tool import Colour, Place, Span
 
 
