@@ -32,7 +32,7 @@ def faulty_face(face: ModuleType, pages: str) -> Iterator[str]:
 
 def described(value: object) -> bool:
     """Whether a class or function has a docstring of its own; other values cannot have one."""
-    if not (inspect.isclass(value) or inspect.isroutine(value)):
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
         return True
     text = (value.__doc__ or "").strip()
     # A dataclass without a docstring is given its signature as one.
