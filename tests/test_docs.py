@@ -28,6 +28,7 @@ WITH_A_REAL_MODEL = "page_readme_1"
 # Programs that only define functions, or show values in comments without printing them.
 PRINT_NOTHING = {
     "page_checkpoints",
+    "page_models",
     "page_owned_resources",
     "page_readme_4",
     "page_server",

@@ -9,7 +9,7 @@ from safepoint.messages import AssistantMessage, CallStatus, Message, ToolResult
 def test_the_union_holds_every_message_of_the_module():
     members = {kind.__name__ for kind in get_args(Message)}
     json = {"message_from_json", "message_to_json"}
-    others = {"Message", "CallStatus", "FinishReason", "NativeData", "ToolCall", "from_openai", *json}
+    others = {"Message", "CallStatus", "FinishReason", "ToolCall", "from_openai", *json}
     assert members == {*messages.__all__} - others
 
 

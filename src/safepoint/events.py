@@ -8,8 +8,7 @@ and nowhere else. docs/events.md lists all of them with their fields.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from .event_base import EventBase, UnknownEvent
-from .messages import CallStatus, FinishReason, Message, NativeData
+from .messages import CallStatus, FinishReason, Message
 from .outcome import Outcome, Status
 from .receipt import Fate, LeafKind, Usage
 
@@ -40,7 +39,6 @@ __all__ = [
     "QuestionAnswered",
     "QuestionAsked",
     "QuestionWithdrawn",
-    "ReasoningStreamed",
     "RecordDelayed",
     "RetryScheduled",
     "RunEnded",
@@ -62,6 +60,23 @@ __all__ = [
     "event_from_json",
     "event_to_json",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventBase:
+    """Where and when something happened.
+
+    Attributes:
+        run_id: The id of the run or the turn.
+        path: The names of the operations from the root of the run to this one.
+        at: The date, in seconds since 1970.
+        calls: The ids of the tool calls around the operation, the outermost first.
+    """
+
+    run_id: str
+    path: tuple[str, ...]
+    at: float
+    calls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,16 +158,8 @@ class TextStreamed(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningStreamed(EventBase):
-    """A piece of what the model thinks before its answer. It is no part of the answer's text."""
-
-    text: str
-    kind: Literal["reasoning_streamed"] = "reasoning_streamed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRestarted(EventBase):
-    """The answer broke off and is requested again: remove what was streamed of it from the screen."""
+    """The answer broke off and is requested again: remove the text that was streamed of it from the screen."""
 
     kind: Literal["answer_restarted"] = "answer_restarted"
 
@@ -162,15 +169,13 @@ class AnswerFinished(EventBase):
     """The model's answer is complete, or was cut off (`interrupted`). `usage` is what it used.
 
     `finish_reason` says why it ended: `stop`, `tool_calls`, `length` (the token limit), `content_filter`, `refusal` or
-    `paused`. It is None if the answer was interrupted, and in records of versions that did not write it. `native` is
-    the reasoning as the provider wants it back.
+    `paused`. It is None if the answer was interrupted, and in records of versions that did not write it.
     """
 
     text: str
     interrupted: bool
     usage: Usage
     finish_reason: FinishReason | None = None
-    native: NativeData | None = None
     kind: Literal["answer_finished"] = "answer_finished"
 
 
@@ -179,14 +184,13 @@ class ToolCalled(EventBase):
     """The model calls a tool. `arguments` is the JSON text as the model wrote it.
 
     `idempotency_key` never changes for this call, even when the call runs again. It is empty in records of versions
-    that did not write it. `native` is what the provider wants back with the call.
+    that did not write it.
     """
 
     call_id: str
     name: str
     arguments: str
     idempotency_key: str = ""
-    native: NativeData | None = None
     kind: Literal["tool_called"] = "tool_called"
 
 
@@ -299,6 +303,23 @@ class CleanupFailed(EventBase):
 
     message: str
     kind: Literal["cleanup_failed"] = "cleanup_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownEvent(EventBase):
+    """An event that a newer version of Safepoint has written, of a kind that this version does not know.
+
+    It keeps its number in the log, the fields of EventBase and its text, so that two versions can run side by side:
+    readers of a log skip it, and code that forwards events forwards it unchanged.
+
+    Attributes:
+        name: The kind that the newer version has given it.
+        document: The JSON text, as it was read.
+    """
+
+    name: str
+    document: str
+    kind: Literal["unknown_event"] = "unknown_event"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,7 +463,6 @@ Event: TypeAlias = (
     | LoopStopping
     | AnswerStarted
     | TextStreamed
-    | ReasoningStreamed
     | AnswerRestarted
     | AnswerFinished
     | ToolCalled

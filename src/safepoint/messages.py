@@ -26,7 +26,6 @@ __all__ = [
     "CallStatus",
     "FinishReason",
     "Message",
-    "NativeData",
     "SystemMessage",
     "ToolCall",
     "ToolResult",
@@ -60,29 +59,12 @@ class UserMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NativeData:
-    """What a provider wants back as it came, such as signed reasoning. Nobody else understands it.
-
-    Attributes:
-        provider: Who gets it back: the API and the host, such as `anthropic:api.anthropic.com`. Others do not get it.
-        document: The JSON text, in ASCII.
-    """
-
-    provider: str
-    document: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A tool call of the model. `arguments` is the JSON text as the model wrote it.
-
-    `native` is what the provider of the model wants back with the call, such as a signature of the thought behind it.
-    """
+    """A tool call of the model. `arguments` is the JSON text as the model wrote it."""
 
     call_id: str
     name: str
     arguments: str
-    native: NativeData | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +72,13 @@ class AssistantMessage:
     """An answer of the model. If it is `interrupted`, it was stopped in the middle, and this is the part received.
 
     `finish_reason` says why it ended. It is None if it was interrupted, and where nobody knows: in conversations from
-    elsewhere and of earlier versions. Two answers that differ only in it are equal. `native` is what the provider of
-    the model wants back with the answer: its reasoning.
+    elsewhere and of earlier versions. Two answers that differ only in it are equal.
     """
 
     text: str = ""
     calls: tuple[ToolCall, ...] = field(default=())
     interrupted: bool = False
     finish_reason: FinishReason | None = field(default=None, compare=False)
-    native: NativeData | None = None
     kind: Literal["assistant"] = "assistant"
 
 

@@ -18,8 +18,7 @@ from pydantic_core import PydanticSerializationError
 
 from .abort import AbortReason
 from .errors import RemoteError, WireError, name_of, shorten, text_of
-from .event_base import EventBase, UnknownEvent
-from .events import Event, TurnEnded
+from .events import Event, EventBase, TurnEnded, UnknownEvent
 from .json_fields import Fields, parse
 from .messages import Message
 from .outcome import EMPTY_RECEIPT, Aborted, Completed, Failed, Outcome, TimedOut

@@ -14,7 +14,6 @@ LAYERS = {
     "abort": 1,
     "process": 2,
     "storage": 2,
-    "event_base": 3,
     "messages": 3,
     "openai_messages": 3,
     "receipt": 3,
@@ -33,7 +32,7 @@ LAYERS = {
 }
 FACE = "__init__"
 # Public data types, each of which may be imported by those that come after it, and by `run`.
-DATA = ("event_base", "messages", "openai_messages", "receipt", "outcome", "events", "wire", "run")
+DATA = ("messages", "openai_messages", "receipt", "outcome", "events", "wire", "run")
 # Imports beside each other on one line, with the reason.
 BESIDE = {
     ("models", "agent"): "a model is a part of an agent",
@@ -53,7 +52,6 @@ CORE = {
     "openai_messages",
     "receipt",
     "outcome",
-    "event_base",
     "events",
     "run",
 }

@@ -20,10 +20,10 @@ METAPHORS = frozenset(METAPHOR_LIST.split())
 
 # Words every programmer knows, and the past participles in which the names of events end.
 GENERAL_LIST = """
-answer at body builder call clock commands completed connection delta effect end ended error events exceeded
-exit failed fields finished idle ignored info limit loop message options position process program progress
-reader recorded refused report reported request result returned settings source started state stops stream
-streamed streams thread threads timeout timer timings unreadable use view writer
+answer at body builder call clock commands completed connection delta effect end ended error events exceeded exit failed
+fields finished idle ignored info limit loop message options position process program progress reader recorded refused
+report request result returned settings source started state stops stream streams thread threads timeout timer
+timings unreadable use view writer
 """
 GENERAL = frozenset(GENERAL_LIST.split())
 

@@ -15,7 +15,7 @@ from ..abort.guard import external_cancel_count
 from ..abort.reason import caller, error_from
 from ..abort.renamed_arguments import accepts_deadline, suggests
 from ..errors import SafepointError, UsageError, require_method, shorten
-from ..events import AnswerFinished, AnswerRestarted, AnswerStarted, ReasoningStreamed, TextStreamed
+from ..events import AnswerFinished, AnswerRestarted, AnswerStarted, TextStreamed
 from ..messages import AssistantMessage, FinishReason, Message, SystemMessage, ToolResult, UserMessage
 from ..receipt import Usage
 from ..run.ask import AskUser
@@ -30,18 +30,7 @@ from .calls import run_calls
 from .context import AskUserFn, ToolContext, ask_function_of, key_of
 from .conversation import AgentResult, Conversation, PartialAnswer, RunAgain, never_run_again
 from .left_behind import stop_left_behind
-from .model import (
-    AnswerEnded,
-    CallDelta,
-    Chunk,
-    Model,
-    ModelError,
-    ModelRequest,
-    NativeReported,
-    ReasoningDelta,
-    TextDelta,
-    UsageReported,
-)
+from .model import AnswerEnded, CallDelta, Chunk, Model, ModelError, ModelRequest, TextDelta, UsageReported
 from .record import ConversationRecord, record_in
 from .tool import AnyTool, ToolLike, tool
 
@@ -187,7 +176,7 @@ class Agent:
         """Make one request. The answer is added to the conversation when it is complete."""
         system = [SystemMessage(text=self.instructions)] if self.instructions else []
         request = ModelRequest(messages=(*system, *conversation.messages), tools=self._specs)
-        if conversation.answer is not None and conversation.answer.shown and ctx.has_listener:
+        if conversation.answer is not None and conversation.answer.text and ctx.has_listener:
             ctx.emit(AnswerRestarted(**ctx.stamp()))
         answer = conversation.answer = PartialAnswer()
         if ctx.has_listener:
@@ -222,12 +211,7 @@ class Agent:
             reason = answer.finish_reason
             ctx.emit(
                 AnswerFinished(
-                    **ctx.stamp(),
-                    text=answer.text,
-                    interrupted=reason is None,
-                    usage=usage,
-                    finish_reason=reason,
-                    native=answer.native,
+                    **ctx.stamp(), text=answer.text, interrupted=reason is None, usage=usage, finish_reason=reason
                 )
             )
 
@@ -382,10 +366,6 @@ async def _read(ctx: Context, chunks: AsyncIterable[Chunk], answer: PartialAnswe
         match chunk:
             case TextDelta(text):
                 _show(ctx, answer.add_text(text))
-            case ReasoningDelta(text):
-                _show_reasoning(ctx, answer.add_reasoning(text))
-            case NativeReported(native):
-                answer.native = native
             case CallDelta():
                 answer.add_call(chunk)
             case UsageReported(usage):
@@ -399,11 +379,6 @@ async def _read(ctx: Context, chunks: AsyncIterable[Chunk], answer: PartialAnswe
 def _show(ctx: Context, text: str) -> None:
     if text and ctx.has_listener:
         ctx.emit(TextStreamed(**ctx.stamp(), text=text))
-
-
-def _show_reasoning(ctx: Context, text: str) -> None:
-    if text and ctx.has_listener:
-        ctx.emit(ReasoningStreamed(**ctx.stamp(), text=text))
 
 
 def _check_stop(ctx: Context, point: StopAt, *, stopped_inside: bool = False) -> None:

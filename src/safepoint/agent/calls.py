@@ -109,12 +109,7 @@ async def _run_call(this_round: _Round, call: ToolCall) -> None:
         key = idempotency_key(conversation.id, call.call_id)
         ctx.emit(
             ToolCalled(
-                **ctx.stamp(),
-                call_id=call.call_id,
-                name=call.name,
-                arguments=call.arguments,
-                idempotency_key=key,
-                native=call.native,
+                **ctx.stamp(), call_id=call.call_id, name=call.name, arguments=call.arguments, idempotency_key=key
             )
         )
     # Rule 2 of the module docstring: the truth about a call that is left by a cancellation of this task.

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ..messages import AssistantMessage, FinishReason, Message, NativeData, ToolCall, ToolResult
+from ..messages import AssistantMessage, FinishReason, Message, ToolCall, ToolResult
 from ..receipt import Usage
 from ..run.context import Context
 from ..run.partial_work import PartialWork
@@ -83,32 +83,15 @@ class PartialAnswer:
     Attributes:
         usage: The last report of its cost.
         finish_reason: Why the answer ended; None as long as it is not complete.
-        native: What its provider wants back with it.
-        reasoned: How many characters of reasoning have come.
     """
 
-    __slots__ = (
-        "_arguments",
-        "_calls",
-        "_half",
-        "_natives",
-        "_reasoning_half",
-        "_text",
-        "finish_reason",
-        "native",
-        "reasoned",
-        "usage",
-    )
+    __slots__ = ("_arguments", "_calls", "_half", "_text", "finish_reason", "usage")
 
     def __init__(self) -> None:
         self._text: list[str] = []
         self._half = ""  # the first half of a character, whose other half has not come yet
         self._calls: dict[int, tuple[str, str]] = {}
         self._arguments: dict[int, list[str]] = {}
-        self._natives: dict[int, NativeData] = {}
-        self._reasoning_half = ""
-        self.native: NativeData | None = None
-        self.reasoned = 0
         self.usage: Usage | None = None
         self.finish_reason: FinishReason | None = None
 
@@ -122,11 +105,6 @@ class PartialAnswer:
         """The text so far."""
         return "".join(self._text)
 
-    @property
-    def shown(self) -> bool:
-        """Whether something of it was streamed."""
-        return bool(self.text) or self.reasoned > 0
-
     def add_text(self, text: str) -> str:
         """Add a piece of text, and return what of it can be shown: a server may cut a character in two."""
         text, self._half = split_half(self._half + text)
@@ -139,16 +117,8 @@ class PartialAnswer:
         half, self._half = self._half, ""
         return self.add_text(REPLACEMENT) if half else ""
 
-    def add_reasoning(self, text: str) -> str:
-        """Count a piece of reasoning, and return what of it can be shown. It is not kept here: `native` has it."""
-        text, self._reasoning_half = split_half(self._reasoning_half + text)
-        self.reasoned += len(text)
-        return clean_text(text)
-
     def add_call(self, piece: CallDelta) -> None:
         """Add a piece of a tool call."""
-        if piece.native is not None:
-            self._natives[piece.index] = piece.native
         call_id, name = self._calls.get(piece.index, ("", ""))
         self._calls[piece.index] = (call_id or piece.call_id, name or piece.name)
         self._arguments.setdefault(piece.index, []).append(piece.arguments)
@@ -168,8 +138,7 @@ class PartialAnswer:
                 call_id = unique_id(clean_text(call_id), used_ids)
                 used_ids.add(call_id)
                 arguments = valid_arguments("".join(self._arguments[index]))
-                native = self._natives.get(index)
-                calls.append(ToolCall(call_id=call_id, name=valid_name(name), arguments=arguments, native=native))
+                calls.append(ToolCall(call_id=call_id, name=valid_name(name), arguments=arguments))
         return tuple(calls)
 
     def _text_beside(self, calls: tuple[ToolCall, ...]) -> str:
@@ -179,16 +148,14 @@ class PartialAnswer:
     def message(self, used: Iterable[str] = ()) -> AssistantMessage:
         """Return the complete answer. `used`: see `calls`."""
         calls = self.calls(used)
-        text, reason = self._text_beside(calls), self.finish_reason
-        return AssistantMessage(text=text, calls=calls, finish_reason=reason, native=self.native)
+        return AssistantMessage(text=self._text_beside(calls), calls=calls, finish_reason=self.finish_reason)
 
     def cut_off(self, used: Iterable[str] = ()) -> list[Message]:
         """Return what has arrived as an interrupted answer whose calls were not started. `used`: see `calls`."""
         calls = self.calls(used)
         if not calls and not self.text.strip():
             return []
-        text = self._text_beside(calls)
-        message = AssistantMessage(text=text, calls=calls, interrupted=True, native=self.native)
+        message = AssistantMessage(text=self._text_beside(calls), calls=calls, interrupted=True)
         return [message, *(NOT_RUN.result(call) for call in calls)]
 
     def cost(self, request: ModelRequest, *, stopped: bool = False) -> Usage:
@@ -203,7 +170,7 @@ class PartialAnswer:
         reported = self.usage
         if reported is not None and self.finished:
             return Usage(max(1, reported.requests), reported.input_tokens, reported.output_tokens, reported.estimated)
-        written = len(self.text) + self.reasoned + sum(map(len, chain.from_iterable(self._arguments.values())))
+        written = len(self.text) + sum(map(len, chain.from_iterable(self._arguments.values())))
         if not written and not self.finished and reported is None and not stopped:
             return Usage(requests=1)  # the provider refused the request
         read = sum(len(getattr(message, "text", "") or getattr(message, "content", "")) for message in request.messages)

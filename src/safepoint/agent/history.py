@@ -252,7 +252,6 @@ def _add_answer(
     )
     previous = repaired[last] if last >= 0 else None
     if isinstance(previous, AssistantMessage):  # it has no calls, or their results would be in between
-        # What a provider wants back belongs to one answer as it came: that of the later one, whose calls may be open.
         message = replace(message, text="\n\n".join(filter(str.strip, (assistant_text(previous), message.text))))
         del repaired[last]
     if message.text and not message.text.strip():
@@ -271,8 +270,7 @@ def _repaired_calls(
     matched: list[ToolResult] = []
     for call in calls:
         result = next((each for each in unmatched if each.call_id == call.call_id), None)
-        call = replace(
-            call,
+        call = ToolCall(
             call_id=unique_id(call.call_id, used),
             name=valid_name(call.name) or "tool",
             arguments=valid_arguments(call.arguments),

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeAlias
 
 from ..abort import AbortSignal
 from ..errors import SafepointError
-from ..messages import FinishReason, Message, NativeData
+from ..messages import FinishReason, Message
 from ..receipt import Usage
 from ..run.retry import asks_to_wait
 
@@ -17,8 +17,6 @@ __all__ = [
     "Model",
     "ModelError",
     "ModelRequest",
-    "NativeReported",
-    "ReasoningDelta",
     "TextDelta",
     "ToolSpec",
     "UsageReported",
@@ -62,23 +60,6 @@ class TextDelta:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
-    """A piece of the reasoning before the answer, for people. What the provider wants back is `NativeReported`."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class NativeReported:
-    """What the provider wants back with this answer. A later report of the same request replaces an earlier one.
-
-    Only what can be sent is reported: reasoning that was cut off before its signature is not.
-    """
-
-    native: NativeData
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallDelta:
     """A piece of a tool call.
@@ -88,14 +69,12 @@ class CallDelta:
         call_id: The id of the call, in one of its pieces.
         name: The name of the tool, in one of its pieces.
         arguments: A part of the JSON text of the arguments, in order.
-        native: What the provider wants back with the call, in one of its pieces.
     """
 
     index: int
     call_id: str = ""
     name: str = ""
     arguments: str = ""
-    native: NativeData | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +91,7 @@ class AnswerEnded:
     reason: FinishReason = "stop"
 
 
-Chunk: TypeAlias = TextDelta | ReasoningDelta | CallDelta | NativeReported | UsageReported | AnswerEnded
+Chunk: TypeAlias = TextDelta | CallDelta | UsageReported | AnswerEnded
 
 
 class Model(Protocol):

@@ -4,30 +4,19 @@ Knows nothing of tools and the agent's loop; `sdk.py` owns what happens around t
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..agent.arguments import arguments_object
 from ..agent.clean_text import clean_text
 from ..agent.history import repair
-from ..agent.model import (
-    CallDelta,
-    Chunk,
-    ModelError,
-    ModelRequest,
-    NativeReported,
-    ReasoningDelta,
-    TextDelta,
-    ToolSpec,
-    UsageReported,
-)
+from ..agent.model import CallDelta, Chunk, ModelError, ModelRequest, TextDelta, ToolSpec, UsageReported
 from ..agent.model_text import CUT_OFF_CALL, assistant_text, result_text
 from ..errors import MissingExtra
-from ..messages import AssistantMessage, FinishReason, Message, NativeData, SystemMessage, ToolResult, UserMessage
+from ..messages import AssistantMessage, FinishReason, Message, SystemMessage, ToolResult, UserMessage
 from ..receipt import Usage
 from .connection import HttpResponse, ResponseEvents
 from .failure import error_details, failed_mid_answer, malformed, refused, unreachable
-from .native import native_data, native_fields
 from .sdk import SdkModel
 
 if TYPE_CHECKING:
@@ -40,7 +29,6 @@ Json: TypeAlias = dict[str, Any]
 
 __all__ = ["AnthropicModel"]
 
-THINKING = ("thinking", "redacted_thinking")
 REASONS: dict[str, FinishReason] = {
     "tool_use": "tool_calls",
     "max_tokens": "length",
@@ -101,7 +89,7 @@ class AnthropicModel(SdkModel["AsyncAnthropic", object]):
     def _body(self, request: ModelRequest) -> dict[str, object]:
         body: dict[str, object] = {
             "model": self.name,
-            "messages": _messages(request.messages, self._server),
+            "messages": _messages(request.messages),
             "max_tokens": request.max_tokens or self._max_tokens,
             "stream": self._stream,
         }
@@ -110,15 +98,7 @@ class AnthropicModel(SdkModel["AsyncAnthropic", object]):
             body["system"] = text
         if request.tools:
             body["tools"] = [_tool(spec) for spec in request.tools]
-        body |= self._options
-        thinking = body.get("thinking")
-        if isinstance(thinking, Mapping) and thinking.get("type") == "enabled" and _lacks_thinking(body["messages"]):
-            body["thinking"] = {"type": "disabled"}
-        return body
-
-    @property
-    def _server(self) -> str:
-        return f"anthropic:{self._client().base_url.host}"
+        return body | self._options
 
     def _events(self, client: "AsyncAnthropic", body: dict[str, Any]) -> ResponseEvents:
         async def send() -> HttpResponse:
@@ -128,7 +108,7 @@ class AnthropicModel(SdkModel["AsyncAnthropic", object]):
         return ResponseEvents(send, whole=not self._stream)
 
     def _reader(self) -> "_AnthropicAnswer":
-        return _AnthropicAnswer(self.name, self._server)
+        return _AnthropicAnswer(self.name)
 
     def _sdk_errors(self) -> tuple[type[Exception], ...]:
         import anthropic
@@ -155,15 +135,9 @@ class AnthropicModel(SdkModel["AsyncAnthropic", object]):
 class _AnthropicAnswer:
     """Translates the events of one answer into chunks."""
 
-    def __init__(self, model: str, server: str) -> None:
+    def __init__(self, model: str) -> None:
         self._reason: str | None = None
         self._model = model
-        self._server = server
-        self._began = False  # whether text or a call has come
-        self._open_thought: Json | None = None  # the block of reasoning that is arriving
-        self._pieces: dict[str, list[str]] = {}  # its text and its signature
-        self._thoughts: list[Json] = []  # the blocks before the answer
-        self._thoughts_before_call: list[Json] = []  # those between the answer's text and its next call
         self._input_tokens = 0
         self._calls: dict[int, int] = {}  # the number of a call by the number of its block: not all blocks are calls
         self._without_arguments: set[int] = set()  # the blocks of calls whose arguments have not come yet
@@ -192,15 +166,12 @@ class _AnthropicAnswer:
                 yield from self._block(event["index"], event["content_block"])
             case "content_block_delta":
                 yield from self._delta(event["index"], event["delta"])
-            case "content_block_stop":
-                yield from self._block_ended()
             case "message_delta":
                 yield from self._ended(event["delta"].get("stop_reason"))
                 yield self._usage(event["usage"])
             case "message":  # an answer that was not streamed
                 for index, block in enumerate(event["content"]):
                     yield from self._block(index, block)
-                    yield from self._block_ended()
                 yield from self._ended(event["stop_reason"])
                 yield self._usage(event["usage"])
             case _:
@@ -217,46 +188,20 @@ class _AnthropicAnswer:
 
     def _block(self, index: int, block: Json) -> Iterator[Chunk]:
         if block["type"] == "text" and block["text"]:
-            self._began = True
             yield TextDelta(block["text"])
-        elif block["type"] in THINKING:
-            self._open_thought, self._pieces = block, {}
-            if block.get("thinking"):
-                yield ReasoningDelta(block["thinking"])
         elif block["type"] == "tool_use":
-            self._began = True
             call = self._calls[index] = len(self._calls)
             arguments = json.dumps(block["input"], ensure_ascii=False) if block.get("input") else ""
             if not arguments:
                 self._without_arguments.add(index)
-            thoughts, self._thoughts_before_call = self._thoughts_before_call, []
-            native = native_data(self._server, {"blocks": thoughts}) if thoughts else None
-            yield CallDelta(index=call, call_id=block["id"], name=block["name"], arguments=arguments, native=native)
+            yield CallDelta(index=call, call_id=block["id"], name=block["name"], arguments=arguments)
 
     def _delta(self, index: int, delta: Json) -> Iterator[Chunk]:
         if delta["type"] == "text_delta" and delta["text"]:
-            self._began = True
             yield TextDelta(delta["text"])
-        elif delta["type"] == "thinking_delta" and delta["thinking"]:
-            self._pieces.setdefault("thinking", []).append(delta["thinking"])
-            yield ReasoningDelta(delta["thinking"])
-        elif delta["type"] == "signature_delta":
-            self._pieces.setdefault("signature", []).append(delta["signature"])
         elif delta["type"] == "input_json_delta" and delta["partial_json"] and index in self._calls:
             self._without_arguments.discard(index)
             yield CallDelta(index=self._calls[index], arguments=delta["partial_json"])
-
-    def _block_ended(self) -> Iterator[Chunk]:
-        """Keep a block of reasoning that came whole. One that was cut off has no signature, and would be refused."""
-        block, self._open_thought = self._open_thought, None
-        if block is None:
-            return
-        thought = {**block, **{name: block.get(name, "") + "".join(pieces) for name, pieces in self._pieces.items()}}
-        if self._began:
-            self._thoughts_before_call.append(thought)
-        else:
-            self._thoughts.append(thought)
-            yield NativeReported(native_data(self._server, {"blocks": self._thoughts}))
 
     def _usage(self, usage: Json) -> UsageReported:
         counts = (usage.get(f"{kind}input_tokens") for kind in ("", "cache_creation_", "cache_read_"))
@@ -264,14 +209,14 @@ class _AnthropicAnswer:
         return UsageReported(Usage(1, self._input_tokens, usage.get("output_tokens") or 0))
 
 
-def _messages(messages: tuple[Message, ...], server: str) -> list[dict[str, object]]:
+def _messages(messages: tuple[Message, ...]) -> list[dict[str, object]]:
     """Return the conversation as this API wants it: user and assistant in turns.
 
     Consecutive messages of one side become one message. The results of calls belong to the user's side.
     """
     turns: list[tuple[str, list[Block]]] = []
     for message in repair(messages, "anthropic"):
-        role, blocks = _blocks(message, server)
+        role, blocks = _blocks(message)
         if not blocks:
             continue
         if turns and turns[-1][0] == role:
@@ -281,25 +226,7 @@ def _messages(messages: tuple[Message, ...], server: str) -> list[dict[str, obje
     return [{"role": role, "content": blocks} for role, blocks in turns]
 
 
-def _lacks_thinking(messages: Any) -> bool:
-    """Whether the conversation ends in the results of calls whose turn began without reasoning.
-
-    The turn came from another provider, or was interrupted. This API refuses to go on with it while thinking is
-    enabled, and can think again in the next turn.
-    """
-    if len(messages) < 2 or not _has_results(messages[-1], any):
-        return False
-    first = len(messages) - 2
-    while first >= 2 and _has_results(messages[first - 1], all):
-        first -= 2
-    return messages[first]["content"][0]["type"] not in THINKING
-
-
-def _has_results(message: Json, some: Callable[[Iterable[bool]], bool]) -> bool:
-    return some(block["type"] == "tool_result" for block in message["content"])
-
-
-def _blocks(message: Message, server: str) -> tuple[str, list[Block]]:
+def _blocks(message: Message) -> tuple[str, list[Block]]:
     match message:
         case SystemMessage():  # has a field of its own in the request
             return "user", []
@@ -310,18 +237,12 @@ def _blocks(message: Message, server: str) -> tuple[str, list[Block]]:
             return "user", [result if message.status == "completed" else {**result, "is_error": True}]
         case AssistantMessage():
             text = assistant_text(message)
-            blocks = _thoughts(message.native, server)
-            if text:
-                blocks.append({"type": "text", "text": text})
-            for call in message.calls:
-                blocks += _thoughts(call.native, server)
-                arguments = arguments_object(call)
-                blocks.append({"type": "tool_use", "id": call.call_id, "name": call.name, "input": arguments})
+            blocks: list[Block] = [{"type": "text", "text": text}] if text else []
+            blocks += (
+                {"type": "tool_use", "id": call.call_id, "name": call.name, "input": arguments_object(call)}
+                for call in message.calls
+            )
             return "assistant", blocks
-
-
-def _thoughts(native: NativeData | None, server: str) -> list[Block]:
-    return list(native_fields(native, server).get("blocks", ()))
 
 
 def _tool(spec: ToolSpec) -> dict[str, object]:

@@ -13,23 +13,12 @@ from pydantic import ValidationError
 
 from ..agent.arguments import arguments_object
 from ..agent.history import repair
-from ..agent.model import (
-    CallDelta,
-    Chunk,
-    ModelError,
-    ModelRequest,
-    NativeReported,
-    ReasoningDelta,
-    TextDelta,
-    ToolSpec,
-    UsageReported,
-)
+from ..agent.model import CallDelta, Chunk, ModelError, ModelRequest, TextDelta, ToolSpec, UsageReported
 from ..agent.model_text import assistant_text, result_text
 from ..errors import MissingExtra
 from ..messages import AssistantMessage, FinishReason, Message, SystemMessage, ToolResult, UserMessage
 from ..receipt import Usage
 from .failure import failed_mid_answer, malformed, refused
-from .native import native_data, native_fields
 from .sdk import SdkModel
 
 if TYPE_CHECKING:
@@ -37,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OllamaModel"]
 
-SERVER = "ollama"  # reasoning is plain text here: one server accepts that of another
 # Of the JSON schema of a parameter the SDK sends only these keys and the description. Losing the other ones matters,
 # except for these.
 SENT_KEYS = {"type", "items", "enum"}
@@ -150,8 +138,6 @@ class _OllamaAnswer:
     def __init__(self) -> None:
         self._reason: str | None = None
         self._calls = 0
-        self._thinking: list[str] = []
-        self._unreported = False  # whether reasoning has come that is not reported yet
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -162,13 +148,6 @@ class _OllamaAnswer:
 
     def read(self, event: "ChatResponse") -> Iterator[Chunk]:
         """Yield the chunks in one part of the answer."""
-        if event.message.thinking:
-            self._thinking.append(event.message.thinking)
-            self._unreported = True
-            yield ReasoningDelta(event.message.thinking)
-        if self._unreported and (event.message.content or event.message.tool_calls or event.done):
-            self._unreported = False
-            yield NativeReported(native_data(SERVER, {"thinking": "".join(self._thinking)}))
         if event.message.content:
             yield TextDelta(event.message.content)
         for call in event.message.tool_calls or ():
@@ -194,10 +173,10 @@ def _message(message: Message) -> dict[str, object] | None:
             return {"role": "tool", "tool_name": message.name, "content": result_text(message)}
         case AssistantMessage():
             calls = [{"function": {"name": call.name, "arguments": arguments_object(call)}} for call in message.calls]
-            text, native = assistant_text(message), native_fields(message.native, SERVER)
+            text = assistant_text(message)
             if calls:
-                return {"role": "assistant", "content": text, "tool_calls": calls, **native}
-            return {"role": "assistant", "content": text, **native} if text else None  # an empty answer is left out
+                return {"role": "assistant", "content": text, "tool_calls": calls}
+            return {"role": "assistant", "content": text} if text else None  # an empty answer is left out
 
 
 def _tool(spec: ToolSpec) -> dict[str, object]:

@@ -5,23 +5,12 @@ Knows nothing of tools and the agent's loop; `sdk.py` owns what happens around t
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
 from ..agent.arguments import arguments_text
 from ..agent.history import repair
-from ..agent.model import (
-    CallDelta,
-    Chunk,
-    ModelError,
-    ModelRequest,
-    NativeReported,
-    ReasoningDelta,
-    TextDelta,
-    ToolSpec,
-    UsageReported,
-)
+from ..agent.model import CallDelta, Chunk, ModelError, ModelRequest, TextDelta, ToolSpec, UsageReported
 from ..agent.model_text import CUT_OFF_CALL, assistant_text, result_text
 from ..agent.provider_rules import Provider
 from ..errors import MissingExtra, UsageError
@@ -29,7 +18,6 @@ from ..messages import AssistantMessage, FinishReason, Message, SystemMessage, T
 from ..receipt import Usage
 from .connection import HttpResponse, ResponseEvents
 from .failure import error_details, failed_mid_answer, malformed, refused, unreachable
-from .native import native_data, native_fields
 from .sdk import SdkModel
 
 if TYPE_CHECKING:
@@ -43,35 +31,12 @@ __all__ = ["OpenAIModel"]
 OFFICIAL_HOST = "api.openai.com"
 # The hosts of providers whose rules are known. All other servers may have any model with any chat template.
 HOSTS: dict[str, Provider] = {OFFICIAL_HOST: "openai", "openai.azure.com": "openai", "api.mistral.ai": "mistral"}
-# The fields in which servers stream reasoning: DeepSeek, Kimi and llama.cpp the first, vLLM and others the second.
-REASONING_FIELDS = ("reasoning_content", "reasoning")
-# Hosts that refuse an answer without its reasoning, also one of another model. Some refuse the empty text.
-REASONING_HOSTS = {"api.deepseek.com", "api.moonshot.ai", "api.moonshot.cn"}
-NO_REASONING = " "
-# Gemini refuses an answer whose first call has no signature. It documents this one for calls of other models.
-GEMINI_HOSTS = ("generativelanguage.googleapis.com", "aiplatform.googleapis.com")
-UNSIGNED = {"google": {"thought_signature": "skip_thought_signature_validator"}}
 REASONS: dict[str, FinishReason] = {
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
     "length": "length",
     "content_filter": "content_filter",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Server:
-    """What a server wants back of answers.
-
-    Attributes:
-        name: The API and the host. Native data with this name goes back to it.
-        wants_reasoning: Whether it refuses an answer without reasoning.
-        wants_signatures: Whether it refuses calls without a signature.
-    """
-
-    name: str
-    wants_reasoning: bool
-    wants_signatures: bool
 
 
 class OpenAIModel(SdkModel["AsyncOpenAI", object]):
@@ -132,7 +97,7 @@ class OpenAIModel(SdkModel["AsyncOpenAI", object]):
         provider = self._provider or _provider_of(self._host)
         body: dict[str, object] = {
             "model": self.name,
-            "messages": _messages(request.messages, provider, self._server(provider)),
+            "messages": _messages(request.messages, provider),
             "stream": self._stream,
         }
         if self._stream and provider != "mistral":  # Mistral refuses the option, and reports the usage without it
@@ -156,13 +121,8 @@ class OpenAIModel(SdkModel["AsyncOpenAI", object]):
 
         return ResponseEvents(send, whole=not self._stream)
 
-    def _server(self, provider: Provider | None) -> _Server:
-        host = self._host
-        gemini = provider == "gemini" or host.endswith(GEMINI_HOSTS)
-        return _Server(f"openai:{host}", host in REASONING_HOSTS, gemini)
-
     def _reader(self) -> "_OpenAIAnswer":
-        return _OpenAIAnswer(self.name, self._server(self._provider).name)
+        return _OpenAIAnswer(self.name)
 
     def _sdk_errors(self) -> tuple[type[Exception], ...]:
         import openai
@@ -192,13 +152,9 @@ class _OpenAIAnswer:
     Many servers are "compatible", and few are exactly so: the differences are handled here.
     """
 
-    def __init__(self, model: str, server: str) -> None:
+    def __init__(self, model: str) -> None:
         self._reason: str | None = None
         self._model = model
-        self._server = server
-        self._reasoning: list[str] = []
-        self._reasoning_field = ""
-        self._unreported = False  # whether reasoning has come that is not reported yet
         self._refused = False
         self._call_ids: list[str] = []
         self._indexes: dict[int | None, int] = {}  # our number of a call by the number that the server gave it
@@ -230,15 +186,11 @@ class _OpenAIAnswer:
         part = choice.get("delta") or choice.get("message")
         if part is not None:
             self._refused = self._refused or bool(part.get("refusal"))
-            yield from self._thought(part)
             if text := (part.get("content") or "") + (part.get("refusal") or ""):
-                yield from self._reasoned()
                 yield TextDelta(text)
             for piece in part.get("tool_calls") or ():
-                yield from self._reasoned()
                 yield self._call(piece)
         if choice.get("finish_reason"):
-            yield from self._reasoned()
             self._reason = choice["finish_reason"]
             # A call without arguments is an empty object; some servers write it as nothing. In an answer that was cut
             # off, the arguments are missing instead.
@@ -247,21 +199,6 @@ class _OpenAIAnswer:
             self._without_arguments.clear()
         if self._reason == "error":
             raise ModelError(f"{self._model}: the provider ended the answer with an error", retryable=True)
-
-    def _thought(self, part: Json) -> Iterator[Chunk]:
-        """Yield a piece of reasoning. A server that has it under two names has it under the same two in each piece."""
-        if not self._reasoning_field:
-            self._reasoning_field = next((name for name in REASONING_FIELDS if part.get(name)), "")
-        if self._reasoning_field and isinstance(text := part.get(self._reasoning_field), str) and text:
-            self._reasoning.append(text)
-            self._unreported = True
-            yield ReasoningDelta(text)
-
-    def _reasoned(self) -> Iterator[Chunk]:
-        """Yield the reasoning as the server wants it back, once it has gone on to the answer."""
-        if self._unreported:
-            self._unreported = False
-            yield NativeReported(native_data(self._server, {self._reasoning_field: "".join(self._reasoning)}))
 
     def _call(self, piece: Json) -> CallDelta:
         """Return one piece of a call, with the id and the name only in the first piece of each call.
@@ -274,26 +211,24 @@ class _OpenAIAnswer:
         arguments = piece["function"].get("arguments") or ""
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments)
-        extra = piece.get("extra_content")  # of Gemini: the signature of the thought behind the call
-        native = native_data(self._server, {"extra_content": extra}) if extra else None
         index = self._indexes.get(position)
         if index is not None:
             is_next_call = call_id and call_id != self._call_ids[index]
             if not is_next_call and not (position is None and name):
                 if arguments:
                     self._without_arguments.pop(index, None)
-                return CallDelta(index=index, arguments=arguments, native=native)
+                return CallDelta(index=index, arguments=arguments)
         index = self._indexes[position] = len(self._call_ids)
         if not arguments:
             self._without_arguments[index] = None
         call_id = call_id if call_id and call_id not in self._call_ids else f"call_{uuid4().hex}"
         self._call_ids.append(call_id)
-        return CallDelta(index=index, call_id=call_id, name=name or "", arguments=arguments, native=native)
+        return CallDelta(index=index, call_id=call_id, name=name or "", arguments=arguments)
 
 
-def _messages(messages: tuple[Message, ...], provider: Provider, server: _Server) -> list[dict[str, object]]:
+def _messages(messages: tuple[Message, ...], provider: Provider) -> list[dict[str, object]]:
     repaired = repair(messages, provider)
-    return [converted for message in repaired if (converted := _message(message, server)) is not None]
+    return [converted for message in repaired if (converted := _message(message)) is not None]
 
 
 def _provider_of(host: str) -> Provider:
@@ -303,7 +238,7 @@ def _provider_of(host: str) -> Provider:
     return "strict-alternation"
 
 
-def _message(message: Message, server: _Server) -> dict[str, object] | None:
+def _message(message: Message) -> dict[str, object] | None:
     match message:
         case SystemMessage():
             return {"role": "system", "content": message.text}
@@ -313,20 +248,14 @@ def _message(message: Message, server: _Server) -> dict[str, object] | None:
             return {"role": "tool", "tool_call_id": message.call_id, "content": result_text(message)}
         case AssistantMessage():
             text = assistant_text(message)
-            native = native_fields(message.native, server.name)
-            if not native and server.wants_reasoning:
-                native = {REASONING_FIELDS[0]: NO_REASONING}
             if message.calls:
-                calls = [_call(call, server) for call in message.calls]
-                if server.wants_signatures:  # the first call of each answer has one for all
-                    calls[0].setdefault("extra_content", UNSIGNED)
-                return {"role": "assistant", "content": text or None, "tool_calls": calls, **native}
-            return {"role": "assistant", "content": text, **native} if text else None  # an empty answer is left out
+                return {"role": "assistant", "content": text or None, "tool_calls": [_call(c) for c in message.calls]}
+            return {"role": "assistant", "content": text} if text else None  # an empty answer is left out
 
 
-def _call(call: ToolCall, server: _Server) -> dict[str, object]:
+def _call(call: ToolCall) -> dict[str, object]:
     function = {"name": call.name, "arguments": arguments_text(call)}
-    return {"id": call.call_id, "type": "function", "function": function, **native_fields(call.native, server.name)}
+    return {"id": call.call_id, "type": "function", "function": function}
 
 
 def _tool(spec: ToolSpec) -> dict[str, object]:

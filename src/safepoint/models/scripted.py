@@ -18,17 +18,14 @@ from ..agent.model import (
     Chunk,
     ModelError,
     ModelRequest,
-    NativeReported,
-    ReasoningDelta,
     TextDelta,
     UsageReported,
 )
 from ..errors import UsageError
 from ..messages import AssistantMessage, FinishReason, Message, ToolResult
 from ..receipt import Usage
-from .native import native_data
 
-__all__ = ["Answer", "Call", "Delay", "Error", "Finish", "Piece", "ScriptedModel", "Stall", "Think"]
+__all__ = ["Answer", "Call", "Delay", "Error", "Finish", "Piece", "ScriptedModel", "Stall"]
 
 WORD = re.compile(r"\s*\S+|\s+")
 MAX_ARGUMENT_PIECE = 16  # in characters
@@ -98,25 +95,16 @@ class Finish:
     reason: FinishReason | None
 
 
-@dataclass(frozen=True, slots=True)
-class Think:
-    """Reasoning before the answer, streamed word by word. The next requests get it back whole, as `native`."""
-
-    text: str
-
-
-Piece: TypeAlias = str | Think | Call | Delay | Stall | Error | Finish
+Piece: TypeAlias = str | Call | Delay | Stall | Error | Finish
 Answer: TypeAlias = Piece | Sequence[Piece] | Callable[[ModelRequest], "Answer"]
-ScriptedChunk: TypeAlias = TextDelta | ReasoningDelta | CallDelta | NativeReported | Delay | Stall | Error | Finish
-PIECES = (str, Think, Call, Delay, Stall, Error, Finish)
+PIECES = (str, Call, Delay, Stall, Error, Finish)
 
 
 class ScriptedModel:
     """A model with fixed answers: `ScriptedModel("Hello", [Call("search", query="x")], "Bye")`.
 
     The first request gets the first answer, and so on. An answer is a text, which is streamed word by word; a list of
-    texts, `Think`, `Call`, `Delay`, `Stall`, `Error` and `Finish`; or a function of the request that returns one of
-    these.
+    texts, `Call`, `Delay`, `Stall`, `Error` and `Finish`; or a function of the request that returns one of these.
 
     Attributes:
         name: The name in events and receipts.
@@ -159,13 +147,11 @@ class ScriptedModel:
                 case Finish():
                     reason = chunk.reason
                     break
-                case NativeReported():
-                    yield chunk
-                case TextDelta() | ReasoningDelta() | CallDelta():
+                case TextDelta() | CallDelta():
                     # As with a real stream, other tasks run between two chunks, and may stop this one there.
                     await (signal.sleep(self._chunk_delay) if self._chunk_delay else asyncio.sleep(0))
                     signal.raise_if_aborted()
-                    written += len(chunk.name + chunk.arguments if isinstance(chunk, CallDelta) else chunk.text)
+                    written += len(chunk.text if isinstance(chunk, TextDelta) else chunk.name + chunk.arguments)
                     yield chunk
         if reason is not None:
             yield UsageReported(Usage(1, _tokens(sum(map(_length, request.messages))), _tokens(written)))
@@ -190,16 +176,13 @@ class ScriptedModel:
             _check(answer, number)
         return (answer,) if isinstance(answer, PIECES) else answer
 
-    def _chunks(self, pieces: Sequence[Piece]) -> list[ScriptedChunk]:
-        chunks: list[ScriptedChunk] = []
+    def _chunks(self, pieces: Sequence[Piece]) -> list[TextDelta | CallDelta | Delay | Stall | Error | Finish]:
+        chunks: list[TextDelta | CallDelta | Delay | Stall | Error | Finish] = []
         index = 0
         for piece in pieces:
             match piece:
                 case str():
                     chunks += map(TextDelta, WORD.findall(piece))
-                case Think(text):
-                    chunks += map(ReasoningDelta, WORD.findall(text))
-                    chunks.append(NativeReported(native_data("scripted", {"reasoning": text})))
                 case Call():
                     self._call_count += 1
                     chunks += _call(piece, index, f"call-{self._call_count}")
@@ -227,7 +210,7 @@ def _check(answer: object, number: int) -> None:
     if isinstance(answer, Sequence) and all(isinstance(piece, PIECES) for piece in answer):
         return
     raise UsageError(
-        f"answer {number} must be a text, a list of texts, Think, Call, Delay, Stall, Error and Finish,"
+        f"answer {number} must be a text, a list of texts, Call, Delay, Stall, Error and Finish,"
         f" or a function of the request, not {answer!r}"
     )
 

@@ -85,8 +85,8 @@ class UnfinishedWork:
                 self.answers[-1] = AssistantMessage(interrupted=True)
             case TextStreamed(text=text) if self.answers:
                 self.answers[-1] = replace(self.answers[-1], text=self.answers[-1].text + text)
-            case AnswerFinished(finish_reason=reason, native=native) if self.answers:
-                self.answers[-1] = replace(self.answers[-1], finish_reason=reason, native=native)
+            case AnswerFinished(finish_reason=reason) if self.answers:
+                self.answers[-1] = replace(self.answers[-1], finish_reason=reason)
             case ToolCalled():
                 self._called(event)
             case CallRecorded(call_id=call_id):
@@ -105,7 +105,7 @@ class UnfinishedWork:
         self.id = self.id or event.idempotency_key.removesuffix(idempotency_key("", event.call_id))
         if not self.answers:
             return  # a call of the continued turn, which runs again
-        call = ToolCall(call_id=event.call_id, name=event.name, arguments=event.arguments, native=event.native)
+        call = ToolCall(call_id=event.call_id, name=event.name, arguments=event.arguments)
         last = self.answers[-1]
         self.answers[-1] = replace(last, calls=(*last.calls, call), interrupted=False)
 

@@ -2,12 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from tests.kit.providers.encoding import encoding_fault
-from tests.kit.providers.reasoning_rules import thinking_fault
-from tests.kit.providers.script import WORD, Answer, End, Fails, ScriptedServer, Thinks, ToolCall, new_id
+from tests.kit.providers.script import End, Fails, ScriptedServer, ToolCall, new_id
 
 __all__ = ["Anthropic"]
 
@@ -21,12 +19,8 @@ class Anthropic(ScriptedServer):
 
     path = "/v1/messages"
 
-    def __init__(self, *answers: Answer) -> None:
-        super().__init__(*answers)
-        self._thoughts: dict[str, list[dict[str, Any]]] = {}  # the blocks before a call, by its id
-
     def format(self, body: dict[str, Any]) -> "Blocks":
-        return Blocks(body, self._thoughts)
+        return Blocks(body)
 
     def fault(self, body: dict[str, Any]) -> str | None:
         if not isinstance(body.get("max_tokens"), int):
@@ -45,9 +39,7 @@ class Anthropic(ScriptedServer):
             if found := _blocks_fault(number, message, waiting):
                 return found
             waiting = {block["id"] for block in message["content"] if block["type"] == "tool_use"}
-        if waiting:
-            return f"messages.{len(messages)}: {RESULTS}: {sorted(waiting)}"
-        return thinking_fault(body, self._thoughts)
+        return f"messages.{len(messages)}: {RESULTS}: {sorted(waiting)}" if waiting else None
 
     def error(self, message: str) -> dict[str, Any]:
         return {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
@@ -77,10 +69,8 @@ class Blocks:
 
     content_type = "text/event-stream; charset=utf-8"
 
-    def __init__(self, body: dict[str, Any], thoughts: dict[str, list[dict[str, Any]]]) -> None:
+    def __init__(self, body: dict[str, Any]) -> None:
         self._body = body
-        self._thoughts = thoughts
-        self._before: list[dict[str, Any]] = []
         self._blocks = 0
         self._in_text = False
         self._calls = 0
@@ -99,36 +89,9 @@ class Blocks:
         self._written += 1
         return [*events, self._delta({"type": "text_delta", "text": word})]
 
-    def thought(self, thinks: Thinks) -> Iterator[bytes]:
-        yield from self._stop()
-        block = self._think(thinks)
-        if thinks.redacted:
-            yield from self._start(block)
-        else:
-            yield from self._start({"type": "thinking", "thinking": "", "signature": ""})
-            for word in WORD.findall(thinks.text):
-                yield self._delta({"type": "thinking_delta", "thinking": word})
-            if thinks.signature is None:  # it is never whole
-                return
-            yield self._delta({"type": "signature_delta", "signature": thinks.signature})
-        self._in_text = True
-        yield from self._stop()
-
-    def _think(self, thinks: Thinks) -> dict[str, Any]:
-        block = {"type": "thinking", "thinking": thinks.text, "signature": thinks.signature}
-        if thinks.redacted:
-            block = {"type": "redacted_thinking", "data": thinks.signature}
-        self._before.append(block)
-        return block
-
-    def _remember(self, call_id: str) -> None:
-        self._thoughts[call_id], self._before = self._before, []
-
     def call(self, call: ToolCall) -> list[bytes]:
         events = self._stop()
-        call_id = call.id or new_id("toolu")
-        block = {"type": "tool_use", "id": call_id, "name": call.name, "input": {}}
-        self._remember(call_id)
+        block = {"type": "tool_use", "id": call.id or new_id("toolu"), "name": call.name, "input": {}}
         events += self._start(block)
         self._calls += 1
         if call.text != "{}":  # the API sends nothing for an empty object
@@ -147,17 +110,13 @@ class Blocks:
         events = [*self._stop(), _event("message_delta", delta=delta, usage={"output_tokens": self._written})]
         return [*events, _event("message_stop")] if end.done else events
 
-    def whole(self, text: str, thoughts: list[Thinks], calls: list[ToolCall], end: End) -> dict[str, Any]:
+    def whole(self, text: str, calls: list[ToolCall], end: End) -> dict[str, Any]:
         self._calls, self._written = len(calls), len(text.split()) + len(calls)
-        content = [self._think(thinks) for thinks in thoughts]
-        content += [{"type": "text", "text": text}] if text else []
+        content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
         content += (
             {"type": "tool_use", "id": call.id or new_id("toolu"), "name": call.name, "input": json.loads(call.text)}
             for call in calls
         )
-        for block in content:
-            if block["type"] == "tool_use":
-                self._remember(block["id"])
         reason = None if end.reason is None else end.reason or self._reason()
         return {**self._message, "content": content, "stop_reason": reason, "usage": self._usage()}
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tests.kit.providers.encoding import encoding_fault
-from tests.kit.providers.script import WORD, End, Fails, ScriptedServer, Thinks, ToolCall
+from tests.kit.providers.script import End, Fails, ScriptedServer, ToolCall
 from tests.kit.providers.template_rules import alternation_fault
 
 __all__ = ["Ollama"]
@@ -53,9 +53,6 @@ class Lines:
         self._written += 1
         return self._message({"content": word})
 
-    def thought(self, thinks: Thinks) -> list[bytes]:
-        return [line for word in WORD.findall(thinks.text) for line in self._message({"content": "", "thinking": word})]
-
     def call(self, call: ToolCall) -> list[bytes]:
         self._written += 1
         return self._message({"content": "", "tool_calls": [_call(call)]})
@@ -68,11 +65,9 @@ class Lines:
             return []
         return [_line({**self._head, "message": {"role": "assistant", "content": ""}, **self._end(end)})]
 
-    def whole(self, text: str, thoughts: list[Thinks], calls: list[ToolCall], end: End) -> dict[str, Any]:
+    def whole(self, text: str, calls: list[ToolCall], end: End) -> dict[str, Any]:
         self._written = len(text.split()) + len(calls)
         message: dict[str, Any] = {"role": "assistant", "content": text}
-        if thoughts:
-            message["thinking"] = "".join(each.text for each in thoughts)
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
         return {**self._head, "message": message, **({"done": False} if end.reason is None else self._end(end))}

@@ -13,14 +13,12 @@ no answer. It is served by a thread of its own; `exchange.closed.wait(5)` waits 
 """
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from tests.kit.providers import openai_rules as history
-from tests.kit.providers.reasoning_rules import missing_reasoning, missing_signature
-from tests.kit.providers.script import WORD, Answer, End, Fails, ScriptedServer, Thinks, ToolCall, new_id
+from tests.kit.providers.script import End, Fails, ScriptedServer, ToolCall, new_id
 
-__all__ = ["DeepSeek", "Gemini", "Provider"]
+__all__ = ["Provider"]
 
 
 class Provider(ScriptedServer):
@@ -33,10 +31,8 @@ class Provider(ScriptedServer):
         """What a client is given."""
         return f"{self.url}/v1"
 
-    reasoning_field = "reasoning_content"
-
     def format(self, body: dict[str, Any]) -> "ChatCompletions":
-        return ChatCompletions(body, self.reasoning_field, {})
+        return ChatCompletions(body)
 
     def fault(self, body: dict[str, Any]) -> str | None:
         return history.fault(body)
@@ -45,37 +41,13 @@ class Provider(ScriptedServer):
         return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
 
 
-class DeepSeek(Provider):
-    """A provider that wants the reasoning back in `reasoning_content`."""
-
-    def __init__(self, *answers: Answer) -> None:
-        super().__init__(*answers)
-        self._given: dict[str, str] = {}
-
-    def format(self, body: dict[str, Any]) -> "ChatCompletions":
-        return ChatCompletions(body, self.reasoning_field, self._given)
-
-    def fault(self, body: dict[str, Any]) -> str | None:
-        return super().fault(body) or missing_reasoning(body, self._given)
-
-
-class Gemini(DeepSeek):
-    """Gemini's endpoint with this API: it wants back the signatures of calls."""
-
-    def fault(self, body: dict[str, Any]) -> str | None:
-        return history.fault(body) or missing_signature(body, self._given)
-
-
 class ChatCompletions:
     """One answer as server-sent events, or as a document."""
 
     content_type = "text/event-stream; charset=utf-8"
 
-    def __init__(self, body: dict[str, Any], reasoning_field: str, given: dict[str, str]) -> None:
+    def __init__(self, body: dict[str, Any]) -> None:
         self._body = body
-        self._field = reasoning_field
-        self._thought = ""
-        self._given = given  # by the id of each call: its signature, or the reasoning before it
         self._head = {"id": new_id("chatcmpl"), "created": 1, "model": body["model"]}
         self._written = 0
         self._calls = 0
@@ -87,14 +59,9 @@ class ChatCompletions:
         self._written += 1
         return self._delta({"content": word})
 
-    def thought(self, thinks: Thinks) -> Iterator[bytes]:
-        for word in WORD.findall(thinks.text):
-            self._thought += word
-            yield from self._delta({self._field: word})
-
     def call(self, call: ToolCall) -> list[bytes]:
         index, self._calls = self._calls, self._calls + 1
-        first = {"index": index, "type": "function", **self._identity(call)}
+        first = {"index": index, "id": call.id or new_id("call"), "type": "function"}
         events = self._delta({"tool_calls": [{**first, "function": {"name": call.name, "arguments": ""}}]})
         for piece in call.pieces():
             self._written += 1
@@ -110,16 +77,13 @@ class ChatCompletions:
             events.append(self._event({"choices": [], "usage": self._usage()}))
         return [*events, b"data: [DONE]\n\n"] if end.done else events
 
-    def whole(self, text: str, thoughts: list[Thinks], calls: list[ToolCall], end: End) -> dict[str, Any]:
-        self._thought = "".join(each.text for each in thoughts)
+    def whole(self, text: str, calls: list[ToolCall], end: End) -> dict[str, Any]:
         self._calls, self._written = len(calls), len(text.split()) + len(calls)
         message: dict[str, Any] = {"role": "assistant", "content": text or None}
-        if thoughts:
-            message[self._field] = self._thought
         if calls:
             message["tool_calls"] = [
                 {
-                    **self._identity(call),
+                    "id": call.id or new_id("call"),
                     "type": "function",
                     "function": {"name": call.name, "arguments": call.text},
                 }
@@ -128,13 +92,6 @@ class ChatCompletions:
         reason = None if end.reason is None else end.reason or self._reason()
         choice = {"index": 0, "message": message, "finish_reason": reason}
         return {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage()}
-
-    def _identity(self, call: ToolCall) -> dict[str, Any]:
-        call_id = call.id or new_id("call")
-        self._given[call_id] = call.signature or self._thought
-        if call.signature is None:
-            return {"id": call_id}
-        return {"id": call_id, "extra_content": {"google": {"thought_signature": call.signature}}}
 
     def _reason(self) -> str:
         return "tool_calls" if self._calls else "stop"

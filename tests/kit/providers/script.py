@@ -3,7 +3,6 @@
 Knows nothing of any provider's format: a `Format` writes what is said. `provider.py` shows how it is used.
 
     "words"                       text, a chunk per word
-    Thinks(words, signature=…)    reasoning, a chunk per word
     ToolCall(name, arguments)     a call, its arguments in several chunks where the format has that
     Silence(seconds=None)         before the headers; None: for ever
     Pause(seconds)                inside the stream; as the first piece: a slow first byte
@@ -19,7 +18,7 @@ import asyncio
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeAlias
@@ -39,7 +38,6 @@ __all__ = [
     "ScriptedServer",
     "Silence",
     "Stall",
-    "Thinks",
     "ToolCall",
     "new_id",
 ]
@@ -60,7 +58,6 @@ class ToolCall:
     name: str
     arguments: dict[str, Any] | str
     id: str | None = None
-    signature: str | None = None
 
     @property
     def text(self) -> str:
@@ -70,15 +67,6 @@ class ToolCall:
         """The arguments in about three pieces."""
         size = max(1, (len(self.text) + 2) // 3)
         return [self.text[start : start + size] for start in range(0, len(self.text), size)]
-
-
-@dataclass(frozen=True)
-class Thinks:
-    """Reasoning; with `redacted` its words are only in the signature."""
-
-    text: str
-    signature: str | None = None
-    redacted: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,7 +116,7 @@ class Refusal:
     body: bytes | None = None
 
 
-Piece: TypeAlias = str | Thinks | ToolCall | Silence | Pause | Stall | Cut | Raw | Fails | End | Refusal
+Piece: TypeAlias = str | ToolCall | Silence | Pause | Stall | Cut | Raw | Fails | End | Refusal
 Answer: TypeAlias = Piece | Sequence[Piece] | Callable[[dict[str, Any]], "Answer"]
 
 
@@ -139,11 +127,10 @@ class Format(Protocol):
 
     def opening(self) -> list[bytes]: ...
     def text(self, word: str) -> list[bytes]: ...
-    def thought(self, thinks: Thinks) -> Iterable[bytes]: ...
     def call(self, call: ToolCall) -> list[bytes]: ...
     def failure(self, fails: Fails) -> list[bytes]: ...
     def ending(self, end: End) -> list[bytes]: ...
-    def whole(self, text: str, thoughts: list[Thinks], calls: list[ToolCall], end: End) -> dict[str, Any]:
+    def whole(self, text: str, calls: list[ToolCall], end: End) -> dict[str, Any]:
         """The answer as one document."""
         ...
 
@@ -218,9 +205,6 @@ async def _stream(form: Format, wire: Answering, pieces: Sequence[Piece]) -> Non
             case str():
                 for word in WORD.findall(piece):
                     send(form.text(word))
-            case Thinks():
-                for event in form.thought(piece):
-                    wire.chunk(event)
             case ToolCall():
                 send(form.call(piece))
             case Pause(seconds):
@@ -245,13 +229,11 @@ async def _stream(form: Format, wire: Answering, pieces: Sequence[Piece]) -> Non
 
 
 async def _whole(form: Format, wire: Answering, pieces: Sequence[Piece]) -> None:
-    text, thoughts, calls, end = "", list[Thinks](), list[ToolCall](), End()
+    text, calls, end = "", [], End()
     for piece in pieces:
         match piece:
             case str():
                 text += piece
-            case Thinks():
-                thoughts.append(piece)
             case ToolCall():
                 calls.append(piece)
             case Pause(seconds):
@@ -270,7 +252,7 @@ async def _whole(form: Format, wire: Answering, pieces: Sequence[Piece]) -> None
                 end = piece
             case _:
                 raise TypeError(f"{piece!r} cannot stand in a whole answer")
-    wire.whole(200, form.whole(text, thoughts, calls, end))
+    wire.whole(200, form.whole(text, calls, end))
 
 
 async def _pause(seconds: float) -> None:
